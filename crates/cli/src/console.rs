@@ -16,6 +16,7 @@ use std::io::BufRead;
 
 use blockio::bridge::{self, RemoteReceiver};
 use serde_json::{Value, json};
+use serve::tunables::Beyond;
 use serve::{Answer, Command, Session, Snapshot};
 
 use crate::failure::Failure;
@@ -59,7 +60,10 @@ fn parse(line: &str) -> Result<Command, Failure> {
     let words: Vec<&str> = line.split_whitespace().collect();
     match words[..] {
         ["stats"] => Ok(Command::Stats),
-        ["set", setting] => Ok(Command::Set { setting: setting.parse().map_err(Failure::bad_value)? }),
+        ["set", setting] => {
+            let setting = setting.parse().map_err(Failure::bad_value)?;
+            Ok(Command::Set { setting, beyond: Beyond::Refused })
+        }
         ["detach", volume] => Ok(Command::Detach { volume: volume.to_owned(), wipe: false }),
         ["detach", volume, "--wipe"] | ["detach", "--wipe", volume] => {
             Ok(Command::Detach { volume: volume.to_owned(), wipe: true })

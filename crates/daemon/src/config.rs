@@ -5,19 +5,21 @@
 //! beyond this host TLS; a file without them is refused. Must not know what is running.
 
 mod key;
+mod list;
 mod mistake;
 mod places;
 mod presets;
+mod tunables;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use blockio::BusyPoll;
-use engine::tunables::{DeviceTunables, SetTunables};
 use serde::Deserialize;
 use serve::Failure;
 use serve::exports::{Endpoint, SaidBy, Spec, is_remote, why_not, why_not_remote};
+use serve::tunables::{Owner, owners};
 use toml::Spanned;
 
 pub(crate) use key::Key;
@@ -39,6 +41,7 @@ struct File {
     group: Option<String>,
     state_dir: Option<PathBuf>,
     sysfs_view: Option<PathBuf>,
+    #[serde(deserialize_with = "list::listen")]
     listen: Vec<Spanned<String>>,
     token_file: Option<Spanned<PathBuf>>,
     tls_certificate: Option<Spanned<PathBuf>>,
@@ -50,7 +53,9 @@ struct File {
     nbd_allow_unauthenticated_tcp: bool,
     scan: bool,
     scan_on_events: bool,
+    #[serde(deserialize_with = "list::devices")]
     devices: Vec<PathBuf>,
+    #[serde(deserialize_with = "list::exports")]
     exports: Option<Vec<Spanned<String>>>,
     preset: Option<Spanned<String>>,
     drain_on_stop: bool,
@@ -80,6 +85,7 @@ struct SetSection {
 #[serde(deny_unknown_fields, default)]
 struct VolumeSection {
     preset: Option<Spanned<String>>,
+    #[serde(deserialize_with = "list::exports")]
     exports: Option<Vec<Spanned<String>>>,
     tunables: BTreeMap<String, Spanned<toml::Value>>,
 }
@@ -182,11 +188,6 @@ impl Default for Config {
 /// Addresses that are listened to over TCP.
 const MOST_ADDRESSES: usize = 16;
 
-/// Whether `name` is a tunable of sets, and of devices.
-pub(crate) fn owners(name: &str) -> (bool, bool) {
-    (SetTunables::default().get(name).is_ok(), DeviceTunables::default().get(name).is_ok())
-}
-
 impl Config {
     /// Reads a configuration. Where there is no file in the usual place, the defaults hold.
     ///
@@ -214,15 +215,15 @@ impl Config {
             return Err(parser.at(spec, Mistake::SharedPlace(why)));
         }
         let mut config = Config {
-            socket: file.socket,
-            group: file.group,
-            state_dir: file.state_dir,
-            sysfs_view: file.sysfs_view,
+            socket: file.socket.clone(),
+            group: file.group.clone(),
+            state_dir: file.state_dir.clone(),
+            sysfs_view: file.sysfs_view.clone(),
             tcp,
             nbd,
             scan: file.scan,
             scan_on_events: file.scan_on_events,
-            devices: file.devices,
+            devices: file.devices.clone(),
             drain_on_stop: file.drain_on_stop,
             drain_deadline_s: file.drain_deadline_s.unwrap_or(300),
             ..Config::default()
@@ -236,17 +237,18 @@ impl Config {
         config.everywhere.preset = parser.preset(file.preset.as_ref())?;
         config.everywhere.tunables = parser.values(&file.tunables, None)?;
         for (id, section) in &file.set {
-            let tunables = parser.values(&section.tunables, Some(true))?;
+            let tunables = parser.values(&section.tunables, Some(Owner::Set))?;
             config.sets.insert(id.to_lowercase(), Section { tunables, ..Section::default() });
         }
         for (id, section) in &file.volume {
             let section = Section {
                 exports: section.exports.as_ref().map(|e| parser.exports(e, &config.nbd)).transpose()?,
                 preset: parser.preset(section.preset.as_ref())?,
-                tunables: parser.values(&section.tunables, Some(false))?,
+                tunables: parser.values(&section.tunables, Some(Owner::Device))?,
             };
             config.volumes.insert(id.to_lowercase(), section);
         }
+        parser.fit_together(&file, &config)?;
         Ok(config)
     }
 
@@ -390,41 +392,6 @@ impl Parser<'_> {
         });
         checked.collect()
     }
-
-    /// `of_set`: whether these have to be tunables of a set or of a volume; `None` for either.
-    fn values(
-        &self,
-        values: &BTreeMap<String, Spanned<toml::Value>>,
-        of_set: Option<bool>,
-    ) -> Result<Values, ConfigError> {
-        let mut checked = Values::new();
-        for (name, value) in values {
-            let (set, device) = owners(name);
-            let whose = match of_set {
-                Some(true) => (set, "tunable of a set"),
-                Some(false) => (device, "tunable of a volume"),
-                None => (set || device, "tunable"),
-            };
-            if !whose.0 {
-                return Err(self.at(value, Mistake::NoTunable { name: name.clone(), whose: whose.1 }));
-            }
-            let text = match value.get_ref() {
-                toml::Value::String(s) => s.clone(),
-                toml::Value::Integer(n) => n.to_string(),
-                toml::Value::Boolean(b) => u8::from(*b).to_string(),
-                other => {
-                    let (name, found) = (name.clone(), other.type_str());
-                    return Err(self.at(value, Mistake::TunableType { name, found }));
-                }
-            };
-            let fits_set = || SetTunables::default().set(name, &text);
-            let fits_device = || DeviceTunables::default().set(name, &text);
-            let fits = if set && of_set != Some(false) { fits_set() } else { fits_device() };
-            fits.map_err(|e| self.at(value, Mistake::Tunable(e)))?;
-            checked.insert(name.clone(), text);
-        }
-        Ok(checked)
-    }
 }
 
 /// The line, counted from 1, in which byte `at` stands.
@@ -434,6 +401,8 @@ fn line_of(text: &str, at: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use engine::tunables::{DeviceTunables, SetTunables};
+
     use super::*;
 
     fn key(id: &str, label: &str, set: bool) -> Key {
@@ -498,7 +467,16 @@ mod tests {
             ("[tunables]\nwriteback_percent = \"x\"\n", 2, "writeback_percent"),
             ("[volume.a]\npreset = \"fast\"\n", 2, "quiet-disk"),
             ("[volume.a]\n\ncolour = 1\n", 3, "colour"),
-            ("[set.a.tunables]\nsequential_cutoff = 5\n", 2, "no such tunable of a set"),
+            ("[set.a.tunables]\nsequential_cutoff = 5\n", 2, "sequential_cutoff is a tunable of volumes"),
+            ("[volume.a.tunables]\njournal_delay_ms = 5\n", 2, "write it in [tunables] or [set.ID.tunables]"),
+            ("[tunables]\nwriteback_precent = 5\n", 2, "did you mean writeback_percent?"),
+            ("[tunables]\nwriteback_percent = 99\n", 2, "expected 0 to 70 %, found 99"),
+            ("[tunables]\nwriteback_percent = 50\n", 2, "expected 0 to 40 %, found 50"),
+            ("[volume.a.tunables]\nwriteback_running = 2\n", 2, "expected 0 or 1, found 2"),
+            ("scan = true\nexports = \"auto\"\n", 2, "exports takes a list: [\"auto\"]"),
+            ("[volume.a]\nexports = \"auto\"\n", 2, "exports takes a list: [\"auto\"]"),
+            ("devices = \"/dev/sda\"\n", 1, "devices takes a list: [\"/dev/sda\"]"),
+            ("listen = \"127.0.0.1:1\"\n", 1, "listen takes a list: [\"127.0.0.1:9420\"]"),
             ("exports = [\"nbd\"]\n", 1, "expected auto"),
             ("\nexports = [\"nbd=127.0.0.1:1\"]\n", 2, "nbd_allow_unauthenticated_tcp = true"),
             ("[volume.a]\nexports = [\"nbd=localhost:1\"]\n", 2, "nbd_tls_client_ca"),
@@ -538,6 +516,24 @@ mod tests {
         assert!(cause_of("exports = [\"ublk=x\"]").contains("expected a device number"));
         assert!(cause_of("listen = [\"x\"]\ntoken_file = \"/t\"").contains("socket address"));
         assert!(cause_of("scan = 1").contains("boolean"));
+    }
+
+    /// Ranges that depend on other tunables are checked with the values of the whole file, in any order.
+    #[test]
+    fn values_that_need_each_other_are_accepted_together() {
+        for text in [
+            "[tunables]\nwriteback_percent = 50\ncutoff_writeback = 60\n",
+            "[set.a.tunables]\ncutoff_writeback = 60\n[volume.b.tunables]\nwriteback_percent = 50\n",
+            "[tunables]\ncutoff_writeback = 70\ncutoff_writeback_sync = 80\n",
+            "[volume.a.tunables]\nwriteback_rate_fp_term_low = 2000\nwriteback_rate_fp_term_mid = 3000\n\
+             writeback_rate_fp_term_high = 4000\n",
+            "[tunables]\nwriteback_rate_fp_term_mid = 500\n[volume.a.tunables]\nwriteback_rate_fp_term_low = 400\n",
+        ] {
+            assert!(Config::parse(text).is_ok(), "{text}: {:?}", Config::parse(text));
+        }
+        let text = "[volume.a.tunables]\nwriteback_rate_fp_term_low = 400\n";
+        let said = Config::parse(text).expect_err(text).to_string();
+        assert!(said.starts_with("line 2: ") && said.contains("have to ascend"), "{said}");
     }
 
     #[test]

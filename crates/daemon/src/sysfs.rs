@@ -161,7 +161,7 @@ async fn device(registry: &Arc<Registry>, id: &VolumeId, what: DeviceOrder) -> R
         registry.lookup.find(&name).await.map_err(|e| refused(e.into(), Errno::ENOENT))?;
     let result = match what {
         DeviceOrder::Tune { key, value } => {
-            let changed = registry.settings.set_tunable(Of::Volume(&volume), key, &value, false).await;
+            let changed = registry.settings.set_as_kernel(Of::Volume(&volume), key, &value).await;
             return changed.map(|_| ()).map_err(|e| refused(e, Errno::EINVAL));
         }
         DeviceOrder::Attach(set) => registry.registration.attach(&set.to_string(), &name).await.map(drop),
@@ -184,7 +184,7 @@ async fn set(registry: &Arc<Registry>, set: &str, what: SetOrder) -> Result<(), 
     let thread = registry.lookup.set(set).await.map_err(|e| refused(e.into(), Errno::ENOENT))?;
     let result = match what {
         SetOrder::Tune { key, value } => {
-            let changed = registry.settings.set_tunable(Of::Set(set), key, &value, false).await;
+            let changed = registry.settings.set_as_kernel(Of::Set(set), key, &value).await;
             changed.map(|_| ())
         }
         SetOrder::Stop => match &thread.plan.cache {

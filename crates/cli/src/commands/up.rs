@@ -212,9 +212,7 @@ impl Up {
                     .into(),
             ));
         }
-        for setting in &self.set {
-            session.apply(setting).await?;
-        }
+        session.apply_all(&self.set).await?;
         for (i, volume) in volumes.iter().enumerate() {
             volume.set_name(&format!("bcache{i}"));
         }

@@ -32,6 +32,10 @@ fn files_like_the_kernels() {
     assert_eq!(get("block/bcache0/bcache/dirty_data"), "4.0k\n");
     assert_eq!(put("block/bcache0/bcache/writeback_percent", "40"), Ok(()));
     daemon.run(&["get", "one", "writeback_percent"]).ok().says(&["40"]);
+    // The kernel clamps, and so does the view; `ubcache set` refuses.
+    assert_eq!(put("block/bcache0/bcache/writeback_percent", "30"), Ok(()));
+    assert_eq!(put("block/bcache0/bcache/writeback_percent", "99"), Ok(()));
+    daemon.run(&["get", "one", "writeback_percent"]).ok().says(&["40"]);
     assert_eq!(put("block/bcache0/bcache/writeback_percent", "many"), Err(22));
     let set = daemon.json(&["status"])["sets"][0]["id"].as_str().unwrap().to_owned();
     assert_eq!(put(&format!("fs/bcache/{set}/cache0/clear_stats"), "1"), Ok(()));

@@ -244,7 +244,7 @@ async fn change(api: Arc<Api>, audit: Audit, change: Change) -> Answered {
             None => api.registry.settings.reset_tunable(whose.of(), &key).await?,
         };
         if let Some(value) = changed.limited_to() {
-            audit.does(format!("{action} (limited to {value})"));
+            audit.does(format!("{action} (the value is {value} now)"));
         }
         Ok(changed)
     };

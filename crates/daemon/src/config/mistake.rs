@@ -7,6 +7,7 @@ use std::net::{AddrParseError, SocketAddr};
 use blockio::BusyPollError;
 use engine::tunables::TunableError;
 use serve::exports::SpecError;
+use serve::tunables::{names, unknown};
 
 use super::MOST_ADDRESSES;
 use super::presets::PRESETS;
@@ -54,8 +55,12 @@ pub(crate) enum Mistake {
     /// Two volumes would have one place.
     #[error("{0}")]
     SharedPlace(String),
-    #[error("{name}: no such {whose}")]
-    NoTunable { name: String, whose: &'static str },
+    #[error("{}", unknown(name, names()))]
+    NoTunable { name: String },
+    #[error("{name} is a tunable of volumes: write it in [tunables] or [volume.ID.tunables]")]
+    OfVolumes { name: String },
+    #[error("{name} is a tunable of sets: write it in [tunables] or [set.ID.tunables]")]
+    OfSets { name: String },
     #[error("{name}: {found} cannot be the value of a tunable")]
     TunableType { name: String, found: &'static str },
     #[error(transparent)]

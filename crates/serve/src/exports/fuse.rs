@@ -115,7 +115,7 @@ impl Export for Fuse {
                         }
                         if why != told {
                             message::warn(format!(
-                                "{why}: waiting until it is no longer in use; a second signal removes it by force"
+                                "{why}: waiting until it is no longer in use; unmount it to go on"
                             ));
                             told = why;
                         }

@@ -155,7 +155,7 @@ impl Export for Ublk {
                 let Some(why) = self.devices.in_use().await else { break };
                 if why != told {
                     message::warn(format!(
-                        "{why}: waiting until it is no longer in use; a second signal removes it by force"
+                        "{why}: waiting until it is no longer in use; unmount it to go on"
                     ));
                     told = why;
                 }
