@@ -83,13 +83,8 @@ impl Owner for Control {
 
 /// A failure as the kernel would answer it.
 fn refused(failure: Failure, errno: Errno) -> Errno {
-    message::warn(format!(
-        "sysfs view: {}",
-        failure.message().unwrap_or(
-            "the command found a problem; see the \
-                                                                         messages before"
-        )
-    ));
+    let found = "the command found a problem; see the messages before";
+    message::warn(format!("sysfs view: {}", failure.message().unwrap_or(found)));
     errno
 }
 
@@ -109,7 +104,8 @@ async fn obey(registry: &Arc<Registry>, order: Order) -> Result<(), Errno> {
         on.extend(registry.lookup.named(&about).await);
     }
     let result = carry_out(registry, order).await;
-    let outcome = result.map(|()| "done").map_err(|e| format!("{e:?}"));
+    let in_words = |e: Errno| std::io::Error::from_raw_os_error(e.0).to_string();
+    let outcome = result.map(|()| "done").map_err(in_words);
     let outcome = outcome.as_ref().map(|done| *done).map_err(String::as_str);
     audit::tell(&registry.shared.hub, Peer::Other("the sysfs view"), &action, &on, outcome);
     result

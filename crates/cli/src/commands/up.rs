@@ -212,7 +212,8 @@ impl Up {
                     .into(),
             ));
         }
-        session.apply_all(&self.set).await?;
+        // Not wrong usage: the devices are open.
+        session.apply_all(&self.set).await.map_err(Failure::of)?;
         for (i, volume) in volumes.iter().enumerate() {
             volume.set_name(&format!("bcache{i}"));
         }

@@ -40,6 +40,9 @@ fn files_like_the_kernels() {
     let set = daemon.json(&["status"])["sets"][0]["id"].as_str().unwrap().to_owned();
     assert_eq!(put(&format!("fs/bcache/{set}/cache0/clear_stats"), "1"), Ok(()));
     assert!(get(&format!("fs/bcache/{set}/cache0/priority_stats")).starts_with("Unused:\t\t"));
+    // The audit had the number of the error without words.
+    assert_eq!(put(&format!("fs/bcache/{set}/unregister"), "1"), Err(95), "EOPNOTSUPP");
+    assert!(daemon.said().contains("refused: Operation not supported (os error 95)"), "{}", daemon.said());
     drop(client);
     assert_eq!(put("block/bcache0/bcache/detach", "1"), Ok(()));
     wait_until("the detach", || get("block/bcache0/bcache/state") == "no cache\n");

@@ -153,7 +153,7 @@ fn settings_reach_the_engine() {
     let more = ["--set=writeback_percent=50", "--set=cutoff_writeback=60"];
     Up::start(&dir, 1, &[&base[..], &more].concat()).stop();
     let said = run(&[&["up"], &base[..], &["--set=writeback_percent=50"]].concat());
-    said.usage().says(&["expected 0 to 40 %, found 50"]);
+    said.refused(&["expected 0 to 40 %, found 50"]);
     refused("writeback_percent").says(&["KEY=VALUE"]);
 }
 

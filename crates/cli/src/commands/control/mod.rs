@@ -313,12 +313,8 @@ impl Changed {
             return failure;
         }
         let message = format!("{failure}; changed before: {}", before.join(", "));
-        match failure {
-            Failure::Usage(_) | Failure::BadValue { .. } => {
-                Failure::BadValue { text: message, source: Box::new(failure) }
-            }
-            failure => Failure::Caused { text: message, source: Box::new(failure) },
-        }
+        // Not the exit code of wrong usage: something was done.
+        Failure::Caused { text: message, source: Box::new(failure) }
     }
 
     fn show(&self, control: &Control) -> Result<(), Failure> {
