@@ -52,7 +52,7 @@ pub(crate) enum Mistake {
     /// An export that the configuration does not allow. The rule is of crate `serve`, which says it in words only.
     #[error("{0}")]
     OpenExport(String),
-    /// Two volumes would have one place.
+    /// Two volumes would have one place. The rule has no error of its own.
     #[error("{0}")]
     SharedPlace(String),
     #[error("{}", unknown(name, names()))]

@@ -114,7 +114,8 @@ impl Run<'_, '_> {
     }
 
     /// After a read of `len` sectors failed with `error`: reads parts with `read`, which fills the front
-    /// of the buffer or lists the range as lost. Without best effort it returns the error.
+    /// of the buffer or lists the range as lost. Without best effort it returns the error. The error of `read` is text, because it
+    /// becomes a line of the report.
     fn by_parts(
         &mut self,
         error: ReadError,
