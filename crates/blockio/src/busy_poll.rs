@@ -12,6 +12,7 @@
 //! interrupts a poll, the driver does not poll for the next 64 waits. Must not know what the driver waits for.
 
 use std::fmt;
+use std::num::ParseIntError;
 use std::str::FromStr;
 use std::sync::{OnceLock, mpsc};
 use std::thread;
@@ -39,18 +40,30 @@ impl fmt::Display for PollPredictor {
     }
 }
 
+/// The text is none of the values of [`BusyPoll`].
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("`{found}`: expected auto, never, or microseconds, {MOST_US} at most")]
+pub struct BusyPollError {
+    /// The text.
+    pub found: String,
+    /// The reason if it is no number at all.
+    pub source: Option<ParseIntError>,
+}
+
 impl FromStr for BusyPoll {
-    type Err = String;
+    type Err = BusyPollError;
 
     /// `auto`, `never`, or microseconds.
-    fn from_str(text: &str) -> Result<BusyPoll, String> {
+    fn from_str(text: &str) -> Result<BusyPoll, BusyPollError> {
+        let wrong = |source| BusyPollError { found: text.to_owned(), source };
         match text {
             "auto" => Ok(BusyPoll::Auto),
             "never" => Ok(BusyPoll::Never),
             number => match number.parse() {
                 Ok(0) => Ok(BusyPoll::Never),
                 Ok(us @ 1..=MOST_US) => Ok(BusyPoll::UpTo(Nanos(us * 1000))),
-                _ => Err(format!("`{text}`: expected auto, never, or microseconds, {MOST_US} at most")),
+                Ok(_) => Err(wrong(None)),
+                Err(e) => Err(wrong(Some(e))),
             },
         }
     }
@@ -324,7 +337,7 @@ mod tests {
         assert_eq!("0".parse(), Ok(BusyPoll::Never));
         assert_eq!("50".parse(), Ok(BusyPoll::UpTo(Nanos(50_000))));
         for bad in ["", "10001", "-1", "50us", "Auto"] {
-            let said = bad.parse::<BusyPoll>().unwrap_err();
+            let said = bad.parse::<BusyPoll>().unwrap_err().to_string();
             assert!(said.contains(&format!("`{bad}`")) && said.contains("10000"), "{said}");
         }
     }

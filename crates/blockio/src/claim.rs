@@ -82,7 +82,13 @@ pub enum OpenError {
         /// Description of the user, if it was found.
         holder: Option<String>,
     },
-    /// The path is neither a block device nor a regular file.
+    /// The block device takes no writes.
+    #[error("{} is read-only", path.display())]
+    ReadOnly {
+        /// The device.
+        path: PathBuf,
+    },
+    /// It is neither a block device nor a regular file.
     #[error("{}: expected a block device or a regular file, found {found}", path.display())]
     WrongType {
         /// The path.
@@ -143,6 +149,10 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, OpenErr
     let is_block = kind.is_block_device();
     if !is_block && !kind.is_file() {
         return Err(OpenError::WrongType { path: path.to_path_buf(), found: type_name(kind) });
+    }
+    // Root can open such a device for writing; then each write fails.
+    if is_block && options.access == Access::ReadWrite && info::is_read_only(&info::sysfs_dir(meta.rdev())) {
+        return Err(OpenError::ReadOnly { path: path.to_path_buf() });
     }
     let (file, direct_refused) =
         if is_block { open_block(path, options, meta.rdev())? } else { open_file(path, options, &meta)? };

@@ -41,6 +41,11 @@ pub(crate) fn sysfs_dir(rdev: u64) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
 }
 
+/// Whether the block device whose directory in sysfs is `dir` takes no writes.
+pub(crate) fn is_read_only(dir: &Path) -> bool {
+    read_number(&dir.join("ro")) == Some(1)
+}
+
 /// The directory of the whole disk of which `dir` may be a partition.
 fn whole_disk(dir: &Path) -> PathBuf {
     if dir.join("partition").exists() { dir.join("..") } else { dir.to_path_buf() }

@@ -16,6 +16,7 @@ use std::io::BufRead;
 
 use blockio::bridge::{self, RemoteReceiver};
 use serde_json::{Value, json};
+use serve::tunables::Beyond;
 use serve::{Answer, Command, Session, Snapshot};
 
 use crate::failure::Failure;
@@ -59,7 +60,10 @@ fn parse(line: &str) -> Result<Command, Failure> {
     let words: Vec<&str> = line.split_whitespace().collect();
     match words[..] {
         ["stats"] => Ok(Command::Stats),
-        ["set", setting] => Ok(Command::Set { setting: setting.parse().map_err(Failure::Usage)? }),
+        ["set", setting] => {
+            let setting = setting.parse().map_err(Failure::bad_value)?;
+            Ok(Command::Set { setting, beyond: Beyond::Refused })
+        }
         ["detach", volume] => Ok(Command::Detach { volume: volume.to_owned(), wipe: false }),
         ["detach", volume, "--wipe"] | ["detach", "--wipe", volume] => {
             Ok(Command::Detach { volume: volume.to_owned(), wipe: true })
@@ -75,7 +79,7 @@ fn parse(line: &str) -> Result<Command, Failure> {
 }
 
 fn create(size: &str, label: &str) -> Result<Command, Failure> {
-    let size_sectors = size::parse_sectors(size).map_err(Failure::Usage)?.0;
+    let size_sectors = size::parse_sectors(size).map_err(Failure::bad_value)?.0;
     if label.len() > 32 {
         return Err(Failure::Usage(format!("a label has at most 32 bytes, found {}", label.len())));
     }
@@ -142,7 +146,7 @@ mod tests {
         assert_eq!(parse("create 4k").ok(), Some(create));
         assert!(matches!(parse("set writeback_percent=5"), Ok(Command::Set { .. })));
         for bad in ["", "stats now", "create 5", "set x", "set nothing=1", "detach", "wipe x"] {
-            assert!(matches!(parse(bad), Err(Failure::Usage(_))), "{bad:?}");
+            assert!(matches!(parse(bad), Err(Failure::Usage(_) | Failure::BadValue { .. })), "{bad:?}");
         }
     }
 }

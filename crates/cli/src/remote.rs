@@ -31,11 +31,22 @@ pub(crate) struct Url {
     port: u16,
 }
 
-impl std::str::FromStr for Url {
-    type Err = String;
+/// The text is no address of a daemon.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{found}: expected http://HOST[:PORT] or https://HOST[:PORT]")]
+pub(crate) struct UrlError {
+    /// The text.
+    found: String,
+    /// The reason if it has a port that is no number.
+    source: Option<std::num::ParseIntError>,
+}
 
-    fn from_str(text: &str) -> Result<Url, String> {
-        let wrong = || format!("{text}: expected http://HOST[:PORT] or https://HOST[:PORT]");
+impl std::str::FromStr for Url {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<Url, UrlError> {
+        let because = |source| UrlError { found: text.to_owned(), source };
+        let wrong = || because(None);
         let (tls, rest) = match text.split_once("://") {
             Some(("http", rest)) => (false, rest),
             Some(("https", rest)) => (true, rest),
@@ -48,7 +59,7 @@ impl std::str::FromStr for Url {
             None => rest.split_at(rest.find(':').unwrap_or(rest.len())),
         };
         let port = match port.strip_prefix(':') {
-            Some(port) => port.parse().map_err(|_| wrong())?,
+            Some(port) => port.parse().map_err(|e| because(Some(e)))?,
             None if port.is_empty() => DEFAULT_PORT,
             None => return Err(wrong()),
         };

@@ -28,7 +28,7 @@ impl From<Failure> for Refusal {
         let text =
             failure.message().unwrap_or("the command found a problem; see the messages before").to_owned();
         match failure {
-            Failure::Usage(_) => Refusal(StatusCode::BAD_REQUEST, text),
+            Failure::Usage(_) | Failure::BadValue { .. } => Refusal(StatusCode::BAD_REQUEST, text),
             _ => Refusal(StatusCode::CONFLICT, text),
         }
     }
@@ -38,7 +38,9 @@ impl From<Unresolved> for Refusal {
     fn from(unresolved: Unresolved) -> Refusal {
         let status = match unresolved {
             Unresolved::Malformed(_) => StatusCode::BAD_REQUEST,
-            Unresolved::Unknown(_) | Unresolved::NotRegistered(_) => StatusCode::NOT_FOUND,
+            Unresolved::Unknown(_) | Unresolved::NoPath(_) | Unresolved::NotRegistered(_) => {
+                StatusCode::NOT_FOUND
+            }
             Unresolved::Refused(_) => StatusCode::CONFLICT,
         };
         let text = Failure::from(unresolved).message().unwrap_or_default().to_owned();

@@ -20,9 +20,10 @@ use io::Nanos;
 use io::sync::{Either, select};
 use serve::exports::{self, Context, Export, Force, Spec, Way};
 use serve::session::{Devices, Session, Simulation, open_backing};
+use serve::tunables::in_any_order;
 use serve::{Answer, Command, Failure, Snapshot, message};
 
-use crate::config::Key;
+use crate::config::{Key, Values};
 use crate::jobs::{End, Job, Running};
 use crate::order::{DiskTrace, Order, Plan};
 use crate::places;
@@ -97,11 +98,11 @@ impl<'a> Host<'a> {
         };
         if let Some(set) = &host.session.set {
             let key = Key { id: plan.id.clone(), label: String::new(), set: true };
-            for (name, value) in shared.tunables(&key) {
-                if let Err(e) = set.set(&name, &value).await {
-                    message::warn(format!("set {}: {name}={value}: {e}", plan.id));
-                }
-            }
+            tune(&format!("set {}", plan.id), shared.tunables(&key), async |name, value| {
+                set.tunables().check(name, value).map_err(Failure::bad_value)?;
+                Ok(set.set(name, value).await?)
+            })
+            .await;
         }
         for volume in host.session.volumes() {
             if let Err(e) = host.serve(volume).await {
@@ -118,11 +119,11 @@ impl<'a> Host<'a> {
         let key = key(&self.session, &volume);
         let name = self.shared.state().name(&key.id)?;
         volume.set_name(&name);
-        for (tunable, value) in self.shared.tunables(&key) {
-            if let Err(e) = volume.set(&tunable, &value).await {
-                message::warn(format!("{name}: {tunable}={value}: {e}"));
-            }
-        }
+        tune(&name, self.shared.tunables(&key), async |tunable, value| {
+            volume.tunables().check(tunable, value).map_err(Failure::bad_value)?;
+            Ok(volume.set(tunable, value).await?)
+        })
+        .await;
         let mut exports = Vec::new();
         let mut problem = None;
         for (spec, allowed) in places::claim(self.shared, &key, &name)? {
@@ -459,12 +460,19 @@ fn users_of(way: &Way) -> Vec<User> {
     }
 }
 
+/// Sets configured and stored tunables. One that is refused keeps its value, with a warning.
+async fn tune(whose: &str, values: Values, mut set: impl AsyncFnMut(&str, &str) -> Result<(), Failure>) {
+    let wishes = values.into_iter().collect();
+    let refused = in_any_order(wishes, async |(name, value): &(String, String)| set(name, value).await).await;
+    for (_, e) in refused {
+        message::warn(format!("{whose}: {e}; the value stays"));
+    }
+}
+
 fn end_of(job: &Running, result: Result<End, Failure>) {
     job.0.ended(match result {
         Ok(end) => end,
-        Err(e) => End::Failed(
-            e.message().unwrap_or("the command found a problem; see the messages before").to_owned(),
-        ),
+        Err(e) => End::Failed(e.into()),
     });
 }
 

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::hub::{Hub, Kind};
 use crate::names::Named;
+use crate::why::SharedFailure;
 
 /// Number of jobs that the list holds.
 const REMEMBERED: usize = 100;
@@ -24,7 +25,7 @@ const MOST_RUNNING: usize = 32;
 pub(crate) enum End {
     Done,
     Cancelled,
-    Failed(String),
+    Failed(SharedFailure),
 }
 
 /// One job.
@@ -127,7 +128,7 @@ impl Job {
                 ("done", None)
             }
             Some(End::Cancelled) => ("cancelled", None),
-            Some(End::Failed(why)) => ("failed", Some(why)),
+            Some(End::Failed(why)) => ("failed", Some(why.text())),
         };
         JobView {
             id: self.id,
@@ -189,7 +190,7 @@ pub(crate) struct Running(pub(crate) Arc<Job>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.ended(End::Failed("its set has stopped".into()));
+        self.0.ended(End::Failed(SharedFailure::of_words("its set has stopped")));
     }
 }
 

@@ -3,11 +3,12 @@
 //! Owns the control thread (only this crate uses tokio) and the threads of the sets, to which it sends orders through
 //! bounded queues only. Must not know the format beyond superblocks, nor how a request is served.
 //!
-//! Modules: `config` has the configuration and `state` the stored state. `probe` reads superblocks and `uevents` receives
-//! hotplug events. `registry` decides what is served. `worker` is the thread of a set and `host` the volumes on it. `names`
-//! resolves the names of devices and `identity` distinguishes a device from its copies. `settings` and `reload` change
-//! tunables. `jobs` has long operations, `hub` events, `audit` the record of changes. `server` and `tcp` accept clients and
-//! `api` answers them. `stop` ends the daemon. Modules name each other in one direction only. The decisions are in
+//! Modules: `config` has the configuration and `state` the stored state; `probe` reads superblocks and `uevents` receives
+//! hotplug events; `registry` decides what is served; `worker` is the thread of a set and `host` the volumes on it; `names`
+//! resolves the names of devices and `identity` distinguishes a device from its copies; `settings` and `reload` change
+//! tunables; `jobs` has long operations, `hub` events, `audit` the record of changes; `server` and `tcp` accept clients and
+//! `api` answers them; `stop` ends the daemon;
+//! `why` has the failure that a state stores. Modules name each other in one direction only. The decisions are in
 //! `docs/decisions/010-daemon.md`.
 #![forbid(unsafe_code)]
 
@@ -42,6 +43,7 @@ mod tcp;
 mod testing;
 mod uevents;
 mod web;
+mod why;
 mod worker;
 
 use std::path::{Path, PathBuf};

@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serve::{Failure, plain};
 
+use crate::why::SharedFailure;
+
 /// Something that can be named: a registered device with its volume, or a volume without a device of its own.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub(crate) struct Named {
@@ -65,6 +67,8 @@ pub(crate) enum Unresolved {
     Malformed(String),
     /// No device, set or volume has this name.
     Unknown(String),
+    /// No registered device has this path, and the system does not find it either.
+    NoPath(SharedFailure),
     /// A path of this host that no registered device has.
     NotRegistered(PathBuf),
     /// Several devices or volumes have this name, or another device is at the path.
@@ -75,20 +79,17 @@ impl Unresolved {
     pub(crate) fn unknown(what: impl fmt::Display) -> Unresolved {
         Unresolved::Unknown(what.to_string())
     }
-
-    fn message(self) -> String {
-        match self {
-            Unresolved::Malformed(why) | Unresolved::Unknown(why) | Unresolved::Refused(why) => why,
-            Unresolved::NotRegistered(path) => format!("{}: is not registered", path.display()),
-        }
-    }
 }
 
 impl From<Unresolved> for Failure {
     fn from(unresolved: Unresolved) -> Failure {
         match unresolved {
             Unresolved::Malformed(why) => Failure::Usage(why),
-            other => Failure::Failed(other.message()),
+            Unresolved::Unknown(why) | Unresolved::Refused(why) => Failure::Failed(why),
+            Unresolved::NotRegistered(path) => {
+                Failure::Failed(format!("{}: is not registered", path.display()))
+            }
+            Unresolved::NoPath(why) => Failure::of(why),
         }
     }
 }
@@ -150,7 +151,10 @@ pub(crate) fn resolve<'a>(text: &str, among: &'a [Named]) -> Result<&'a Named, U
         ([one], _) => Ok(one),
         ([], Form::Path) => match path.canonicalize() {
             Ok(path) => Err(Unresolved::NotRegistered(path)),
-            Err(e) => Err(Unresolved::unknown(format!("{shown}: no registered device has this path: {e}"))),
+            Err(e) => {
+                let what = format_args!("{shown}: no registered device has this path");
+                Err(Unresolved::NoPath(Failure::because(what, e).into()))
+            }
         },
         ([], Form::Uuid) => {
             Err(Unresolved::unknown(format!("{shown}: no registered device or set has this UUID")))
@@ -174,6 +178,14 @@ pub(crate) fn resolve<'a>(text: &str, among: &'a [Named]) -> Result<&'a Named, U
 mod tests {
     use super::*;
 
+    /// The error of a path was turned into text.
+    #[test]
+    fn the_error_of_a_path_is_the_cause() {
+        let missing = std::fs::metadata("/nowhere").expect_err("there is no such file").raw_os_error();
+        let failure = Failure::from(resolve("/nowhere", &[]).expect_err("nothing is registered"));
+        assert_eq!(crate::testing::errno(&failure), missing, "{failure}");
+    }
+
     const ONE: &str = "11111111-1111-1111-1111-111111111111";
     const TWO: &str = "22222222-2222-2222-2222-222222222222";
     const SET: &str = "33333333-3333-3333-3333-333333333333";
@@ -190,7 +202,7 @@ mod tests {
     }
 
     fn refused(text: &str, among: &[Named]) -> String {
-        resolve(text, among).expect_err(text).message()
+        Failure::from(resolve(text, among).expect_err(text)).to_string()
     }
 
     #[test]

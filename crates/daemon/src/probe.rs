@@ -85,8 +85,7 @@ fn probe_now(path: &Path) -> Result<Probe, Failure> {
     let appearance = appearance(&path);
     let source = FileSource::open(&path)?;
     serve::superblock::has_room(&source)?;
-    let superblock = inspect::read_superblock(&source)
-        .map_err(|finding| Failure::Failed(format!("{}: {finding}", path.display())))?;
+    let superblock = inspect::read_superblock(&source).map_err(|e| Failure::because(path.display(), e))?;
     let mut identity = Identity::of(&path);
     let (uuid, sequence, role) = match superblock {
         DeviceSuper::Cache(sb) => {
@@ -171,6 +170,18 @@ pub(crate) fn block_devices() -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The finding about a superblock was turned into text.
+    #[test]
+    fn a_bad_superblock_is_the_cause() {
+        use std::error::Error;
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("hdd");
+        std::fs::write(&path, vec![0; 1 << 20]).expect("the file is written");
+        let failure = probe_now(&path).expect_err("it has no superblock");
+        let cause = failure.source().and_then(|e| e.downcast_ref::<inspect::SuperblockError>());
+        assert!(matches!(cause, Some(inspect::SuperblockError::Broken(_))), "{failure:?}");
+    }
 
     #[test]
     fn a_device_with_the_same_name_is_another_one() {

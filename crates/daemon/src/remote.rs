@@ -3,6 +3,7 @@
 //! Owns the comparison of the token, and the decision whether a request is answered. Neither token nor key is ever part of
 //! a message. Must not know how a client connects.
 
+use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -123,15 +124,7 @@ impl Token {
         let token = bytes.trim_ascii();
         let wanted = TOKEN_BYTES.contains(&token.len()) && token.iter().all(u8::is_ascii_graphic);
         if !wanted {
-            return Err(in_line(
-                "token_file",
-                file,
-                format!(
-                    "expected one line of {} to {} visible ASCII characters, such as `openssl rand -hex 32` makes",
-                    TOKEN_BYTES.start(),
-                    TOKEN_BYTES.end()
-                ),
-            ));
+            return Err(in_line("token_file", file, RemoteError::NoToken));
         }
         Ok(Token(token.to_vec()))
     }
@@ -144,16 +137,15 @@ impl Token {
 
 impl Tls {
     fn read(certificate: &Named, key: &Named) -> Result<Tls, Failure> {
-        let of_certificate = |e: String| in_line("tls_certificate", certificate, e);
-        let pem = serve::secret::read_public(&certificate.path).map_err(of_certificate)?;
+        let of_certificate = |e: RemoteError| in_line("tls_certificate", certificate, e);
+        let pem = serve::secret::read_public(&certificate.path);
+        let pem = pem.map_err(|e| in_line("tls_certificate", certificate, e))?;
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
-        let certificates =
-            chain.map_err(|e| of_certificate(format!("expected certificates in PEM form: {e}")))?;
+        let certificates = chain.map_err(|e| of_certificate(RemoteError::NotCertificates(e)))?;
         if certificates.is_empty() {
-            return Err(of_certificate("expected certificates in PEM form, found none".into()));
+            return Err(of_certificate(RemoteError::NoCertificates));
         }
-        // The error of the parser is dropped, because it could contain a part of the key.
-        let no_key = |_| in_line("tls_key", key, "expected a private key in PEM form".into());
+        let no_key = |_| in_line("tls_key", key, RemoteError::NoKey);
         let private = PrivateKeyDer::from_pem_slice(&secret("tls_key", key)?).map_err(no_key)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = rustls::ServerConfig::builder_with_provider(provider)
@@ -161,15 +153,35 @@ impl Tls {
             .map_err(Failure::of)?
             .with_no_client_auth()
             .with_single_cert(certificates.clone(), private);
-        let mut config =
-            config.map_err(|e| in_line("tls_key", key, format!("does not fit tls_certificate: {e}")))?;
+        let mut config = config.map_err(|e| in_line("tls_key", key, RemoteError::OtherCertificate(e)))?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Tls { acceptor: TlsAcceptor::from(Arc::new(config)), certificates })
     }
 }
 
-pub(crate) fn in_line(key: &str, file: &Named, what: String) -> Failure {
-    Failure::Failed(format!("line {}: {key}: {}: {what}", file.line, file.path.display()))
+/// The reason why the contents of a file for TCP cannot be used. No message contains a part of a token or key.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RemoteError {
+    #[error(
+        "expected one line of {} to {} visible ASCII characters, such as `openssl rand -hex 32` makes",
+        TOKEN_BYTES.start(),
+        TOKEN_BYTES.end()
+    )]
+    NoToken,
+    #[error("expected certificates in PEM form: {0}")]
+    NotCertificates(#[source] rustls::pki_types::pem::Error),
+    #[error("expected certificates in PEM form, found none")]
+    NoCertificates,
+    /// The cause is left out, because it could quote the key.
+    #[error("expected a private key in PEM form")]
+    NoKey,
+    #[error("does not fit tls_certificate: {0}")]
+    OtherCertificate(#[source] rustls::Error),
+}
+
+/// The failure of the file that a line of the configuration names.
+pub(crate) fn in_line(key: &str, file: &Named, e: impl Error + Send + Sync + 'static) -> Failure {
+    Failure::because(format_args!("line {}: {key}: {}", file.line, file.path.display()), e)
 }
 
 /// The contents of a secret file.

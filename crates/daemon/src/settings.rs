@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serve::snapshot::{Snapshot, TunableFigure};
+use serve::tunables::{Beyond, Owner, Setting, owners, unknown};
 use serve::{Command, Failure};
 
 use crate::components::{Found, Lookup};
@@ -26,11 +27,12 @@ pub(crate) enum Of<'a> {
 #[derive(Serialize)]
 pub(crate) struct Changed {
     key: String,
-    /// The present value, which may be limited to the range.
+    /// The current value.
     value: String,
     /// Whether the value also applies after a restart.
     persistent: bool,
-    /// The range and the limited value, if the requested value was out of range.
+    /// The requested and the current number, if they differ: a tunable may take multiples of a number only, and 0 may stand
+    /// for a default.
     limited: Option<String>,
 }
 
@@ -47,13 +49,13 @@ fn number(text: &str) -> Option<u128> {
     digits.parse::<u64>().ok().map(|n| u128::from(n) << shift)
 }
 
-/// Whether the requested value is a number and the present value is another one.
+/// Whether a number was requested, and has become another one.
 fn is_limited(asked: &str, now: &str) -> bool {
     number(asked.trim()).zip(number(now)).is_some_and(|(asked, now)| asked != now)
 }
 
 impl Changed {
-    /// The limited value, if it differs from the requested one.
+    /// The current number, if it differs from the requested one.
     pub(crate) fn limited_to(&self) -> Option<&str> {
         self.limited.as_ref().map(|_| &*self.value)
     }
@@ -73,18 +75,71 @@ const NOT_REMEMBERED: [&str; 2] = ["writeback_rate", "label"];
 impl Target {
     fn figure(&self, key: &str) -> Result<&TunableFigure, Failure> {
         let found = self.tunables.iter().find(|t| t.key == key);
-        found.ok_or_else(|| {
-            let known: Vec<&str> = self.tunables.iter().map(|t| t.key).collect();
-            Failure::Usage(format!("{key}: no such tunable of {}; known are {}", self.name, known.join(", ")))
-        })
+        found.ok_or_else(|| Failure::Usage(self.unknown(key)))
     }
 
-    fn command(&self, key: &str, value: &str) -> Result<Command, Failure> {
-        if self.key.set {
-            let setting = format!("set.{key}={value}").parse().map_err(Failure::Usage)?;
-            return Ok(Command::Set { setting });
+    /// What to say of a tunable that this set or volume does not have.
+    fn unknown(&self, key: &str) -> String {
+        let (of_set, of_device) = owners(key);
+        let (name, set) = (&self.name, &self.worker.plan.id);
+        match self.key.set {
+            true if of_device => {
+                format!(
+                    "{key} is a tunable of volumes, not of set {name}: `ubcache set VOLUME {key}=VALUE` sets it"
+                )
+            }
+            false if of_set && self.worker.plan.cache.is_some() => {
+                format!(
+                    "{key} is a tunable of the set, not of {name}: `ubcache set {set} {key}=VALUE` sets it"
+                )
+            }
+            false if of_set => format!("{key} is a tunable of sets, and {name} is served without one"),
+            _ => unknown(key, self.tunables.iter().map(|t| t.key).collect()),
         }
-        Ok(Command::SetVolume { volume: self.name.clone(), key: key.to_owned(), value: value.to_owned() })
+    }
+
+    fn command(&self, key: &str, value: &str, beyond: Beyond) -> Command {
+        let (key, value) = (key.to_owned(), value.to_owned());
+        if self.key.set {
+            return Command::Set { setting: Setting { owner: Owner::Set, key, value }, beyond };
+        }
+        Command::SetVolume { volume: self.name.clone(), key, value, beyond }
+    }
+
+    /// Sets these values, whose ranges can depend on each other: those that are refused are tried again after the others.
+    /// `said` gets the results.
+    async fn change(&self, wishes: Vec<(String, String)>, said: &mut Vec<String>) {
+        let mut left = wishes;
+        loop {
+            let (before, mut refused) = (left.len(), Vec::new());
+            for (key, value) in left {
+                match self.worker.command(self.command(&key, &value, Beyond::Refused)).await {
+                    Ok(_) => {
+                        let was = self.figure(&key).map(|f| f.value.clone()).unwrap_or_default();
+                        let now = self.value_now(&key).await.unwrap_or(value);
+                        said.push(format!("{}: {key}: {was} → {now}", self.name));
+                    }
+                    Err(e) => refused.push((key, value, e)),
+                }
+            }
+            if refused.is_empty() || refused.len() == before {
+                said.extend(refused.iter().map(|(.., e)| format!("{}: {e}; the value stays", self.name)));
+                return;
+            }
+            left = refused.into_iter().map(|(key, value, _)| (key, value)).collect();
+        }
+    }
+
+    /// The value of a tunable now.
+    async fn value_now(&self, key: &str) -> Result<String, Failure> {
+        let figures = self.worker.snapshot().await?;
+        let mut volumes = figures.volumes.into_iter();
+        let tunables = match self.key.set {
+            true => figures.set.map(|set| set.tunables),
+            false => volumes.find(|v| v.name == self.name).map(|v| v.tunables),
+        };
+        let found = tunables.into_iter().flatten().find(|t| t.key == key);
+        found.map(|t| t.value).ok_or_else(|| Failure::Failed(format!("{}: is no longer served", self.name)))
     }
 }
 
@@ -129,7 +184,7 @@ impl Settings {
         self.target(of).await?.figure(key).cloned()
     }
 
-    /// Sets a tunable; with `persistent` the value also applies after a restart.
+    /// Sets one; `persistent`: it holds after a restart, too. A number out of range is refused.
     pub(crate) async fn set_tunable(
         &self,
         of: Of<'_>,
@@ -137,15 +192,30 @@ impl Settings {
         value: &str,
         persistent: bool,
     ) -> Result<Changed, Failure> {
+        self.put(of, key, value, persistent, Beyond::Refused).await
+    }
+
+    /// Sets one as the kernel does: a number out of range is clamped, and nothing is stored.
+    pub(crate) async fn set_as_kernel(&self, of: Of<'_>, key: &str, value: &str) -> Result<Changed, Failure> {
+        self.put(of, key, value, false, Beyond::Clamped).await
+    }
+
+    async fn put(
+        &self,
+        of: Of<'_>,
+        key: &str,
+        value: &str,
+        persistent: bool,
+        beyond: Beyond,
+    ) -> Result<Changed, Failure> {
         if key == "label" && !value.is_empty() {
             label_is_fit(value)?;
         }
         let target = self.target(of).await?;
-        let (in_superblock, range) = target.figure(key).map(|f| (f.in_superblock, f.range.clone()))?;
-        let command = target.command(key, value)?;
-        target.worker.command(command).await?;
-        let now = self.tunable(of_same(&target), key).await?.value;
-        // At the next start the value of the configuration would override the value of the superblock.
+        let in_superblock = target.figure(key)?.in_superblock;
+        target.worker.command(target.command(key, value, beyond)).await?;
+        let now = target.value_now(key).await?;
+        // At the next start the value of the configuration would override that of the superblock.
         let configured = self.shared.config().tunables(&target.key).contains_key(key);
         let remembered = persistent && !NOT_REMEMBERED.contains(&key) && (!in_superblock || configured);
         if remembered {
@@ -157,7 +227,7 @@ impl Settings {
         let text = format!("{}: {key} is {now} now", target.name);
         self.shared.hub.publish(Kind::Configuration, Some(&target.worker.plan.id), "", &text);
         let limited = (!NOT_REMEMBERED.contains(&key) && is_limited(value, &now))
-            .then(|| format!("{key}={value}: {range}: limited to {now}"));
+            .then(|| format!("{key}={value}: the value is {now} now"));
         Ok(Changed { key: key.to_owned(), value: now, persistent: remembered || in_superblock, limited })
     }
 
@@ -176,10 +246,10 @@ impl Settings {
             }
             None => figure.default.clone(),
         };
-        let command = target.command(key, &value)?;
+        // A configured value can be out of a range that depends on another tunable; then nothing changes.
+        target.worker.command(target.command(key, &value, Beyond::Refused)).await?;
         self.shared.state().set_tunable(&target.key.id, key, None)?;
-        target.worker.command(command).await?;
-        let now = self.tunable(of_same(&target), key).await?.value;
+        let now = target.value_now(key).await?;
         Ok(Changed { key: key.to_owned(), value: now, persistent: true, limited: None })
     }
 
@@ -208,17 +278,8 @@ impl Settings {
         for target in targets {
             let before = self.shared.tunables_by(old, &target.key);
             let after = self.shared.tunables_by(next, &target.key);
-            for (key, value) in differences(&before, &after, &target.tunables) {
-                let was = target.figure(&key).map(|f| f.value.clone()).unwrap_or_default();
-                let result = match target.command(&key, &value) {
-                    Ok(command) => worker.command(command).await.map(drop),
-                    Err(e) => Err(e),
-                };
-                said.push(match result {
-                    Ok(()) => format!("{}: {key}: {was} → {value}", target.name),
-                    Err(e) => format!("{}: {key}: {}", target.name, e.message().unwrap_or_default()),
-                });
-            }
+            let wishes = differences(&before, &after, &target.tunables);
+            target.change(wishes, said).await;
         }
     }
 }
@@ -234,11 +295,7 @@ pub(crate) fn label_is_fit(label: &str) -> Result<(), Failure> {
     )))
 }
 
-fn of_same(target: &Target) -> Of<'_> {
-    if target.key.set { Of::Set(&target.name) } else { Of::Volume(&target.name) }
-}
-
-/// The tunables to set: those with another value, and those that are no longer configured, with their defaults.
+/// The tunables to set: those that differ, and the defaults of those that are no longer configured.
 fn differences(before: &Values, after: &Values, tunables: &[TunableFigure]) -> Vec<(String, String)> {
     let mut changes: Vec<(String, String)> = Vec::new();
     for (key, value) in after {
@@ -260,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_became_another_one_was_limited() {
+    fn a_number_that_became_another_one_is_told() {
         for (asked, now, expected) in [
             ("101", "40", true),
             ("40", "40", false),

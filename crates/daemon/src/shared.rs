@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serve::Failure;
-use serve::exports::{NbdAccess, SaidBy, Spec, TlsConfig};
+use serve::exports::{NbdAccess, SaidBy, Spec, SpecError, TlsConfig};
 use tokio::sync::watch;
 
 use crate::config::{Config, Key, Values};
@@ -84,6 +84,6 @@ impl Shared {
     /// The export addresses that the configuration gives to a volume.
     pub(crate) fn exports(&self, key: &Key, name: &str) -> Result<Vec<Spec>, Failure> {
         let specs = self.config().exports(key, name);
-        specs.iter().map(|s| s.parse().map_err(Failure::Failed)).collect()
+        specs.iter().map(|s| s.parse().map_err(|e: SpecError| Failure::of(e))).collect()
     }
 }

@@ -84,13 +84,8 @@ impl Owner for Control {
 
 /// Logs a failure and returns the error number that the kernel would answer.
 fn refused(failure: Failure, errno: Errno) -> Errno {
-    message::warn(format!(
-        "sysfs view: {}",
-        failure.message().unwrap_or(
-            "the command found a problem; see the \
-                                                                         messages before"
-        )
-    ));
+    let found = "the command found a problem; see the messages before";
+    message::warn(format!("sysfs view: {}", failure.message().unwrap_or(found)));
     errno
 }
 
@@ -110,7 +105,8 @@ async fn obey(registry: &Arc<Registry>, order: Order) -> Result<(), Errno> {
         on.extend(registry.lookup.named(&about).await);
     }
     let result = carry_out(registry, order).await;
-    let outcome = result.map(|()| "done").map_err(|e| format!("{e:?}"));
+    let in_words = |e: Errno| std::io::Error::from_raw_os_error(e.0).to_string();
+    let outcome = result.map(|()| "done").map_err(in_words);
     let outcome = outcome.as_ref().map(|done| *done).map_err(String::as_str);
     audit::tell(&registry.shared.hub, Peer::Other("the sysfs view"), &action, &on, outcome);
     result
@@ -162,7 +158,7 @@ async fn device(registry: &Arc<Registry>, id: &VolumeId, what: DeviceOrder) -> R
         registry.lookup.find(&name).await.map_err(|e| refused(e.into(), Errno::ENOENT))?;
     let result = match what {
         DeviceOrder::Tune { key, value } => {
-            let changed = registry.settings.set_tunable(Of::Volume(&volume), key, &value, false).await;
+            let changed = registry.settings.set_as_kernel(Of::Volume(&volume), key, &value).await;
             return changed.map(|_| ()).map_err(|e| refused(e, Errno::EINVAL));
         }
         DeviceOrder::Attach(set) => registry.registration.attach(&set.to_string(), &name).await.map(drop),
@@ -185,7 +181,7 @@ async fn set(registry: &Arc<Registry>, set: &str, what: SetOrder) -> Result<(), 
     let thread = registry.lookup.set(set).await.map_err(|e| refused(e.into(), Errno::ENOENT))?;
     let result = match what {
         SetOrder::Tune { key, value } => {
-            let changed = registry.settings.set_tunable(Of::Set(set), key, &value, false).await;
+            let changed = registry.settings.set_as_kernel(Of::Set(set), key, &value).await;
             changed.map(|_| ())
         }
         SetOrder::Stop => match &thread.plan.cache {

@@ -28,6 +28,7 @@ use crate::jobs::{Job, Jobs, Running};
 use crate::names::Named;
 use crate::order::{DiskTrace, Order, Plan};
 use crate::shared::Shared;
+use crate::why::SharedFailure;
 
 /// Capacity of the queue of orders.
 const QUEUE: usize = 64;
@@ -45,7 +46,7 @@ pub(crate) enum Phase {
     Serving,
     Stopping,
     Stopped,
-    Failed(String),
+    Failed(SharedFailure),
 }
 
 impl Phase {
@@ -113,16 +114,15 @@ impl Worker {
 
     /// Sends an order; never blocks.
     pub(crate) fn order(&self, order: Order) -> Result<(), Failure> {
-        self.orders.try_send(order).map_err(|e| {
-            Failure::Failed(match e {
-                TrySendError::Full(_) => {
-                    format!("{}: too many commands are queued; try again later", self.plan.title())
-                }
-                TrySendError::Disconnected(_) => match self.phase() {
-                    Phase::Failed(why) => format!("{} has failed: {why}", self.plan.title()),
-                    _ => format!("{} has stopped", self.plan.title()),
-                },
-            })
+        let title = self.plan.title();
+        self.orders.try_send(order).map_err(|e| match (e, self.phase()) {
+            (TrySendError::Full(_), _) => {
+                Failure::Failed(format!("{title}: too many commands are queued; try again later"))
+            }
+            (TrySendError::Disconnected(_), Phase::Failed(why)) => {
+                Failure::because(format_args!("{title} has failed"), why)
+            }
+            (TrySendError::Disconnected(_), _) => Failure::Failed(format!("{title} has stopped")),
         })
     }
 
@@ -265,11 +265,12 @@ fn run(
     let body = AssertUnwindSafe(|| serve(plan, shared, phase, orders, &mut ready));
     let end = match catch_unwind(body) {
         Ok(Ok(())) => Phase::Stopped,
-        Ok(Err(e)) => Phase::Failed(e.message().unwrap_or("see the messages before").to_owned()),
-        Err(panic) => Phase::Failed(format!(
+        Ok(Err(e)) => Phase::Failed(e.into()),
+        // A panic has nothing but its text.
+        Err(panic) => Phase::Failed(SharedFailure::of_words(format!(
             "internal error: {}; flushed data is safe, and its block devices wait until it is served again",
             words_of(&*panic)
-        )),
+        ))),
     };
     let (level, text) = match &end {
         Phase::Failed(why) => ("error", format!("{} has failed: {why}", plan.title())),
@@ -281,7 +282,7 @@ fn run(
     message::message(level, &text);
     shared.hub.publish(Kind::Set, Some(&plan.id), level, &text);
     if let (Some(ready), Phase::Failed(why)) = (ready, end) {
-        ready.send(Err(Failure::Failed(why)));
+        ready.send(Err(Failure::of(why)));
     }
 }
 
@@ -362,7 +363,7 @@ mod tests {
         let _ = worker.order(Order::Do(Command::Stats, reply));
         assert!(answer.wait().is_err(), "nobody waits for a thread that is gone");
         worker.join();
-        assert!(matches!(worker.phase(), Phase::Failed(why) if why.contains("internal error")));
+        assert!(matches!(worker.phase(), Phase::Failed(why) if why.text().contains("internal error")));
         let (reply, answer) = oneshot();
         bystander.order(Order::Do(Command::Stats, reply)).unwrap();
         assert!(matches!(answer.wait().unwrap(), Ok(Answer::Stats(_))), "the other set has not noticed");

@@ -10,12 +10,22 @@ use blockio::users::{User, in_words};
 /// Why a file system or a loop device could not be set up or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum FuseError {
-    /// The host has no FUSE, or this user may not use it.
-    #[error("FUSE cannot be used: {0}")]
-    NoFuse(String),
-    /// The host has no loop devices, or this user may not use them.
-    #[error("loop devices cannot be used: {0}")]
-    NoLoop(String),
+    /// The host offers no FUSE, or not to this user.
+    #[error("FUSE cannot be used: {why}")]
+    NoFuse {
+        /// The reason, and what to do.
+        why: String,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// The host offers no loop devices, or not to this user.
+    #[error("loop devices cannot be used: {why}")]
+    NoLoop {
+        /// The reason, and what to do.
+        why: String,
+        /// The error of the system.
+        source: io::Error,
+    },
     /// A volume's name cannot be a file's name.
     #[error("a volume named {0:?} cannot be a file")]
     BadName(String),
@@ -54,8 +64,16 @@ pub enum FuseError {
     Helper {
         /// The mount point.
         dir: PathBuf,
-        /// The output of the program.
+        /// The output of the program, which is all that it tells.
         message: String,
+    },
+    /// Nothing can be received from the program that mounts for users.
+    #[error("cannot mount at {dir}: fusermount3: {source}")]
+    HelperLost {
+        /// The mount point.
+        dir: PathBuf,
+        /// The error of the system.
+        source: io::Error,
     },
     /// The system refused to unmount.
     #[error("cannot unmount {dir}: {source}")]

@@ -135,7 +135,7 @@ pub(crate) fn clear(path: &Path) -> io::Result<()> {
 /// Opens `/dev/loop-control`. Only root may do so.
 pub(crate) fn open_control() -> Result<File, FuseError> {
     OpenOptions::new().read(true).write(true).open("/dev/loop-control").map_err(|e| {
-        FuseError::NoLoop(match e.raw_os_error() {
+        let why = match e.raw_os_error() {
             Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
                 "/dev/loop-control does not exist or has no driver: load the kernel module (modprobe loop), \
                  or give the container the devices"
@@ -143,7 +143,8 @@ pub(crate) fn open_control() -> Result<File, FuseError> {
             }
             Some(libc::EACCES | libc::EPERM) => "this user may not open /dev/loop-control".to_string(),
             _ => format!("/dev/loop-control: {e}"),
-        })
+        };
+        FuseError::NoLoop { why, source: e }
     })
 }
 

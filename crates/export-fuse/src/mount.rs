@@ -104,7 +104,7 @@ fn mount_directly(dir: &Path, mode: u32) -> Result<Option<OwnedFd>, FuseError> {
 
 /// The message about an error of opening `/dev/fuse`.
 pub(crate) fn no_fuse(error: io::Error) -> FuseError {
-    FuseError::NoFuse(match error.raw_os_error() {
+    let why = match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
             "/dev/fuse does not exist or has no driver: load the kernel module (modprobe fuse), or give the \
              container the device"
@@ -112,14 +112,16 @@ pub(crate) fn no_fuse(error: io::Error) -> FuseError {
         }
         Some(libc::EACCES | libc::EPERM) => "this user may not open /dev/fuse".to_string(),
         _ => format!("/dev/fuse: {error}"),
-    })
+    };
+    FuseError::NoFuse { why, source: error }
 }
 
 fn mount_by_helper(dir: &Path) -> Result<OwnedFd, FuseError> {
     let failed = |message: String| FuseError::Helper { dir: dir.to_path_buf(), message };
-    let (ours, theirs) = UnixStream::pair().map_err(|e| failed(e.to_string()))?;
-    // The program sends the descriptor to the socket at the descriptor number in its environment: its standard input.
-    // The command is dropped at once, so that only the program has the other end of the socket.
+    let lost = |source: io::Error| FuseError::HelperLost { dir: dir.to_path_buf(), source };
+    let (ours, theirs) = UnixStream::pair().map_err(lost)?;
+    // The program sends the descriptor to the socket that it finds under this number: its standard input.
+    // The command is dropped at once, so that only the program holds the other end.
     let mut child = Command::new(HELPER)
         .arg("-o")
         .arg("fsname=ubcache,subtype=ubcache,default_permissions,nodev,nosuid,noexec")
@@ -139,24 +141,25 @@ fn mount_by_helper(dir: &Path) -> Result<OwnedFd, FuseError> {
         // If this fails, the message is incomplete.
         let _ = stderr.read_to_string(&mut said);
     }
-    let status = child.wait().map_err(|e| failed(e.to_string()))?;
+    let status = child.wait().map_err(lost)?;
     match device {
         Ok(Some(device)) => Ok(device),
         Ok(None) if said.trim().is_empty() => Err(failed(status.to_string())),
         Ok(None) => Err(failed(said.trim().trim_start_matches("fusermount3: ").to_string())),
-        Err(e) => Err(failed(e.to_string())),
+        Err(e) => Err(lost(e)),
     }
 }
 
 /// The error if the program cannot be started.
 pub(crate) fn helper_missing(error: io::Error) -> FuseError {
-    FuseError::NoFuse(match error.kind() {
+    let why = match error.kind() {
         io::ErrorKind::NotFound => {
             "fusermount3 is missing; it is needed to mount without CAP_SYS_ADMIN: install the package fuse3"
                 .to_string()
         }
         _ => format!("fusermount3 cannot be started: {error}"),
-    })
+    };
+    FuseError::NoFuse { why, source: error }
 }
 
 /// Receives a descriptor; `None` if the other end closed the socket without sending one.

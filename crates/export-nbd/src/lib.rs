@@ -21,4 +21,4 @@ pub use server::{
     ConnectionEnd, ConnectionEvent, ExportError, Exports, Observer, Server, ServerOptions, TurnedAway,
 };
 pub use socket::{Listen, Part, Socket, StreamSocket};
-pub use tls::{TlsConfig, TlsConfigError, TlsError};
+pub use tls::{PemError, TlsConfig, TlsConfigError, TlsError};

@@ -39,13 +39,36 @@ pub struct TlsConfig {
 pub enum TlsConfigError {
     /// The server's certificates cannot be used.
     #[error("server certificate: {0}")]
-    Certificate(String),
-    /// The server's private key cannot be used.
+    Certificate(#[source] PemError),
+    /// The server's private key.
     #[error("server key: {0}")]
-    Key(String),
-    /// The authorities that sign clients' certificates cannot be used.
+    Key(#[source] PemError),
+    /// The authorities that sign clients' certificates.
     #[error("CA of the clients: {0}")]
-    ClientCa(String),
+    ClientCa(#[source] PemError),
+}
+
+/// The reason why certificates or a key cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PemError {
+    /// They are not certificates in PEM form.
+    #[error("expected certificates in PEM form: {0}")]
+    NotCertificates(#[source] rustls::pki_types::pem::Error),
+    /// There is no certificate in them.
+    #[error("expected certificates in PEM form, found none")]
+    NoCertificates,
+    /// It is no private key in PEM form. The cause is left out, because it could quote the key.
+    #[error("expected a private key in PEM form")]
+    NoKey,
+    /// TLS refuses them.
+    #[error(transparent)]
+    Refused(rustls::Error),
+    /// The key belongs to another certificate.
+    #[error("does not fit the certificate: {0}")]
+    OfAnother(#[source] rustls::Error),
+    /// Clients cannot be verified by them.
+    #[error(transparent)]
+    NoVerifier(rustls::server::VerifierBuilderError),
 }
 
 /// Why the TLS handshake or the encrypted stream failed.
@@ -56,8 +79,8 @@ pub enum TlsError {
     Protocol(#[from] rustls::Error),
     /// The socket failed.
     #[error("the socket failed: {0}")]
-    Socket(io::Error),
-    /// The client closed the stream.
+    Socket(#[source] io::Error),
+    /// The stream ended.
     #[error("the client closed the connection")]
     Closed,
     /// The system has no memory.
@@ -78,29 +101,26 @@ impl TlsConfig {
         client_ca: Option<&[u8]>,
     ) -> Result<TlsConfig, TlsConfigError> {
         let chain = parse_chain(certificates).map_err(TlsConfigError::Certificate)?;
-        // The parser's error is dropped, because it could contain a part of the key.
-        let no_key = |_| TlsConfigError::Key("expected a private key in PEM form".into());
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(no_key)?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| TlsConfigError::Key(PemError::NoKey))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
-            .map_err(|e| TlsConfigError::Certificate(e.to_string()))?;
+            .map_err(|e| TlsConfigError::Certificate(PemError::Refused(e)))?;
         let builder = match client_ca {
             None => builder.with_no_client_auth(),
             Some(pem) => {
                 let mut roots = RootCertStore::empty();
                 for ca in parse_chain(pem).map_err(TlsConfigError::ClientCa)? {
-                    roots.add(ca).map_err(|e| TlsConfigError::ClientCa(e.to_string()))?;
+                    roots.add(ca).map_err(|e| TlsConfigError::ClientCa(PemError::Refused(e)))?;
                 }
                 let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-                builder
-                    .with_client_cert_verifier(verifier.map_err(|e| TlsConfigError::ClientCa(e.to_string()))?)
+                let no_verifier = |e| TlsConfigError::ClientCa(PemError::NoVerifier(e));
+                builder.with_client_cert_verifier(verifier.map_err(no_verifier)?)
             }
         };
-        let mut config = builder
-            .with_single_cert(chain, key)
-            .map_err(|e| TlsConfigError::Key(format!("does not fit the certificate: {e}")))?;
-        // No tickets: connections last long, and a client that connects again must show its certificate again.
+        let mut config =
+            builder.with_single_cert(chain, key).map_err(|e| TlsConfigError::Key(PemError::OfAnother(e)))?;
+        // Sessions are long: a client that comes back shows its certificate again.
         config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(TlsConfig { config: Arc::new(config), authenticates: client_ca.is_some() })
@@ -112,12 +132,12 @@ impl TlsConfig {
     }
 }
 
-fn parse_chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+fn parse_chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match chain {
-        Ok(chain) if chain.is_empty() => Err("expected certificates in PEM form, found none".into()),
+        Ok(chain) if chain.is_empty() => Err(PemError::NoCertificates),
         Ok(chain) => Ok(chain),
-        Err(e) => Err(format!("expected certificates in PEM form: {e}")),
+        Err(e) => Err(PemError::NotCertificates(e)),
     }
 }
 

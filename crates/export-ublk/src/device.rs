@@ -90,11 +90,9 @@ pub(crate) trait Node: 'static {
     /// Opens the character device of `info`.
     fn open(&self, info: &DeviceInfo) -> Result<Self::Requests, UblkError>;
 
-    /// Configures a device that has just been started. The error is a message for the operator.
-    ///
-    /// It runs on a helper thread: a change of a queue waits for every request in it, and processes may already read the
-    /// new device.
-    fn started(info: &DeviceInfo) -> Result<(), String>;
+    /// What is to be done for a device that has just been started; what did not work. Called on a helper
+    /// thread: changing a queue waits for every request in it, and somebody may be reading the new device already.
+    fn started(info: &DeviceInfo) -> Result<(), sysfs::SettingError>;
 }
 
 /// The kernel's devices.
@@ -128,7 +126,7 @@ impl Node for KernelNode {
         Ok(RingRequests { commands, shape, descriptors: OnceCell::new() })
     }
 
-    fn started(info: &DeviceInfo) -> Result<(), String> {
+    fn started(info: &DeviceInfo) -> Result<(), sysfs::SettingError> {
         if info.flags & abi::F_USER_RECOVERY == 0 {
             return Ok(());
         }

@@ -35,7 +35,7 @@ pub enum UblkError {
     TooOld(&'static str),
     /// io_uring cannot be used for requests.
     #[error("ublk cannot be used: {0}")]
-    NoRing(io::Error),
+    NoRing(#[source] io::Error),
     /// A device with this number exists.
     #[error("/dev/ublkb{number} is in use{}: choose another number, or leave it out", by(*.pid))]
     Taken {

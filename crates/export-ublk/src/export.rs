@@ -44,11 +44,10 @@ pub struct Ublk<V: BlockVolume> {
     notes: Vec<String>,
 }
 
-/// Why this host or this user cannot have devices; `None` if devices are possible.
-///
-/// Loads the driver if that is possible. May block for a moment.
-pub fn obstacle() -> Option<String> {
-    Control::open().err().map(|e| e.to_string())
+/// Why this host, or this user, can have no devices; `None` if it can. Loads the driver if that is possible. May block
+/// for a moment.
+pub fn obstacle() -> Option<UblkError> {
+    Control::open().err()
 }
 
 impl<V: BlockVolume> Ublk<V> {

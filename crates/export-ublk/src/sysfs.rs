@@ -63,19 +63,27 @@ pub(crate) fn load_driver() {
         .status();
 }
 
-/// Leaves one tag of each queue without a request at all times.
+/// A setting of a disk that could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {source}")]
+pub(crate) struct SettingError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// Leaves one tag of each queue without a request, always.
 ///
 /// If each queue has an outstanding fetch, the driver notices at once that a server has ended. If every tag has a request,
 /// drivers before Linux 6.15 notice only by the block layer's timeout, after 30 seconds. The scheduler must be `none`,
 /// because other schedulers give requests numbers that are not tags. Requests are scheduled below the cache.
 ///
 /// # Errors
-/// The failed write, as text.
-pub(crate) fn leave_one_tag_free(number: u32, depth: u16) -> Result<(), String> {
+/// The failed write.
+pub(crate) fn leave_one_tag_free(number: u32, depth: u16) -> Result<(), SettingError> {
     let queue = PathBuf::from("/sys/block").join(disk_name(number)).join("queue");
     for (name, value) in [("scheduler", "none".to_owned()), ("nr_requests", (depth - 1).to_string())] {
         let path = queue.join(name);
-        fs::write(&path, value).map_err(|e| format!("{}: {e}", path.display()))?;
+        fs::write(&path, value).map_err(|source| SettingError { path, source })?;
     }
     Ok(())
 }

@@ -255,7 +255,7 @@ impl Node for Fake {
         Ok(FakeRequests(Rc::new(Opened { fake: self.clone(), number: info.device })))
     }
 
-    fn started(_: &DeviceInfo) -> Result<(), String> {
+    fn started(_: &DeviceInfo) -> Result<(), crate::sysfs::SettingError> {
         assert!(!SERVES.get(), "changing a queue waits for its requests, which this thread answers");
         Ok(())
     }

@@ -28,7 +28,7 @@ mod sparse;
 
 pub use attach::{Attachment, Relation};
 pub use check::{CheckOptions, CheckReport, SetReport, check, check_set};
-pub use device::{DeviceSuper, read_superblock};
+pub use device::{DeviceSuper, SuperblockError, read_superblock};
 pub use extent_map::{ExtentMap, Origin, Piece};
 pub use extract::{ExtractError, ExtractOptions, Extraction, FileSink, Sink, StreamSink, Target};
 pub use finding::{Finding, Findings, Invariant, Mismatch, Place, Severity};

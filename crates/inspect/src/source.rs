@@ -49,6 +49,7 @@ pub struct ReadError {
     /// Length of the read.
     pub sectors: Sectors,
     /// The error.
+    #[source]
     pub reason: ReadFailure,
 }
 
@@ -80,6 +81,7 @@ pub struct OpenFileError {
     /// The path as given.
     pub path: String,
     /// The error.
+    #[source]
     pub reason: io::Error,
 }
 

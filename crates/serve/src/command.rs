@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::failure::Failure;
 use crate::session::{Session, new_uuid};
 use crate::snapshot::Snapshot;
-use crate::tunables::Setting;
+use crate::tunables::{Beyond, Setting};
 
 /// A command for the thread of a set.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -19,6 +19,9 @@ pub enum Command {
     Set {
         /// The tunable and its value.
         setting: Setting,
+        /// What becomes of a number out of range.
+        #[serde(default)]
+        beyond: Beyond,
     },
     /// Changes a tunable of one volume.
     SetVolume {
@@ -28,6 +31,9 @@ pub enum Command {
         key: String,
         /// Its value, as text.
         value: String,
+        /// What becomes of a number out of range.
+        #[serde(default)]
+        beyond: Beyond,
     },
     /// Writes all dirty data of a volume back and releases its backing device, which is served alone afterwards.
     Detach {
@@ -99,8 +105,14 @@ impl From<engine::Wiped> for Wiped {
 pub async fn obey(session: &Session, command: &Command) -> Result<Answer, Failure> {
     match command {
         Command::Stats => return Ok(Answer::Stats(Box::new(Snapshot::of(session)))),
-        Command::Set { setting } => session.apply(setting).await?,
-        Command::SetVolume { volume, key, value } => session.volume(volume)?.set(key, value).await?,
+        Command::Set { setting, beyond } => session.apply(setting, *beyond).await?,
+        Command::SetVolume { volume, key, value, beyond } => {
+            let volume = session.volume(volume)?;
+            if *beyond == Beyond::Refused {
+                volume.tunables().check(key, value).map_err(Failure::bad_value)?;
+            }
+            volume.set(key, value).await?;
+        }
         Command::Detach { volume, wipe } => {
             let set = session.needs_set()?;
             set.detach(&session.volume(volume)?).await?;

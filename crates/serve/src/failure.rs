@@ -40,6 +40,13 @@ pub enum Failure {
     },
     /// The command was called in a wrong way.
     Usage(String),
+    /// It was called with a value that an error refuses.
+    BadValue {
+        /// The whole message.
+        text: String,
+        /// The error.
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// A second signal ended the command, with this exit code.
     Signalled(u8),
     /// The command succeeded and found a problem, which it has printed already.
@@ -56,6 +63,12 @@ impl Failure {
     pub fn of(e: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
         let source = e.into();
         Failure::Caused { text: source.to_string(), source }
+    }
+
+    /// Wrong usage: the value is refused by an error.
+    pub fn bad_value(e: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
+        let source = e.into();
+        Failure::BadValue { text: source.to_string(), source }
     }
 
     /// The failure of `what` because of an error.
@@ -75,6 +88,7 @@ impl Failure {
             Failure::Failed(text)
             | Failure::Caused { text, .. }
             | Failure::Usage(text)
+            | Failure::BadValue { text, .. }
             | Failure::OfBcacheTools(_, text) => Some(text),
             Failure::Found | Failure::Signalled(_) => None,
         }
@@ -84,7 +98,7 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Failed(_) | Failure::Caused { .. } | Failure::Found => FAILED,
-            Failure::Usage(_) => Failure::USAGE,
+            Failure::Usage(_) | Failure::BadValue { .. } => Failure::USAGE,
             Failure::Signalled(code) | Failure::OfBcacheTools(code, _) => *code,
         }
     }
@@ -99,7 +113,7 @@ impl fmt::Display for Failure {
 impl Error for Failure {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Failure::Caused { source, .. } => Some(&**source),
+            Failure::Caused { source, .. } | Failure::BadValue { source, .. } => Some(&**source),
             Failure::Failed(_)
             | Failure::Usage(_)
             | Failure::Signalled(_)

@@ -19,7 +19,7 @@ use io::{Device, Disk, Handle, Nanos};
 use crate::crash_log::CrashLog;
 use crate::events::{EventLog, WINDOW};
 use crate::failure::Failure;
-use crate::tunables::{Owner, Setting};
+use crate::tunables::{Beyond, Owner, Setting, in_any_order};
 use crate::{message, ram, superblock};
 
 /// Time for which events are collected before they are logged.
@@ -253,21 +253,43 @@ impl Session {
     /// Changes a tunable of the set, or of every cached device.
     ///
     /// # Errors
-    /// If the engine refuses it.
-    pub async fn apply(&self, setting: &Setting) -> Result<(), Failure> {
-        match (setting.owner, &self.set) {
-            (Owner::Set, Some(set)) => set.set(&setting.key, &setting.value).await?,
+    /// If the value is refused; nothing has changed then. If the engine fails, a part may have changed.
+    pub async fn apply(&self, setting: &Setting, beyond: Beyond) -> Result<(), Failure> {
+        let Setting { owner, key, value } = setting;
+        let refused = beyond == Beyond::Refused;
+        match (owner, &self.set) {
+            (Owner::Set, Some(set)) => {
+                if refused {
+                    set.tunables().check(key, value).map_err(Failure::bad_value)?;
+                }
+                set.set(key, value).await?;
+            }
             (Owner::Set, None) => {}
             (Owner::Device, _) => {
-                for volume in self.volumes().iter().filter(|v| !v.is_flash_only()) {
-                    volume.set(&setting.key, &setting.value).await?;
+                let volumes: Vec<_> = self.volumes().into_iter().filter(|v| !v.is_flash_only()).collect();
+                if refused {
+                    let mut all = volumes.iter().map(|v| v.tunables().check(key, value));
+                    all.try_for_each(|checked| checked.map_err(Failure::bad_value))?;
+                }
+                for volume in volumes {
+                    volume.set(key, value).await?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Logs the events since the last call.
+    /// Changes several tunables. Their order does not matter where the range of one depends on another.
+    ///
+    /// # Errors
+    /// If one is refused; the others may have changed then.
+    pub async fn apply_all(&self, settings: &[Setting]) -> Result<(), Failure> {
+        let set = async |setting: &&Setting| self.apply(setting, Beyond::Refused).await;
+        let refused = in_any_order(settings.iter().collect(), set).await;
+        refused.into_iter().next().map_or(Ok(()), |(_, e)| Err(e))
+    }
+
+    /// Tells the operator what happened since the last call.
     pub fn log_events(&self) {
         let mut events = self.set.as_ref().map(CacheSet::take_events).unwrap_or_default();
         events.extend(self.volumes.borrow().iter().flat_map(|v| v.take_events()));

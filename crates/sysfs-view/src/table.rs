@@ -138,7 +138,7 @@ impl File {
             Writes::Tunable => {
                 let tunable = find_tunable(place, of, self.name)?;
                 let value = match tunable.range {
-                    // A number out of range is clamped where the value is stored.
+                    // The owner clamps a number out of range.
                     Range::Number(..) | Range::Flag => values::number(text)?.to_string(),
                     Range::Choices(names) => values::choice(text, names)?,
                     Range::Text(bytes) => {

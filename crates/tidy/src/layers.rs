@@ -25,7 +25,7 @@ pub const COMPONENTS: &[&[&str]] = &[
     // Not in a component yet: counters and settings.
     &["stats"],
     &["tunables"],
-    &["refusal"],
+    &["refusal", "damage"],
     &["error"],
     &["tasks", "device"],
     &["journal"],

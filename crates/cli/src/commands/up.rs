@@ -213,9 +213,8 @@ impl Up {
                     .into(),
             ));
         }
-        for setting in &self.set {
-            session.apply(setting).await?;
-        }
+        // Not wrong usage: the devices are open.
+        session.apply_all(&self.set).await.map_err(Failure::of)?;
         for (i, volume) in volumes.iter().enumerate() {
             volume.set_name(&format!("bcache{i}"));
         }

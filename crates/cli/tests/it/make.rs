@@ -160,6 +160,33 @@ fn several_backing_devices_share_the_set() {
     assert_eq!(uuids.len(), 3);
 }
 
+/// What a device is was found out by a write that failed, or said as an offset in a superblock.
+#[test]
+fn devices_that_do_not_fit() {
+    let dir = Dir::new();
+    let (ssd, hdd) = (dir.sparse("ssd", 64 << 20), dir.sparse("hdd", 64 << 20));
+    let with_loop = |options: &[&str], check: &dyn Fn(&str)| {
+        let made = std::process::Command::new("losetup").args(options).args(["-f", "--show", &hdd]).output();
+        match made {
+            Ok(o) if o.status.success() => {
+                let device = String::from_utf8(o.stdout).unwrap().trim().to_owned();
+                check(&device);
+                let _ = std::process::Command::new("losetup").args(["-d", &device]).status();
+            }
+            _ => rig::skipped_in_part("no loop device can be made"),
+        }
+    };
+    with_loop(&["--read-only"], &|device| {
+        let said = run(&["make", "-C", &ssd, "-B", device, "--bucket", "64k"]);
+        said.refused(&[&format!("{device} is read-only")]);
+    });
+    with_loop(&["--sector-size", "4096"], &|device| {
+        let said = run(&["make", "-C", &ssd, "-B", device, "--bucket", "64k", "--block", "512"]);
+        said.refused(&[&format!("--block 512 is smaller than the 4096-byte sectors of {device}")]);
+    });
+    assert!(read(&hdd).iter().all(|b| *b == 0));
+}
+
 /// Sizes that make no sense are refused with the numbers, and nothing is written to any device.
 #[test]
 fn bad_sizes() {
@@ -191,6 +218,8 @@ fn bad_sizes() {
             assert!(read(path).iter().all(|b| *b == 0), "{args:?}");
         }
     }
+    let said = run(&["make", "-C", &ssd, "-B", &hdd, "--data-offset", "1M"]).usage();
+    said.says(&["expected sectors of 512 bytes, for example 2048"]);
     for bad in [&["--bucket", "0"][..], &["--bucket", "1000"], &["--bucket", "x"], &["--cset-uuid", "x"]] {
         run(&[&["make", "-C", &ssd], bad].concat()).usage();
     }

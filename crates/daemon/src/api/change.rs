@@ -23,6 +23,7 @@ use crate::jobs::{End, Job, Running};
 use crate::names::Named;
 use crate::order::Order;
 use crate::settings::Of;
+use crate::why::SharedFailure;
 use crate::worker::Worker;
 
 type Audited = Extension<Audit>;
@@ -243,7 +244,7 @@ async fn change(api: Arc<Api>, audit: Audit, change: Change) -> Answered {
             None => api.registry.settings.reset_tunable(whose.of(), &key).await?,
         };
         if let Some(value) = changed.limited_to() {
-            audit.does(format!("{action} (limited to {value})"));
+            audit.does(format!("{action} (the value is {value} now)"));
         }
         Ok(changed)
     };
@@ -463,10 +464,10 @@ fn check_now(paths: &[PathBuf], quick: bool, in_use: bool, job: &Running) {
         Ok(match (job.0.is_cancelled(), report.is_ok()) {
             (true, _) => End::Cancelled,
             (false, true) => End::Done,
-            (false, false) => End::Failed("problems were found: see the report".into()),
+            (false, false) => End::Failed(SharedFailure::of_words("problems were found: see the report")),
         })
     };
-    job.0.ended(probe().unwrap_or_else(|e| End::Failed(e.message().unwrap_or_default().to_owned())));
+    job.0.ended(probe().unwrap_or_else(|e: Failure| End::Failed(e.into())));
 }
 
 pub(super) async fn jobs(State(api): Shared) -> Answered {

@@ -127,12 +127,11 @@ impl Admission {
     pub(crate) fn remember(&self, probe: &Probe) -> Result<(), Failure> {
         let named = locked(&self.named).contains(&probe.uuid);
         self.shared.state().add_device(&probe.path, &probe.uuid, named).map_err(|e| {
-            let why = e.message().unwrap_or_default();
-            Failure::Failed(format!(
-                "{}: is registered, but only until the daemon ends: {why}; register it again when the cause is \
-                 removed",
+            let text = format!(
+                "{}: is registered, but only until the daemon ends: {e}; register it again when the cause is removed",
                 probe.path.display()
-            ))
+            );
+            Failure::Caused { text, source: Box::new(e) }
         })
     }
 
@@ -241,7 +240,7 @@ impl Admission {
         &self,
         probe: Vec<Probe>,
         known: &BTreeMap<PathBuf, Known>,
-    ) -> (Vec<Probe>, Vec<(Probe, String)>) {
+    ) -> (Vec<Probe>, Vec<(Probe, Failure)>) {
         let (mut good, mut refused) = (Vec::new(), Vec::new());
         let mut by_key: BTreeMap<String, Vec<Probe>> = BTreeMap::new();
         for one in probe {
@@ -259,9 +258,11 @@ impl Admission {
             let many = copies(&same[0], &all);
             for one in same {
                 match self.admit(&one) {
-                    _ if chosen.as_ref() != Some(&one.path) => refused.push((one, many.clone())),
+                    _ if chosen.as_ref() != Some(&one.path) => {
+                        refused.push((one, Failure::Failed(many.clone())));
+                    }
                     Ok(()) => good.push(one),
-                    Err(e) => refused.push((one, e.message().unwrap_or_default().to_owned())),
+                    Err(e) => refused.push((one, e)),
                 }
             }
         }

@@ -12,6 +12,7 @@ use serve::Failure;
 use crate::hub::{Hub, Kind};
 use crate::probe::{Probe, Role};
 use crate::state::Known;
+use crate::why::SharedFailure;
 
 /// The state of a registered device.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -21,7 +22,7 @@ pub(crate) enum DeviceState {
     /// It waits for something that is missing, such as its cache device.
     Waiting(String),
     /// It was refused.
-    Failed(String),
+    Failed(SharedFailure),
     /// Its volume was stopped.
     Stopped,
     /// It was unplugged while a thread served it; the text is the consequence for its volume.
@@ -84,13 +85,14 @@ impl DeviceTable {
     }
 
     /// Marks a device as failed and logs why.
-    pub(crate) fn fail(&self, probe: &Probe, failure: &Failure) {
-        self.set(probe, DeviceState::Failed(failure.message().unwrap_or_default().to_owned()));
+    pub(crate) fn fail(&self, probe: &Probe, failure: Failure) {
+        self.set(probe, DeviceState::Failed(failure.into()));
     }
 
-    /// Marks a device as failed without a message; `probe` is `None` for a device that could not be probed.
-    pub(crate) fn set_failed(&self, path: PathBuf, probe: Option<Probe>, why: String) {
-        self.lock().insert(path, Device { probe, state: DeviceState::Failed(why) });
+    /// Marks a device as failed without a message; a device that could not be probed has no probe.
+    pub(crate) fn set_failed(&self, path: PathBuf, probe: Option<Probe>, why: Failure) {
+        let state = DeviceState::Failed(why.into());
+        self.lock().insert(path, Device { probe, state });
     }
 
     /// Changes the state of a registered device without a message.
@@ -112,11 +114,14 @@ impl DeviceTable {
 
     /// Sets the state of a device and logs why it waits or fails.
     pub(crate) fn set(&self, probe: &Probe, state: DeviceState) {
-        if let DeviceState::Waiting(why)
-        | DeviceState::Failed(why)
-        | DeviceState::Unplugged(why)
-        | DeviceState::Replugged(why) = &state
-        {
+        let why = match &state {
+            DeviceState::Failed(why) => Some(why.text()),
+            DeviceState::Waiting(why) | DeviceState::Unplugged(why) | DeviceState::Replugged(why) => {
+                Some(why.clone())
+            }
+            DeviceState::Served | DeviceState::Stopped => None,
+        };
+        if let Some(why) = why {
             let bad = matches!(state, DeviceState::Failed(_) | DeviceState::Unplugged(_));
             let level = if bad { "error" } else { "warning" };
             let text = format!("{}: {why}", probe.path.display());

@@ -179,7 +179,7 @@ impl Placement {
                     self.inventory.devices.set(was, DeviceState::Served);
                     self.admission.record(was).await;
                 }
-                Err(e) => self.inventory.devices.fail(was, &e),
+                Err(e) => self.inventory.devices.fail(was, e),
             }
         }
     }
@@ -195,13 +195,15 @@ impl Placement {
                     .is_some_and(|p| matches!(&p.role, Role::Backing { set: Some(s), .. } if s == set))
         });
         for (path, probed) in probe_all(served).await {
-            let result = match &probed {
-                Ok(probe) => self.place_one(probe).await,
-                Err(e) => failed(e.message().unwrap_or_default()),
+            let (probe, result) = match probed {
+                Ok(probe) => {
+                    let placed = self.place_one(&probe).await;
+                    (Some(probe), placed)
+                }
+                Err(e) => (None, Err(e)),
             };
             if let Err(e) = result {
-                let why = e.message().unwrap_or_default().to_owned();
-                self.inventory.devices.set_failed(path, probed.ok(), why);
+                self.inventory.devices.set_failed(path, probe, e);
             }
         }
     }
@@ -209,7 +211,7 @@ impl Placement {
     /// Marks a device as failed if its placement failed.
     pub(crate) fn settle(&self, probe: &Probe, result: Result<(), Failure>) {
         if let Err(e) = result {
-            self.inventory.devices.fail(probe, &e);
+            self.inventory.devices.fail(probe, e);
         }
     }
 }

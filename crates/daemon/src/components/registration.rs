@@ -18,6 +18,7 @@ use super::replug::Replug;
 use crate::names::Named;
 use crate::probe::{Attachment, Probe, Role, probe_all, probe_device};
 use crate::state::Known;
+use crate::why::SharedFailure;
 
 /// The result of a registration.
 pub(crate) struct Registered {
@@ -82,12 +83,13 @@ impl Registration {
         for (probe, result) in placed {
             let result = match result {
                 Err(e) if !self.placement.comes_up_late(&probe) => {
+                    let why = SharedFailure::from(e);
                     if before.contains(&probe.path) {
-                        self.inventory.devices.fail(&probe, &e);
+                        self.inventory.devices.set(&probe, DeviceState::Failed(why.clone()));
                     } else {
                         self.inventory.devices.remove(&probe.path);
                     }
-                    Err(e)
+                    Err(Failure::of(why))
                 }
                 result => {
                     self.inventory.devices.forget_missing(&known, &probe);
@@ -180,7 +182,7 @@ impl Registration {
             // The volume is served again without the cache.
             let now = probed.unwrap_or(probe);
             if was_served && let Err(why) = self.placement.place_one(&now).await {
-                self.inventory.devices.fail(&now, &why);
+                self.inventory.devices.fail(&now, why);
             }
             return Err(e);
         }

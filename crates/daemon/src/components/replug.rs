@@ -134,8 +134,7 @@ impl Replug {
             match probed {
                 Ok(probed) => probe.push(probed),
                 Err(e) => {
-                    let why = e.message().unwrap_or_default().to_owned();
-                    self.inventory.devices.change(&path, |state| *state = DeviceState::Failed(why));
+                    self.inventory.devices.change(&path, |state| *state = DeviceState::Failed(e.into()));
                 }
             }
         }

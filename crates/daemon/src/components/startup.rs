@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serve::Failure;
+
 use super::admission::Admission;
-use super::devices::DeviceState;
 use super::inventory::Inventory;
 use super::placement::Placement;
 use crate::hub::Kind;
@@ -26,10 +27,10 @@ struct Found {
     right: Vec<Probe>,
     /// Devices at a stored path that have another UUID than the stored one.
     displaced: Vec<(PathBuf, Probe)>,
-    /// Devices with a stored UUID that are another device or an older state, and why.
-    copies: Vec<(Probe, String)>,
-    /// Stored or configured paths whose probe failed, and why.
-    missing: Vec<(PathBuf, String)>,
+    /// The UUID is right, and the device is another one, or older; why.
+    copies: Vec<(Probe, Failure)>,
+    /// Asked for, and not to be had; why.
+    missing: Vec<(PathBuf, Failure)>,
 }
 
 /// Registers devices at the start of the daemon.
@@ -71,17 +72,18 @@ impl Startup {
                     "expected the device with UUID {expected}, found UUID {}: register it again",
                     probe.uuid
                 );
-                self.inventory.devices.set(&probe, DeviceState::Failed(why));
+                self.inventory.devices.fail(&probe, Failure::Failed(why));
             } else if configured.contains(&path) || scanned.contains(&path) {
                 found.right.push(probe);
             }
         }
         for (probe, why) in found.copies {
-            self.inventory.devices.set(&probe, DeviceState::Failed(why));
+            self.inventory.devices.fail(&probe, why);
         }
         for (path, why) in found.missing {
-            serve::message::message("error", &why);
-            self.shared.hub.publish(Kind::Device, None, "error", &why);
+            let text = why.to_string();
+            serve::message::message("error", &text);
+            self.shared.hub.publish(Kind::Device, None, "error", &text);
             self.inventory.devices.set_failed(path, None, why);
         }
         let mut unique: Vec<Probe> = Vec::new();
@@ -92,15 +94,13 @@ impl Startup {
         }
         let (unique, refused) = self.admission.sift(unique, &known);
         for (probe, why) in refused {
-            self.inventory.devices.set(&probe, DeviceState::Failed(why));
+            self.inventory.devices.fail(&probe, why);
         }
         for (probe, result) in self.placement.place(unique).await {
             if let Err(e) = result
                 && !self.placement.comes_up_late(&probe)
             {
-                self.inventory
-                    .devices
-                    .set(&probe, DeviceState::Failed(e.message().unwrap_or_default().to_owned()));
+                self.inventory.devices.fail(&probe, e);
             }
         }
     }
@@ -119,7 +119,7 @@ impl Startup {
             let probe = match probed {
                 Ok(probe) => probe,
                 Err(e) if n < asked_for => {
-                    found.missing.push((path, e.message().unwrap_or_default().to_owned()));
+                    found.missing.push((path, e));
                     continue;
                 }
                 // A scan probes all block devices. Most of them have no superblock of bcache.
@@ -130,9 +130,9 @@ impl Startup {
             }
             if known.get(&path).is_some_and(|k| k.uuid != probe.uuid) {
                 found.displaced.push((path, probe));
-            } else if self.admission.difference(&probe).is_some() {
-                let why = self.admission.admit(&probe).err().and_then(|e| e.message().map(str::to_owned));
-                found.copies.push((probe, why.unwrap_or_default()));
+            } else if let Some(difference) = self.admission.difference(&probe) {
+                let why = self.admission.admit(&probe).err();
+                found.copies.push((probe, why.unwrap_or(Failure::Failed(difference))));
             } else {
                 found.right.push(probe);
             }
@@ -191,7 +191,7 @@ impl Startup {
         &self,
         places: &[&'s Probe],
         known: &BTreeMap<PathBuf, Known>,
-    ) -> Result<Option<&'s Probe>, String> {
+    ) -> Result<Option<&'s Probe>, Failure> {
         let fits = |s: &&&Probe| self.admission.difference(s).is_none();
         let sure: Vec<&Probe> =
             places.iter().filter(fits).filter(|s| self.admission.is_surely(s)).copied().collect();
@@ -205,17 +205,17 @@ impl Startup {
             ([], []) => Ok(None),
             ([one], _) => Ok(Some(one)),
             ([], [first, ..]) => Err(match self.admission.admit(first) {
-                Err(e) => e.message().unwrap_or_default().to_owned(),
-                Ok(()) => format!(
+                Err(e) => e,
+                Ok(()) => Failure::Failed(format!(
                     "{} has this UUID, but it may be a copy: register it if it is the right device",
                     first.path.display()
-                ),
+                )),
             }),
-            ([one, other, ..], _) => Err(format!(
+            ([one, other, ..], _) => Err(Failure::Failed(format!(
                 "is at {} and at {}; register the right device",
                 one.path.display(),
                 other.path.display()
-            )),
+            ))),
         }
     }
 }

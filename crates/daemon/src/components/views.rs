@@ -75,7 +75,7 @@ impl Views {
                             Ok(figures) => view.figures = figures,
                             Err(e) => view.why = e.message().map(str::to_owned),
                         },
-                        Phase::Failed(why) => view.why = Some(why),
+                        Phase::Failed(why) => view.why = Some(why.text()),
                         _ => {}
                     }
                     view
@@ -107,7 +107,8 @@ impl Views {
             .filter_map(|(path, device)| match (&device.state, device.probe.as_ref().map(|s| &s.role)) {
                 (DeviceState::Failed(why), Some(Role::Cache { set })) => {
                     let path = path.display().to_string();
-                    let why = why.strip_prefix(&format!("{path}: ")).unwrap_or(why);
+                    let why = why.text();
+                    let why = why.strip_prefix(&format!("{path}: ")).unwrap_or(&why);
                     Some((set.clone(), format!("; its cache device {path} has failed: {why}")))
                 }
                 _ => None,
@@ -122,13 +123,14 @@ impl Views {
         let views = devices.into_iter().map(|(path, device)| {
             let (state, why) = match device.state {
                 DeviceState::Served => match phase_of(&device.probe) {
-                    Some(Phase::Failed(why)) => ("failed", Some(why)),
+                    Some(Phase::Failed(why)) => ("failed", Some(why.text())),
                     Some(Phase::Stopped) | None => ("stopped", None),
                     Some(_) => ("served", None),
                 },
                 DeviceState::Waiting(why) => ("waiting", Some(why + of_cache(&device.probe))),
                 DeviceState::Replugged(why) => ("waiting", Some(why)),
-                DeviceState::Failed(why) | DeviceState::Unplugged(why) => ("failed", Some(why)),
+                DeviceState::Failed(why) => ("failed", Some(why.text())),
+                DeviceState::Unplugged(why) => ("failed", Some(why)),
                 DeviceState::Stopped => ("stopped", None),
             };
             let (uuid, role) = device.probe.map(|s| (s.uuid, s.role)).unzip();

@@ -125,7 +125,7 @@ impl Workers {
             ));
         }
         match worker.phase() {
-            Phase::Failed(why) => failed(why),
+            Phase::Failed(why) => Err(Failure::of(why)),
             _ => {
                 self.lock().remove(id);
                 Ok(())
@@ -181,7 +181,7 @@ impl Workers {
             let joined = worker.clone();
             let _ = tokio::task::spawn_blocking(move || joined.join()).await;
             if let Phase::Failed(why) = worker.phase() {
-                result = failed(format!("set {}: {why}", worker.plan.id));
+                result = Err(Failure::because(format_args!("set {}", worker.plan.id), why));
             }
         }
         result

@@ -114,7 +114,7 @@ mod tests {
             ),
             ("exports = [\"nbd=/run/x\", \"nbd=/run/x\"]\n", 2, "exports names nbd=/run/x twice"),
         ] {
-            let said = Config::parse(&format!("{OPEN}{text}")).unwrap_err();
+            let said = Config::parse(&format!("{OPEN}{text}")).unwrap_err().to_string();
             assert!(said.starts_with(&format!("line {line}: ")) && said.contains(words), "{text:?}: {said}");
         }
         for fine in [

@@ -29,7 +29,7 @@ use io::{Histogram, Nanos};
 
 use crate::canary::{Bug, bug};
 use crate::device::CacheDevice;
-use crate::error::EngineError;
+use crate::error::{EngineError, NoRoom};
 pub(crate) use crash_log::newer_entries;
 pub(crate) use pins::Pins;
 pub(crate) use replay::scan;
@@ -498,11 +498,8 @@ impl Journal {
             let bytes = HEADER_BYTES + 8 * s.words;
             let last_seq = s.pins.oldest(s.open);
             if !s.ring.has_room(bytes, 0, last_seq) {
-                return Err(EngineError::NoSpace(format!(
-                    "{}: no room in the journal for entry {} ({bytes} bytes)",
-                    self.device.disk().info().name,
-                    s.open
-                )));
+                let device = self.device.disk().info().name.clone();
+                return Err(NoRoom::Journal { device, entry: s.open, bytes }.into());
             }
             let seq = s.open;
             let slot = s.ring.take(bytes, seq);

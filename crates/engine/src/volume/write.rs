@@ -25,7 +25,7 @@ use super::read::{read_directly, read_merged};
 use crate::alloc::{Placed, Purpose, Stream};
 use crate::canary::{Bug, bug};
 use crate::device::{BackingDevice, Watched};
-use crate::error::EngineError;
+use crate::error::{EngineError, NoRoom};
 use crate::index::{Change, Durability, Kind, Progress};
 use crate::policy::bypass::{
     BypassReason, Decision, RequestHints, RequestKind, WriteInputs, WritePath, write_path,
@@ -458,10 +458,7 @@ pub(super) async fn write_volume(target: Target<'_>, write: &Write) -> Result<Jo
 fn failure_of(volume: &Volume, not_taken: NotTaken) -> EngineError {
     match not_taken {
         NotTaken::Failed(e) => e,
-        NotTaken::ByCache => EngineError::NoSpace(format!(
-            "{}: every bucket of the cache holds dirty data or metadata",
-            volume.name()
-        )),
+        NotTaken::ByCache => NoRoom::Data { volume: volume.name().to_string() }.into(),
     }
 }
 

@@ -59,9 +59,9 @@ pub fn check(
         match read_superblock(source) {
             Ok(DeviceSuper::Backing(superblock)) => backings.push(Backing { source, superblock }),
             Ok(DeviceSuper::Cache(_)) => caches.push(source),
-            // The loop below opens the cache device again and reports its damage.
-            Err(finding) if finding.place.structure == "cache superblock" => caches.push(source),
-            Err(finding) => findings.push(*finding),
+            // What is wrong with a cache device is said by opening it.
+            Err(e) if e.finding().place.structure == "cache superblock" => caches.push(source),
+            Err(e) => findings.push(*e.into_finding()),
         }
     }
     let mut sets = Vec::new();
@@ -103,7 +103,7 @@ pub fn check_set(cache: &dyn ReadAt, backings: &[&dyn ReadAt], options: CheckOpt
         match read_superblock(source) {
             Ok(DeviceSuper::Backing(superblock)) => good.push(Backing { source, superblock }),
             Ok(DeviceSuper::Cache(_)) => bad.push(backing::not_backing(source)),
-            Err(finding) => bad.push(*finding),
+            Err(e) => bad.push(*e.into_finding()),
         }
     }
     let of_set: Vec<&Backing<'_>> = good.iter().collect();

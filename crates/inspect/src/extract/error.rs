@@ -5,6 +5,7 @@ use std::io;
 use format::{Inode, Sector, Sectors, Uuid};
 use thiserror::Error;
 
+use crate::device::SuperblockError;
 use crate::finding::Finding;
 use crate::source::ReadError;
 
@@ -14,12 +15,15 @@ use crate::source::ReadError;
 /// device, the data offset included.
 #[derive(Debug, Error)]
 pub enum ExtractError {
-    /// The set or the backing superblock is damaged.
+    /// The set is damaged.
     #[error("damaged: {finding}")]
     Damaged {
         /// The first fatal finding.
         finding: Box<Finding>,
     },
+    /// The backing superblock cannot be used.
+    #[error("damaged: {0}")]
+    Superblock(#[from] SuperblockError),
     /// The device given as backing device is a cache device.
     #[error("{device}: expected a backing device, found a cache device")]
     NotABackingDevice {
@@ -155,8 +159,8 @@ pub enum ExtractError {
     Read(#[from] ReadError),
     /// The output failed.
     #[error("output: {0}")]
-    Output(io::Error),
-    /// The caller ended the extraction.
+    Output(#[source] io::Error),
+    /// The caller did not want more.
     #[error("stopped after {done} of {total} sectors")]
     Cancelled {
         /// Sectors handed to the output.

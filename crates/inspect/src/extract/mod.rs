@@ -187,7 +187,8 @@ impl<'a> Extraction<'a> {
             Ok(DeviceSuper::Cache(_)) => {
                 return Err(ExtractError::NotABackingDevice { device: source.name().to_owned() });
             }
-            Err(finding) => return Err(ExtractError::Damaged { finding }),
+            // A read that failed is an error of the device, but its message is that of the finding, as in a report.
+            Err(e) => return Err(ExtractError::Superblock(e)),
         };
         self.backing = Some(source);
         self.data_offset = backing.data_offset();

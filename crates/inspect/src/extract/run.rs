@@ -114,10 +114,9 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Reads a range of `len` sectors in parts, after one read of it failed with `error`.
-    ///
-    /// `read` fills the front of the buffer, or returns why the range is lost, which is then listed. Without best effort the
-    /// function returns the error.
+    /// After a read of `len` sectors failed with `error`: reads parts with `read`, which fills the front
+    /// of the buffer or lists the range as lost. Without best effort it returns the error. The error of `read` is text, because it
+    /// becomes a line of the report.
     fn by_parts(
         &mut self,
         error: ReadError,

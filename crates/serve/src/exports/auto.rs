@@ -49,7 +49,7 @@ async fn start(context: &Context<'_>) -> Result<Box<dyn Export>, Failure> {
             Err(e) if ublk::may_fall_back(&e) => e.to_string(),
             Err(e) => return Err(e.into()),
         },
-        Some(why) => why,
+        Some(why) => why.to_string(),
     };
     let dir = runtime_dir()?;
     let no_fuse = match fuse::obstacle() {
@@ -60,10 +60,10 @@ async fn start(context: &Context<'_>) -> Result<Box<dyn Export>, Failure> {
                     message::note(format!("export: FUSE and loop devices: {no_ublk} (choose with --export)"));
                     return Ok(Box::new(fuse));
                 }
-                Err(e) => e.message().unwrap_or_default().to_owned(),
+                Err(e) => e.to_string(),
             }
         }
-        Some(why) => why,
+        Some(why) => why.to_string(),
     };
     let socket = dir.join(format!("{}.sock", context.place));
     message::note(format!(

@@ -161,7 +161,7 @@ mod head {
 
     pub(super) const KIND: Kind = Kind { forms: &["head=DIR"], parse };
 
-    fn parse(text: &str) -> Option<Result<Spec, String>> {
+    fn parse(text: &str) -> Option<Result<Spec, SpecError>> {
         text.strip_prefix("head=").map(|dir| Ok(Spec::new(Dir(dir.into()))))
     }
 
@@ -251,7 +251,10 @@ fn a_new_kind_conforms() {
     const TABLE: &[Kind] = &[nbd::KIND, head::KIND];
     let dir = tempfile::tempdir().unwrap();
     check(TABLE, &format!("head={}", dir.path().display()));
-    assert_eq!(Spec::parse("tape", TABLE).unwrap_err(), "expected nbd=SOCKET, nbd=HOST:PORT or head=DIR");
+    assert_eq!(
+        Spec::parse("tape", TABLE).unwrap_err().to_string(),
+        "expected nbd=SOCKET, nbd=HOST:PORT or head=DIR"
+    );
     let spec = |option: &str| Spec::parse(option, TABLE).unwrap();
     assert!(spec("head=/mnt").overlaps(&spec("head=/mnt")) && !spec("head=/mnt").overlaps(&spec("nbd=/mnt")));
 }

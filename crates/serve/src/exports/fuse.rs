@@ -6,12 +6,13 @@ use std::any::Any;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use engine::VolumeRef;
 use export_fuse::{FuseError, FuseOptions, PunchHole, ServeOptions, probe, serve};
 use io::{Handle, Nanos};
 
-use super::spec::Kind;
+use super::spec::{Kind, SpecError};
 use super::{Context, Export, Force, Place, Spec, Way, Work};
 use crate::failure::Failure;
 use crate::message;
@@ -21,7 +22,7 @@ const AGAIN: Nanos = Nanos::from_ms(500);
 
 pub(super) const KIND: Kind = Kind { forms: &["fuse=DIR"], parse };
 
-fn parse(text: &str) -> Option<Result<Spec, String>> {
+fn parse(text: &str) -> Option<Result<Spec, SpecError>> {
     let dir = text.strip_prefix("fuse=").filter(|dir| !dir.is_empty())?;
     Some(Ok(Spec::new(Dir(PathBuf::from(dir)))))
 }
@@ -59,7 +60,7 @@ pub(super) struct Fuse {
 }
 
 /// Why the host cannot offer block devices this way; `None` if it can.
-pub(crate) fn obstacle() -> Option<String> {
+pub(crate) fn obstacle() -> Option<Arc<FuseError>> {
     let host = probe();
     host.fuse.and(host.loop_device).err()
 }
@@ -116,7 +117,7 @@ impl Export for Fuse {
                         }
                         if why != told {
                             message::warn(format!(
-                                "{why}: waiting until it is no longer in use; a second signal removes it by force"
+                                "{why}: waiting until it is no longer in use; unmount it to go on"
                             ));
                             told = why;
                         }

@@ -25,8 +25,10 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::pressure;
-pub use nbd_access::{NbdAccess, SaidBy, TlsFile, is_remote, read_tls, why_not, why_not_remote};
-pub use spec::{Place, Spec};
+pub use nbd_access::{
+    NbdAccess, SaidBy, TlsFile, TlsFileError, TlsFileProblem, is_remote, read_tls, why_not, why_not_remote,
+};
+pub use spec::{Place, Spec, SpecError};
 pub use ublk::{Force, servers};
 
 /// A directory that no other user can write to and that a reboot clears.
@@ -130,9 +132,9 @@ pub async fn start(spec: &Spec, context: &Context<'_>) -> Result<Box<dyn Export>
     Ok(running)
 }
 
-/// Whether this host can offer volumes as block devices; else the reason.
-pub fn block_devices() -> Result<(), String> {
-    fuse::obstacle().map_or(Ok(()), Err)
+/// Whether volumes can be block devices on this host; else why not.
+pub fn block_devices() -> Result<(), Failure> {
+    fuse::obstacle().map_or(Ok(()), |e| Err(Failure::of(e)))
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use engine::VolumeRef;
 use export_nbd::codec::HandshakeEnd;
 use export_nbd::{ConnectionEnd, ConnectionEvent, Endpoint, Exports, Observer, Server, ServerOptions, uri};
 
-use super::spec::Kind;
+use super::spec::{Kind, SpecError};
 use super::{Context, Export, Force, NbdAccess, Place, Spec, Way, Work};
 use crate::failure::Failure;
 use crate::message;
@@ -21,9 +21,9 @@ use crate::quiet::Quiet;
 
 pub(super) const KIND: Kind = Kind { forms: &["nbd=SOCKET", "nbd=HOST:PORT"], parse };
 
-fn parse(text: &str) -> Option<Result<Spec, String>> {
+fn parse(text: &str) -> Option<Result<Spec, SpecError>> {
     let endpoint = Endpoint::from_export_option(text)?;
-    Some(endpoint.map(|endpoint| Spec::new(Listening(endpoint))).map_err(|e| e.to_string()))
+    Some(endpoint.map(|endpoint| Spec::new(Listening(endpoint))).map_err(SpecError::Endpoint))
 }
 
 /// The endpoint on which the volumes are NBD exports.

@@ -6,11 +6,12 @@
 
 use std::path::Path;
 
-use export_nbd::{Endpoint, EndpointError, Reach, TlsConfig};
+use export_nbd::{Endpoint, EndpointError, Reach, TlsConfig, TlsConfigError};
 use io::MemoryBudget;
 
 use crate::failure::Failure;
-use crate::{ram, secret};
+use crate::ram;
+use crate::secret::{self, SecretError};
 
 /// All NBD clients together get the memory divided by this.
 const SHARE: u64 = 8;
@@ -125,23 +126,42 @@ pub fn is_remote(endpoint: &Endpoint) -> bool {
 /// Reads the files for TLS, in PEM form; other users must not be able to read the file of the key.
 ///
 /// # Errors
-/// If one of the files cannot be used, with the reason.
-pub fn read_tls(
-    certificate: &Path,
-    key: &Path,
-    client_ca: Option<&Path>,
-) -> Result<TlsConfig, (TlsFile, String)> {
-    let chain = secret::read_public(certificate).map_err(|e| (TlsFile::Certificate, e))?;
-    let private = secret::read_private(key).map_err(|e| (TlsFile::Key, e))?;
-    let ca = client_ca.map(secret::read_public).transpose().map_err(|e| (TlsFile::ClientCa, e))?;
+/// If one of them cannot be used: which one, and why.
+pub fn read_tls(certificate: &Path, key: &Path, client_ca: Option<&Path>) -> Result<TlsConfig, TlsFileError> {
+    let in_file = |file| move |e| TlsFileError { file, why: TlsFileProblem::Read(e) };
+    let chain = secret::read_public(certificate).map_err(in_file(TlsFile::Certificate))?;
+    let private = secret::read_private(key).map_err(in_file(TlsFile::Key))?;
+    let ca = client_ca.map(secret::read_public).transpose().map_err(in_file(TlsFile::ClientCa))?;
     TlsConfig::from_pem(&chain, &private, ca.as_deref()).map_err(|e| {
         let file = match e {
-            export_nbd::TlsConfigError::Certificate(_) => TlsFile::Certificate,
-            export_nbd::TlsConfigError::Key(_) => TlsFile::Key,
-            export_nbd::TlsConfigError::ClientCa(_) => TlsFile::ClientCa,
+            TlsConfigError::Certificate(_) => TlsFile::Certificate,
+            TlsConfigError::Key(_) => TlsFile::Key,
+            TlsConfigError::ClientCa(_) => TlsFile::ClientCa,
         };
-        (file, e.to_string())
+        TlsFileError { file, why: TlsFileProblem::Contents(e) }
     })
+}
+
+/// A file that TLS needs cannot be used. The message does not name the path.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct TlsFileError {
+    /// Which one.
+    pub file: TlsFile,
+    /// The reason.
+    #[source]
+    pub why: TlsFileProblem,
+}
+
+/// The reason why a file that TLS needs cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsFileProblem {
+    /// It cannot be read.
+    #[error(transparent)]
+    Read(SecretError),
+    /// Its contents do not fit.
+    #[error(transparent)]
+    Contents(TlsConfigError),
 }
 
 /// A file that TLS needs.
@@ -176,6 +196,17 @@ mod tests {
         assert_eq!(open.reach(), Reach::Loopback);
         assert_eq!(NbdAccess { allow_remote: true, ..open }.reach(), Reach::Anywhere);
         assert_eq!(NbdAccess { allow_remote: true, ..closed }.reach(), Reach::Sockets);
+    }
+
+    /// The error of the system was turned into text.
+    #[test]
+    fn a_file_that_cannot_be_read_is_the_cause() {
+        use std::error::Error;
+        let nowhere = Path::new("/nowhere/pem");
+        let failure = read_tls(nowhere, nowhere, None).err().expect("there is no such file");
+        assert_eq!(failure.file, TlsFile::Certificate);
+        let cause = failure.source().and_then(Error::source).and_then(|e| e.downcast_ref::<std::io::Error>());
+        assert_eq!(cause.map(std::io::Error::kind), Some(std::io::ErrorKind::NotFound), "{failure}");
     }
 
     #[test]

@@ -20,8 +20,41 @@ pub(super) const KINDS: &[Kind] = &[auto::KIND, ublk::KIND, nbd::KIND, fuse::KIN
 pub(super) struct Kind {
     /// The forms of its option, for the operator.
     pub(super) forms: &'static [&'static str],
-    /// Parses an option; `None` if the option is not of this kind.
-    pub(super) parse: fn(&str) -> Option<Result<Spec, String>>,
+    /// The place that an option names; `None` if the option is not of this kind.
+    pub(super) parse: fn(&str) -> Option<Result<Spec, SpecError>>,
+}
+
+/// The reason why a text is no `--export` option.
+#[derive(Debug, thiserror::Error)]
+pub enum SpecError {
+    /// It has the form of no kind.
+    #[error("expected {}", or(forms))]
+    NoForm {
+        /// The forms of all kinds.
+        forms: Vec<&'static str>,
+    },
+    /// It has no number of a block device.
+    #[error("{found}: expected a device number below {most}")]
+    Number {
+        /// The text in the place of the number.
+        found: String,
+        /// All numbers are below this one.
+        most: u32,
+        /// The reason if it is no number at all.
+        source: Option<std::num::ParseIntError>,
+    },
+    /// It names no socket and no port.
+    #[error(transparent)]
+    Endpoint(export_nbd::EndpointError),
+}
+
+/// The last form after an `or`.
+fn or(forms: &[&str]) -> String {
+    match forms {
+        [] => String::new(),
+        [one] => (*one).to_owned(),
+        [first @ .., last] => format!("{} or {last}", first.join(", ")),
+    }
 }
 
 /// The place of an export, as an option names it. It is displayed as that option.
@@ -80,12 +113,10 @@ impl Spec {
     }
 
     /// Parses an option by a table of kinds.
-    pub(super) fn parse(text: &str, kinds: &[Kind]) -> Result<Spec, String> {
+    pub(super) fn parse(text: &str, kinds: &[Kind]) -> Result<Spec, SpecError> {
         let found = kinds.iter().find_map(|kind| (kind.parse)(text));
         found.unwrap_or_else(|| {
-            let mut forms: Vec<&str> = kinds.iter().flat_map(|kind| kind.forms).copied().collect();
-            let last = forms.pop().unwrap_or_default();
-            Err(format!("expected {} or {last}", forms.join(", ")))
+            Err(SpecError::NoForm { forms: kinds.iter().flat_map(|kind| kind.forms).copied().collect() })
         })
     }
 }
@@ -99,9 +130,9 @@ impl std::ops::Deref for Spec {
 }
 
 impl FromStr for Spec {
-    type Err = String;
+    type Err = SpecError;
 
-    fn from_str(text: &str) -> Result<Spec, String> {
+    fn from_str(text: &str) -> Result<Spec, SpecError> {
         Spec::parse(text, KINDS)
     }
 }
@@ -150,6 +181,6 @@ mod tests {
     #[test]
     fn an_unknown_option_is_answered_with_all_forms() {
         let expected = "expected auto, ublk, ublk=NUMBER, nbd=SOCKET, nbd=HOST:PORT or fuse=DIR";
-        assert_eq!("tape".parse::<Spec>().unwrap_err(), expected);
+        assert_eq!("tape".parse::<Spec>().unwrap_err().to_string(), expected);
     }
 }

@@ -12,7 +12,7 @@ use export_ublk::{Identity, Options, Ublk as Devices, UblkError, left_behind};
 use io::sync::{Event, select};
 use io::{Handle, Nanos};
 
-use super::spec::Kind;
+use super::spec::{Kind, SpecError};
 use super::{Context, Export, NbdAccess, Place, Spec, Way, Work};
 use crate::failure::Failure;
 use crate::message;
@@ -28,14 +28,14 @@ const MAX_NUMBER: u32 = (1 << 20) - 1024;
 
 pub(super) const KIND: Kind = Kind { forms: &["ublk", "ublk=NUMBER"], parse };
 
-fn parse(text: &str) -> Option<Result<Spec, String>> {
+fn parse(text: &str) -> Option<Result<Spec, SpecError>> {
     if text == "ublk" {
         return Some(Ok(Spec::new(Number(None))));
     }
     let number = text.strip_prefix("ublk=")?;
     Some(match number.parse() {
         Ok(number) if number < MAX_NUMBER => Ok(Spec::new(Number(Some(number)))),
-        _ => Err(format!("{number}: expected a device number below {MAX_NUMBER}")),
+        other => Err(SpecError::Number { found: number.to_owned(), most: MAX_NUMBER, source: other.err() }),
     })
 }
 
@@ -58,7 +58,7 @@ impl Place for Number {
     }
 
     fn check(&self, _: &NbdAccess) -> Result<(), Failure> {
-        obstacle().map_or(Ok(()), |why| Err(Failure::Failed(why)))
+        obstacle().map_or(Ok(()), |why| Err(why.into()))
     }
 
     fn overlaps(&self, other: &dyn Place) -> bool {
@@ -77,8 +77,8 @@ pub(super) struct Ublk {
     rt: Handle,
 }
 
-/// Why the host cannot offer ublk devices; `None` if it can.
-pub(crate) fn obstacle() -> Option<String> {
+/// Why the host cannot offer block devices this way; `None` if it can.
+pub(crate) fn obstacle() -> Option<UblkError> {
     export_ublk::obstacle()
 }
 
@@ -158,7 +158,7 @@ impl Export for Ublk {
                 let Some(why) = self.devices.in_use().await else { break };
                 if why != told {
                     message::warn(format!(
-                        "{why}: waiting until it is no longer in use; a second signal removes it by force"
+                        "{why}: waiting until it is no longer in use; unmount it to go on"
                     ));
                     told = why;
                 }

@@ -27,7 +27,7 @@ pub(super) fn obstacle() -> Option<String> {
         return Some("that needs root".into());
     }
     if let Err(why) = exports::block_devices() {
-        return Some(why);
+        return Some(why.to_string());
     }
     for program in ["mkfs.ext4", "debugfs"] {
         if find(program).is_none() {

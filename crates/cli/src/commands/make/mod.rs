@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 use format::geometry::{MIN_BUCKETS, MIN_BUCKETS_KERNEL};
 use format::superblock::{BackingFormat, CacheFormat, SUPERBLOCK_BYTES, label_bytes};
 use format::{BackingSuper, CacheMode, CacheSuper, RawSuperblock, Replacement, Sector, Sectors, Uuid};
-use io::Disk;
+use io::{DeviceInfo, Disk};
 use serde::Serialize;
 
 use serve::plain;
@@ -54,7 +54,7 @@ pub(crate) struct Make {
     #[arg(long, value_name = "SIZE", value_parser = size::parse_sectors)]
     block: Option<Sectors>,
     /// Where data begins on the backing devices, in sectors of 512 bytes
-    #[arg(long, value_name = "SECTORS", default_value_t = 16)]
+    #[arg(long, value_name = "SECTORS", default_value_t = 16, value_parser = parse_offset)]
     data_offset: u64,
     /// Write to the cache first and to the backing device later [default: to both at once]
     #[arg(long)]
@@ -88,9 +88,41 @@ pub(crate) struct Make {
     as_bcache_tools: bool,
 }
 
-fn parse_uuid(text: &str) -> Result<Uuid, String> {
-    let uuid: Uuid = text.parse().map_err(|_| "expected a UUID".to_owned())?;
-    if uuid.is_nil() { Err("expected a UUID other than zero".into()) } else { Ok(uuid) }
+/// The text is no number of sectors.
+#[derive(Debug, thiserror::Error)]
+#[error("expected sectors of 512 bytes, for example 2048")]
+struct OffsetError(#[source] std::num::ParseIntError);
+
+fn parse_offset(text: &str) -> Result<u64, OffsetError> {
+    text.parse().map_err(OffsetError)
+}
+
+/// Refuses blocks that are smaller than the sectors of a device.
+fn block_fits(block: Sectors, device: &DeviceInfo) -> Result<(), Failure> {
+    let (wanted, sector) = (block.bytes(), device.logical_block_bytes);
+    if wanted >= u64::from(sector) {
+        return Ok(());
+    }
+    Err(Failure::Failed(format!(
+        "--block {wanted} is smaller than the {sector}-byte sectors of {}: use --block {sector}, or leave it out",
+        device.name
+    )))
+}
+
+/// The reason why a text is no UUID for a new set.
+#[derive(Debug, thiserror::Error)]
+enum UuidError {
+    /// It has not the form of a UUID.
+    #[error("expected a UUID")]
+    NoUuid(#[source] format::ParseUuidError),
+    /// It is the UUID that means "no set".
+    #[error("expected a UUID other than zero")]
+    Zero,
+}
+
+fn parse_uuid(text: &str) -> Result<Uuid, UuidError> {
+    let uuid: Uuid = text.parse().map_err(UuidError::NoUuid)?;
+    if uuid.is_nil() { Err(UuidError::Zero) } else { Ok(uuid) }
 }
 
 fn random_uuid() -> Uuid {
@@ -249,6 +281,7 @@ impl Make {
         self.refuse_contents(&disks).await?;
         let logical = disks.iter().map(|(_, d)| d.info().logical_block_bytes).max().unwrap_or(512);
         let block = self.block.unwrap_or(Sectors::from_bytes_ceil(u64::from(logical)));
+        disks.iter().try_for_each(|(_, disk)| block_fits(block, disk.info()))?;
         let set = match (self.cset_uuid, self.cache.is_empty()) {
             (Some(uuid), _) => Some(uuid),
             (None, false) => Some(random_uuid()),
