@@ -1,10 +1,9 @@
 //! The bridge between other threads and the tasks of a driver's thread.
 //!
-//! Owns a bounded queue ([`channel`]) by which threads hand requests to a task, and a one-time answer
-//! ([`oneshot`]) that works in both directions: a thread waits for a task's answer by
-//! [`Answer::wait`], a task for a thread's by awaiting it. Requests and answers are `Send`; nothing of
-//! a driver's thread (buffers, devices, volumes) crosses the border. Waking goes through the task's
-//! waker, which ends the driver's sleep.
+//! Owns a bounded queue ([`channel`]), by which threads hand requests to a task, and a one-time answer ([`oneshot`]), which works
+//! in both directions: a thread waits for a task's answer by [`Answer::wait`], and a task awaits a thread's answer. Requests and
+//! answers are `Send`. Buffers, devices and volumes of a driver's thread do not cross this border. A wake-up goes through the
+//! task's waker, which ends the driver's sleep.
 //!
 //! Invariants: a request whose send returns `Ok` is received or, if the receiver is dropped, dropped as well, which its `Reply`
 //! reports to the waiter; no thread and no task waits for a side that was dropped.
@@ -20,11 +19,11 @@ use std::task::{Context, Poll, Waker};
 use super::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code that can panic runs under these locks, so a poisoned one is still whole.
+    // No code that can panic runs under these locks, so the data of a poisoned lock is consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The other side was dropped; for a request that could not be sent, the request.
+/// The other side was dropped. For a request that could not be sent, it has the request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the other side of the channel was dropped")]
 pub struct Disconnected<T = ()>(pub T);
@@ -63,7 +62,7 @@ pub struct RemoteReceiver<T> {
     channel: Arc<Channel<T>>,
 }
 
-/// A queue of at most `capacity` requests from any threads to one task.
+/// Makes a queue of at most `capacity` requests from any threads to one task.
 pub fn channel<T: Send>(capacity: usize) -> (RemoteSender<T>, RemoteReceiver<T>) {
     let queue = Queue {
         items: VecDeque::new(),
@@ -77,7 +76,7 @@ pub fn channel<T: Send>(capacity: usize) -> (RemoteSender<T>, RemoteReceiver<T>)
 }
 
 impl<T: Send> RemoteSender<T> {
-    /// Hands over `item`; blocks this thread while the queue is full. Not for the driver's own thread.
+    /// Hands `item` over. Blocks this thread while the queue is full, so the driver's own thread must not call it.
     ///
     /// # Errors
     /// Returns the item if the receiver was dropped.
@@ -96,7 +95,7 @@ impl<T: Send> RemoteSender<T> {
     /// Hands over `item` if there is room now.
     ///
     /// # Errors
-    /// Returns the item if there is none, or the receiver was dropped.
+    /// Returns the item if the queue is full or the receiver was dropped.
     pub fn try_send(&self, item: T) -> Result<(), TrySendError<T>> {
         let queue = lock(&self.channel.queue);
         if queue.receiver_dropped {
@@ -199,7 +198,7 @@ struct OnceCell<T> {
     there: Condvar,
 }
 
-/// The answering end of a [`oneshot`]. Dropping it unanswered tells the waiter so.
+/// The answering end of a [`oneshot`]. If it is dropped without an answer, the waiter gets an error.
 #[must_use = "somebody waits for the answer"]
 pub struct Reply<T> {
     cell: Arc<OnceCell<T>>,
@@ -245,10 +244,10 @@ impl<T> Drop for Reply<T> {
 }
 
 impl<T> Answer<T> {
-    /// Blocks this thread until the answer is there. Not for the driver's own thread.
+    /// Blocks this thread until the answer has arrived. The driver's own thread must not call it.
     ///
     /// # Errors
-    /// If the other side went away without answering.
+    /// If the other side was dropped without an answer.
     pub fn wait(self) -> Result<T, Disconnected> {
         let mut state = lock(&self.cell.state);
         loop {

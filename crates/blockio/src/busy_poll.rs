@@ -1,17 +1,18 @@
 //! The poll predictor: decides whether an idle driver polls for completions before it sleeps, and for how long.
 //!
-//! To sleep and to be woken costs a thread a few microseconds, and about 100 us in a virtual machine without hardware
+//! A thread needs a few microseconds to sleep and to be woken, and about 100 us in a virtual machine without hardware
 //! support. For a client that sends one request at a time, this is a large part of each request. Polling costs processor
-//! time instead. The predictor bounds both: a poll window is a small multiple of the time that waking a thread takes on
-//! this machine, which is measured once a process. A client that is woken by an answer and sends its next request at once
-//! finds the driver awake. The predictor selects the window that would have saved the most on recent waits: the waits that
-//! end within the window count for it, the others against it. A driver that waits for a disk sleeps at once. Hypervisors
-//! poll in the same way before they halt a virtual processor.
+//! time instead. The predictor bounds both costs. A poll window is a small multiple of the time that waking a thread takes on
+//! this machine, which is measured once per process. A client that is woken by an answer and sends its next request at once
+//! then finds the driver awake. The predictor selects the window that would have saved the most time on recent waits: waits
+//! that end within the window count for it, all other waits count against it. A driver that waits for a disk sleeps at once.
+//! Hypervisors poll in the same way before they halt a virtual processor.
 //!
-//! Owns the measured wake-up time and the estimates of waits. *Invariants:* no poll is longer than the limit; a driver whose
-//! poll was interrupted by another thread does not poll for the next waits. Must not know what is waited for.
+//! Owns the measured wake-up time and the estimates of waits. Invariants: no poll is longer than the limit; if another thread
+//! interrupts a poll, the driver does not poll for the next 64 waits. Must not know what the driver waits for.
 
 use std::fmt;
+use std::num::ParseIntError;
 use std::str::FromStr;
 use std::sync::{OnceLock, mpsc};
 use std::thread;
@@ -31,7 +32,7 @@ pub enum BusyPoll {
     UpTo(Nanos),
 }
 
-/// The limit of a poll, for the log.
+/// States the longest poll window, for the log.
 impl fmt::Display for PollPredictor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let most = self.windows.iter().map(|l| l.window.0).max().unwrap_or(0);
@@ -39,18 +40,30 @@ impl fmt::Display for PollPredictor {
     }
 }
 
+/// The text is none of the values of [`BusyPoll`].
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("`{found}`: expected auto, never, or microseconds, {MOST_US} at most")]
+pub struct BusyPollError {
+    /// The text.
+    pub found: String,
+    /// The reason if it is no number at all.
+    pub source: Option<ParseIntError>,
+}
+
 impl FromStr for BusyPoll {
-    type Err = String;
+    type Err = BusyPollError;
 
     /// `auto`, `never`, or microseconds.
-    fn from_str(text: &str) -> Result<BusyPoll, String> {
+    fn from_str(text: &str) -> Result<BusyPoll, BusyPollError> {
+        let wrong = |source| BusyPollError { found: text.to_owned(), source };
         match text {
             "auto" => Ok(BusyPoll::Auto),
             "never" => Ok(BusyPoll::Never),
             number => match number.parse() {
                 Ok(0) => Ok(BusyPoll::Never),
                 Ok(us @ 1..=MOST_US) => Ok(BusyPoll::UpTo(Nanos(us * 1000))),
-                _ => Err(format!("`{text}`: expected auto, never, or microseconds, {MOST_US} at most")),
+                Ok(_) => Err(wrong(None)),
+                Err(e) => Err(wrong(Some(e))),
             },
         }
     }
@@ -60,15 +73,15 @@ impl FromStr for BusyPoll {
 const MOST_US: u64 = 10_000;
 /// Longest poll that is selected automatically.
 const AUTO_MOST: Nanos = Nanos(1_000_000);
-/// Lengths of automatic polls, as multiples of the wake-up time. A poll covers the wake-up of the client by the answer and its
-/// work until the next request arrives. At four times, most requests of a client at queue depth 1 arrive after the poll; twelve
-/// times are for devices that answer late (decision 019).
+/// Lengths of automatic polls, as multiples of the wake-up time. A poll covers the wake-up of the client by the answer and the
+/// client's work until its next request. At four times, most requests of a client at queue depth 1 arrive after the poll;
+/// twelve times is for devices that answer late (decision 019).
 const WAKES: [u64; 3] = [3, 6, 12];
-/// Weight of one wait in the estimate of the share of short waits: 1 / 16, as a shift.
+/// Weight of one wait in the estimate of the share of short waits: 1/16, as a shift.
 const WEIGHT_SHIFT: u32 = 4;
 /// The estimate when all recent waits were short.
 const ALL: u64 = 1 << 16;
-/// A poll with so much time between two checks was interrupted by another thread that needs the processor.
+/// If two checks of a poll are further apart, another thread has taken the processor in between.
 const INTERRUPTED: Nanos = Nanos(1_000_000);
 /// Number of waits without a poll after an interrupted one.
 const LEAVE_ALONE: u32 = 64;
@@ -128,7 +141,7 @@ impl PollPredictor {
             return None;
         }
         let worth = self.windows.iter().filter_map(|l| Some((l.saves(self.wake)?, l.window)));
-        // Of equals the shortest.
+        // Of windows that save the same, the shortest.
         worth.rev().max_by_key(|(saves, _)| *saves).map(|(_, window)| window)
     }
 
@@ -149,24 +162,26 @@ impl PollPredictor {
     }
 }
 
-/// Time that waking a thread takes, measured once; `None` on a machine with one processor, where no other thread could
-/// bring work during a poll.
+/// Time that waking a thread takes, measured once per process.
+///
+/// `None` on a machine with one processor: no other thread can make work there while the driver polls.
 fn wake_cost() -> Option<Nanos> {
     static COST: OnceLock<Option<Nanos>> = OnceLock::new();
     *COST.get_or_init(measure)
 }
 
-/// Measures the time from the call that wakes a thread on another processor until it runs: the lower quartile of some rounds,
-/// because another thread may have delayed the rest. The other processor is idle for a moment before each round: a hypervisor
-/// does not halt a processor that was just busy for up to 200 us (`halt_poll_ns`). A longer pause could lead to deeper sleep
-/// states than those under load.
+/// Measures the time from the call that wakes a thread on another processor until that thread runs.
+///
+/// The result is the lower quartile of 15 rounds, because another thread may have delayed the slower ones. The other
+/// processor is idle for 400 us before each round: a hypervisor keeps polling for up to 200 us before it halts a processor
+/// (`halt_poll_ns`). A longer pause could lead to deeper sleep states than those under load.
 fn measure() -> Option<Nanos> {
     const ROUNDS: usize = 15;
     const IDLE: Duration = Duration::from_micros(400);
     let [here, elsewhere] = two_processors()?;
     let (calls, called) = mpsc::channel::<Instant>();
-    // Each thread is bound to its processor: the scheduler tends to put threads that wake each other on one processor, where a
-    // wake-up is only a switch between threads.
+    // Each thread is bound to one processor. The scheduler tends to put threads that wake each other on the same processor,
+    // where a wake-up is only a switch between threads.
     let caller = on(here, move || {
         for _ in 0..ROUNDS {
             thread::sleep(IDLE);
@@ -182,13 +197,13 @@ fn measure() -> Option<Nanos> {
     Some(Nanos(u64::try_from(wake.as_nanos()).unwrap_or(u64::MAX).max(1)))
 }
 
-/// A thread that stays on one processor.
+/// Starts a thread that stays on the processors in `cpu`.
 fn on<T: Send + 'static>(
     cpu: CpuSet,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<thread::JoinHandle<T>> {
     let stay = move || {
-        // Without the binding the measurement is less exact.
+        // If this fails, the measurement is less exact.
         let _ = sched_setaffinity(None, &cpu);
         work()
     };
@@ -224,8 +239,10 @@ mod tests {
         }
     }
 
-    /// A caller that was not tied to its processor was often moved to the sleeper's by the scheduler. That measured a switch
-    /// between threads, 3 us where a wake-up took 40, in half of the starts; their polls never met a client.
+    /// The two threads of the measurement run on different processors.
+    ///
+    /// Without the binding, the scheduler often moved the caller to the sleeper's processor. The measurement then gave a
+    /// switch between threads: 3 us where a wake-up took 40 us, in half of the starts. Such short polls found no request.
     #[test]
     fn the_threads_of_the_measure_stay_apart() {
         let Some(cpus) = two_processors() else { return };
@@ -265,7 +282,7 @@ mod tests {
         assert!((1..=8).contains(&polled), "gave up after {polled}");
     }
 
-    /// Enough waits must be short: else polls waste more time on the others than they save.
+    /// The driver polls only if enough waits are short: otherwise polls waste more time than they save.
     #[test]
     fn what_it_wastes_is_less_than_what_it_saves() {
         for (short_of_ten, expected) in [(2, false), (5, false), (8, true), (10, true)] {
@@ -278,8 +295,8 @@ mod tests {
         }
     }
 
-    /// A client that is back after 40 us needs the long window; one that is back at once needs the short one; and if one wait
-    /// in five is much longer than all windows, the long window wastes more than it saves.
+    /// A client that returns after 40 us needs the long window; one that returns at once needs the short window. If one wait
+    /// in five is much longer than all windows, the long window wastes more time than it saves.
     #[test]
     fn the_length_follows_the_waits() {
         let mut p = PollPredictor::of(&[3, 6, 12].map(|n| Nanos(n * 5 * US)), Nanos(5 * US));
@@ -320,7 +337,7 @@ mod tests {
         assert_eq!("0".parse(), Ok(BusyPoll::Never));
         assert_eq!("50".parse(), Ok(BusyPoll::UpTo(Nanos(50_000))));
         for bad in ["", "10001", "-1", "50us", "Auto"] {
-            let said = bad.parse::<BusyPoll>().unwrap_err();
+            let said = bad.parse::<BusyPoll>().unwrap_err().to_string();
             assert!(said.contains(&format!("`{bad}`")) && said.contains("10000"), "{said}");
         }
     }

@@ -26,11 +26,13 @@ use crate::holder::{self, Holder};
 use crate::info;
 use crate::write_cache::WriteCache;
 
-/// Tries of a claim while a holder is known that is not lasting. udev and blkid open devices for a few
-/// milliseconds after each change, and so do this module's read-only openings.
+/// Number of tries to claim a device with a holder that is not lasting.
+///
+/// udev and blkid open devices for a few milliseconds after each change, and so do read-only openings of this module.
 const TRIES: u32 = 10;
-/// Tries of a claim while no holder is found. A process that was killed holds its devices until its requests in flight
-/// have ended.
+/// Number of tries to claim a device while no holder is found.
+///
+/// A killed process holds its devices until its requests in flight have ended.
 const TRIES_AFTER_A_DEATH: u32 = 250;
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 
@@ -40,7 +42,7 @@ pub enum Access {
     /// Reading and writing.
     #[default]
     ReadWrite,
-    /// Reading alone.
+    /// Only reading.
     ReadOnly,
 }
 
@@ -54,17 +56,18 @@ pub enum Claim {
     None,
 }
 
-/// How a device is to be opened.
+/// Options for the opening of a device.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct OpenOptions {
-    /// For reading alone, or also for writing.
+    /// Whether the device is opened for reading only, or also for writing.
     pub access: Access,
     /// How the device is claimed.
     pub claim: Claim,
     /// Uses the page cache even if direct I/O is possible.
     pub buffered: bool,
-    /// Makes the device refuse requests that are not in whole blocks of this size (512 or 4096), which
-    /// must not be below what the device has. For regular files in the first place.
+    /// Makes the device refuse requests that are not in whole blocks of this size: 512 or 4096, and not below the device's own.
+    ///
+    /// It is meant for regular files.
     pub logical_block_bytes: Option<u32>,
 }
 
@@ -76,8 +79,14 @@ pub enum OpenError {
     InUse {
         /// The device.
         path: PathBuf,
-        /// The user, if it was found.
+        /// Description of the user, if it was found.
         holder: Option<String>,
+    },
+    /// The block device takes no writes.
+    #[error("{} is read-only", path.display())]
+    ReadOnly {
+        /// The device.
+        path: PathBuf,
     },
     /// It is neither a block device nor a regular file.
     #[error("{}: expected a block device or a regular file, found {found}", path.display())]
@@ -87,14 +96,14 @@ pub enum OpenError {
         /// The type of the file.
         found: &'static str,
     },
-    /// The wanted logical block size cannot be had.
+    /// The requested logical block size is not possible.
     #[error("{}: logical blocks of {wanted} bytes are not possible: {why}", path.display())]
     BlockSize {
         /// The device.
         path: PathBuf,
         /// The requested size, in bytes.
         wanted: u32,
-        /// Why not.
+        /// The reason.
         why: String,
     },
     /// The system refused.
@@ -118,16 +127,16 @@ pub(crate) struct Opened {
     pub(crate) file: OwnedFd,
     pub(crate) info: DeviceInfo,
     pub(crate) is_block: bool,
-    /// A regular file of a file system in memory.
+    /// Whether the device is a regular file of a file system in memory.
     pub(crate) in_memory: bool,
-    /// A regular file of a file system that another process or host serves.
+    /// Whether the device is a regular file of a file system that another process or host serves.
     pub(crate) served_by_others: bool,
     pub(crate) read_only: bool,
-    /// Does not go through the page cache.
+    /// Whether I/O bypasses the page cache.
     pub(crate) direct: bool,
-    /// Alignment that direct I/O asks of memory.
+    /// Alignment of memory that direct I/O needs.
     pub(crate) memory_align_bytes: usize,
-    /// Of a block device that is written without the page cache, where the kernel tells.
+    /// For a block device that is written without the page cache, if sysfs has the attribute.
     pub(crate) write_cache: Option<WriteCache>,
     /// Unusual properties, for the log.
     pub(crate) note: Option<String>,
@@ -141,6 +150,10 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, OpenErr
     if !is_block && !kind.is_file() {
         return Err(OpenError::WrongType { path: path.to_path_buf(), found: type_name(kind) });
     }
+    // Root can open such a device for writing; then each write fails.
+    if is_block && options.access == Access::ReadWrite && info::is_read_only(&info::sysfs_dir(meta.rdev())) {
+        return Err(OpenError::ReadOnly { path: path.to_path_buf() });
+    }
     let (file, direct_refused) =
         if is_block { open_block(path, options, meta.rdev())? } else { open_file(path, options, &meta)? };
 
@@ -153,7 +166,7 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, OpenErr
         info::of_block_device(file.as_fd(), meta.rdev(), name)
             .map_err(|e| system("its size cannot be read")(e.into()))?
     } else {
-        // The size is taken from the open file: the path may name another one by now.
+        // The size is taken from the open file, because the path may name another file by now.
         let bytes = file.metadata().map_err(system("its size cannot be read"))?.len();
         let smallest = alignment.map_or(512, |(_, offset)| offset.max(512));
         let file = info::RegularFile { fd: file.as_fd(), bytes, dev: meta.dev(), writable: !read_only };
@@ -221,11 +234,11 @@ fn raw_open(path: &Path, options: &OpenOptions, flags: i32) -> io::Result<File> 
     Ok(file)
 }
 
-/// Opens with `O_DIRECT` unless that is refused or not wanted; true beside the file if it was refused.
+/// Opens with `O_DIRECT` unless the options exclude it or the file system refuses it; true beside the file if it was refused.
 fn open_direct(path: &Path, options: &OpenOptions, flags: i32) -> io::Result<(File, bool)> {
     if !options.buffered {
         match raw_open(path, options, flags | libc::O_DIRECT) {
-            // The error of file systems without direct I/O.
+            // File systems without direct I/O return this error.
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
             result => return result.map(|f| (f, false)),
         }

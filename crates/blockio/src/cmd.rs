@@ -1,9 +1,9 @@
-//! One command for the kernel, in the words of both backends.
+//! One command for the kernel, in a form for both backends.
 //!
-//! A [`Cmd`] is plain numbers and addresses: it owns nothing. Invariant, relied upon by every SAFETY
-//! line here and in the backends: the operation in the reactor's slot from which a command was made
-//! owns the memory and the file that the command names, and stays in its slot until the command's
-//! result has been taken in. So an address in a `Cmd` is valid from its making to its result.
+//! A [`Cmd`] has plain numbers and addresses and owns nothing. Invariant, on which every SAFETY line in this module and in the
+//! backends relies: the operation from which a command was made owns the memory and the file that the command names, and stays
+//! in its slot of the reactor until the command's result has been taken in. So an address in a `Cmd` is valid from the making of
+//! the command to its result. Must not know operations.
 
 use std::os::fd::RawFd;
 
@@ -77,7 +77,7 @@ pub(crate) enum Cmd {
         fd: RawFd,
         msg: *const libc::msghdr,
     },
-    /// For the driver of a character device; only the ring has these.
+    /// A command for the driver of a character device. Only the ring has it.
     Command {
         fd: RawFd,
         code: u32,
@@ -85,9 +85,8 @@ pub(crate) enum Cmd {
     },
 }
 
-// SAFETY: a command is handed to a helper thread while its operation, and with it the memory and the
-// file, waits in a slot of the reactor; the driver's thread does not touch that memory before the
-// result is back (module head).
+// SAFETY: while a helper thread has a command, the operation that owns the command's memory and file stays in a slot of the
+// reactor, and the driver's thread does not access that memory before the result is back.
 unsafe impl Send for Cmd {}
 
 fn rw_flags(durable: bool, nowait: bool) -> i32 {
@@ -95,12 +94,12 @@ fn rw_flags(durable: bool, nowait: bool) -> i32 {
 }
 
 impl Cmd {
-    /// Whether this waits for a peer rather than for a device.
+    /// Whether the command waits for a peer and not for a device.
     pub(crate) fn is_socket(self) -> bool {
         matches!(self, Cmd::Accept { .. } | Cmd::Recv { .. } | Cmd::Send { .. })
     }
 
-    /// Whether this reads from or writes to a device.
+    /// Whether the command reads from or writes to a device.
     pub(crate) fn is_transfer(self) -> bool {
         matches!(self, Cmd::Read { .. } | Cmd::Write { .. } | Cmd::WriteGathered { .. })
     }
@@ -125,7 +124,7 @@ impl Cmd {
         }
     }
 
-    /// The entry for the submission queue; `None` where io_uring has no such operation.
+    /// The entry for the submission queue; `None` if io_uring has no such operation.
     pub(crate) fn entry(self) -> Option<squeue::Entry> {
         Some(match self {
             Cmd::Read { fd, ptr, len, offset, number, nowait } => {
@@ -176,12 +175,13 @@ impl Cmd {
         })
     }
 
-    /// Makes the system call on this thread. Returns what io_uring would: a count or a negated errno.
-    /// A socket command does not wait for its peer but returns `-EAGAIN`; every other one waits, whatever `nowait` says.
+    /// Makes the system call on this thread, and returns what io_uring would: a count or a negated error number.
+    ///
+    /// A socket command does not wait for its peer but returns `-EAGAIN`. Every other command waits, for any `nowait`.
     pub(crate) fn call(self) -> i32 {
-        // SAFETY: the operation's slot keeps file and memory alive and untouched until the result is
-        // taken in (module head), so every address below is valid for the length beside it; the
-        // kernel checks descriptors and ranges.
+        // SAFETY: the operation stays in its slot until the result is taken in. Until then it keeps the command's file open and
+        // its memory alive and untouched, so every address below is valid for the length beside it. The kernel checks
+        // descriptors and ranges.
         let result = unsafe {
             match self {
                 Cmd::Read { fd, ptr, len, offset, .. } => {
@@ -213,7 +213,7 @@ impl Cmd {
                 Cmd::Recv { fd, ptr, len, .. } => {
                     libc::recv(fd, ptr.cast(), len as usize, libc::MSG_DONTWAIT)
                 }
-                // Never here: commands are sent where the ring has them only.
+                // Not reached: such commands are made only if the ring supports them.
                 Cmd::Command { .. } => return -libc::EOPNOTSUPP,
                 Cmd::Send { fd, msg } => libc::sendmsg(fd, msg, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL),
             }
@@ -221,7 +221,7 @@ impl Cmd {
         if result < 0 {
             -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
         } else {
-            // At most MAX_TRANSFER_BYTES, or a descriptor.
+            // The result is MAX_TRANSFER_BYTES at most, or a descriptor, so it fits.
             result as i32
         }
     }

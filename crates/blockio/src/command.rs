@@ -1,9 +1,9 @@
 //! Commands to character devices that answer through the ring: io_uring's `URING_CMD`.
 //!
-//! A driver such as ublk takes a command with a buffer's address and answers it when it has a request, which can be never. Owns
-//! the device's file and the future that waits for an answer. Such a command can be cancelled only by making the
-//! driver answer it; a reactor that is closed while one is outstanding leaves ring and buffers to the
-//! kernel until the process ends. Must not know what commands mean.
+//! A driver such as ublk takes a command that carries the address of a buffer. The driver answers the command when it has a
+//! request, which may never happen. This module owns the device's file and the future that waits for an answer. Only the
+//! driver can end such a command, by answering it. If the reactor is closed while a command is outstanding, the ring and the
+//! buffers stay with the kernel until the process ends. Must not know what commands mean.
 
 use std::future::Future;
 use std::io;
@@ -28,7 +28,7 @@ pub struct CommandFile {
 impl CommandFile {
     /// Sends commands to `file` on the ring of `reactor`.
     ///
-    /// # Errors
+    /// `Unsupported` without io_uring, or if this kernel's io_uring cannot send commands to devices.
     /// `Unsupported` without io_uring, or if it has no such commands.
     ///
     /// # Safety
@@ -44,21 +44,23 @@ impl CommandFile {
         Ok(CommandFile { file: Rc::new(file), reactor: reactor.clone(), memory_bytes })
     }
 
-    /// The device.
+    /// The file of the device.
     pub fn file(&self) -> &OwnedFd {
         &self.file
     }
 
-    /// See [`Reactor::register`].
+    /// Registers `buffer` with the ring; see [`Reactor::register`].
     pub fn register(&self, buffer: &mut Buffer, bytes: usize) {
         self.reactor.register(buffer, bytes);
     }
 
-    /// Sends the command `code` with `head` and, behind it, the address of `buffer`. The future gives the
-    /// driver's result and the buffer; dropping it leaves both to the driver.
+    /// Sends the command `code` with `head` followed by the address of `buffer`.
+    ///
+    /// The future gives the driver's result and the buffer. If the future is dropped, the buffer stays with the driver until the
+    /// driver answers.
     ///
     /// # Panics
-    /// If the buffer is shared or smaller than promised.
+    /// If the buffer is shared, or smaller than the `memory_bytes` of [`CommandFile::new`].
     pub fn send(&self, code: u32, head: [u8; 8], mut buffer: Buffer) -> CommandFuture {
         assert!(buffer.capacity() >= self.memory_bytes, "the driver may touch {} bytes", self.memory_bytes);
         assert!(buffer.get_mut().is_some(), "a shared buffer cannot be given to a driver");
@@ -84,7 +86,7 @@ pub struct CommandFuture {
 }
 
 impl Future for CommandFuture {
-    /// The driver's result, a negated error number if negative, and the buffer. `-ECANCELED` if the
+    /// The driver's result (a negated error number if it is negative) and the buffer. The result is `-ECANCELED` if the
     /// reactor is closed.
     type Output = (i32, Option<Buffer>);
 

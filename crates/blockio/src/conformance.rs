@@ -1,8 +1,7 @@
-//! The conformance suite of devices: what every implementation of `io::Device` must do.
+//! The conformance suite of devices: checks that every implementation of `io::Device` must pass.
 //!
-//! Owns the checks of the contract in the head of `io`'s device module, as far as they can be seen from
-//! outside without cutting the power (crate `sim` does that). Runs on any driver: production, or
-//! simulated time. A failed check panics with expected and found. Must not know how a device is made.
+//! Owns the checks of the contract in the head of `io`'s device module, except for a power loss, which crate `sim` checks. Runs
+//! on any driver, in real or simulated time. A failed check panics with expected and found. Must not know how a device is made.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +11,7 @@ use io::{Buffer, Disk, Op, Request, Rng};
 const EINVAL: i32 = 22;
 const EOPNOTSUPP: i32 = 95;
 
-/// Sectors of the devices that the suite asks for: 8 MiB.
+/// Size of the devices that the suite requests: 8 MiB.
 pub const DEVICE_SECTORS: Sectors = Sectors(16384);
 
 /// Runs every check, each on a fresh device of [`DEVICE_SECTORS`] from `make`.
@@ -34,12 +33,12 @@ pub async fn check(mut make: impl FnMut(Sectors) -> Disk) {
     random_operations_match_a_model(&make(DEVICE_SECTORS)).await;
 }
 
-/// Logical block in sectors.
+/// Length of a logical block in sectors.
 fn block(disk: &Disk) -> u64 {
     u64::from(disk.info().logical_block_bytes) / SECTOR_BYTES
 }
 
-/// A buffer in which every 8 bytes say where they belong and from which write they are.
+/// A buffer in which every 8 bytes have their position and the tag of their write.
 fn pattern(disk: &Disk, sector: u64, sectors: u64, tag: u64) -> Buffer {
     let mut b = disk.runtime().pool().take((sectors * SECTOR_BYTES) as usize);
     let first = sector * SECTOR_BYTES / 8;
@@ -110,7 +109,7 @@ async fn a_write_changes_nothing_around_it(disk: &Disk) {
 
 async fn only_the_named_part_of_the_buffer_moves(disk: &Disk) {
     let b = block(disk);
-    // One sector into the buffer, whatever the logical block: the contract asks for 512 alone.
+    // The offset in the buffer is one sector for any logical block, because the contract demands only 512 bytes.
     for offset in [SECTOR_BYTES, 4096] {
         let offset = offset as usize;
         let data = pattern(disk, 32 * b, 4 * b, 3);
@@ -140,7 +139,7 @@ async fn many_operations_at_once(disk: &Disk) {
             disk.start_write(Sector(2 * b * i), Sectors(2 * b), data, 0, i % 7 == 0)
         })
         .collect();
-    // Taken in the other order: no caller may depend on the order of completions.
+    // Awaited in reverse order, because callers must not depend on the order of completions.
     for w in writes.into_iter().rev() {
         assert_eq!(w.await.result, Ok(()), "one of many writes");
     }
@@ -193,7 +192,13 @@ async fn bad_requests_are_refused(disk: &Disk) {
     let data = pattern(disk, 0, end, 5);
     write(disk, 0, data.clone()).await;
     let zeros = || Some(disk.runtime().pool().zeroed((2 * b * SECTOR_BYTES) as usize));
-    for op in [Op::Read, Op::Write { fua: false }, Op::Write { fua: true }, Op::Discard, Op::WriteZeroes] {
+    for op in [
+        Op::Read,
+        Op::Write { fua: false },
+        Op::Write { fua: true },
+        Op::Discard,
+        Op::WriteZeroes { may_unmap: false },
+    ] {
         let request = |sector, sectors| Request {
             op,
             sector: Sector(sector),
@@ -251,9 +256,11 @@ async fn zeroes_and_discards(disk: &Disk) {
     let b = block(disk);
     let end = DEVICE_SECTORS.0;
     write(disk, 0, pattern(disk, 0, end, 7)).await;
-    // Small and unaligned to everything but the block, and larger than any internal piece.
-    for (sector, sectors) in [(3 * b, b), (5 * b, 7 * b), (1024, 6144)] {
-        assert_eq!(disk.write_zeroes(Sector(sector), Sectors(sectors)).await, Ok(()), "write zeroes");
+    // Ranges that are small and aligned only to the block, and one that is larger than any internal piece.
+    for (sector, sectors, may_unmap) in [(3 * b, b, false), (5 * b, 7 * b, true), (1024, 6144, false)] {
+        let zeroes = Op::WriteZeroes { may_unmap };
+        let done = disk.start_plain(zeroes, Sector(sector), Sectors(sectors)).await;
+        assert_eq!(done.result, Ok(()), "write zeroes");
         let zeros = disk.runtime().pool().zeroed((sectors * SECTOR_BYTES) as usize);
         assert_same(&read(disk, sector, sectors).await, &zeros, "zeroed range");
     }
@@ -293,7 +300,7 @@ async fn an_abandoned_write_still_happens(disk: &Disk) {
     write(disk, 0, pattern(disk, 0, 16 * b, 10)).await;
     let new = pattern(disk, 0, 16 * b, 11);
     drop(disk.start_write(Sector(0), Sectors(16 * b), new.clone(), 0, false));
-    // A read shows either content until the write is through; a bounded number of them outlasts it.
+    // A read returns either content until the write has ended. The number of reads is bounded.
     for _ in 0..100_000 {
         if read(disk, 0, 16 * b).await.as_slice() == new.as_slice() {
             return;
@@ -306,7 +313,7 @@ async fn random_operations_match_a_model(disk: &Disk) {
     let b = block(disk);
     let blocks = DEVICE_SECTORS.0 / b;
     let mut rng = Rng::new(disk.runtime().random());
-    // Per block, the tag that it must hold; 0 is "zeros". Absent blocks were never written.
+    // For each block, the tag that it must hold; 0 stands for zeros. Blocks that were never written are absent.
     let mut model: BTreeMap<u64, u64> = BTreeMap::new();
     for tag in 1..600u64 {
         let first = rng.below(blocks);

@@ -1,21 +1,21 @@
 //! The file of a crash log: a mapped file in a file system in memory, which outlives the process.
 //!
-//! Owns the layout of that file. The next process on the same machine finds all stores of this one in it, up to the last
-//! instruction, because the pages belong to the kernel. After a boot of the machine it is invalid, which the number of the boot
-//! in it shows. Everything is 64-bit words in the byte order of this machine:
+//! Owns the layout of that file. The next process on the same machine finds all stores of the previous process in the file, up
+//! to the last instruction, because the pages belong to the kernel. A reboot makes the file invalid: the file stores the boot
+//! ID of the kernel. The file consists of 64-bit words in the byte order of this machine:
 //!
 //! | word | what |
 //! |---|---|
 //! | 0 | magic and version |
-//! | 1, 2 | number of the boot |
-//! | 3, 4 | states to which the contents are tied |
-//! | 5 | bytes of the incarnation of the device |
-//! | 6 … 511 | the incarnation |
-//! | 512 + 4096 n | sequence number of an entry, n is its lowest bit |
-//! | 513 + 4096 n | how many words it has |
-//! | 514 + 4096 n … | the words |
+//! | 1, 2 | boot ID of the kernel |
+//! | 3, 4 | state numbers of the device, for which alone the contents are valid |
+//! | 5 | length of the incarnation of the device, in bytes |
+//! | 6 … 511 | the incarnation, as text |
+//! | 512 + 4096 n | sequence number of a journal entry; n is the lowest bit of the number |
+//! | 513 + 4096 n | number of words of the entry |
+//! | 514 + 4096 n … | the words of the entry |
 //!
-//! Invariant: a count covers only words that are there, so it is stored behind them.
+//! Invariant: a count covers only words that are stored, so the count is stored after the words.
 
 use std::fs::File;
 use std::io;
@@ -33,7 +33,7 @@ const INCARNATION_BYTES: usize = (HALVES_AT - INCARNATION_AT) * 8;
 const HALF: usize = 4096;
 const HALVES_AT: usize = 512;
 const WORDS: usize = HALVES_AT + RECORDED_ENTRIES * HALF;
-/// Tries to get the lock while another process ends: 50 tries, 20 ms apart, take 1 s.
+/// Number of tries to get the lock while another process ends: 50 tries, 20 ms apart, take 1 s.
 const LOCK_TRIES: u32 = 50;
 const BETWEEN_LOCK_TRIES: Duration = Duration::from_millis(20);
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -42,18 +42,20 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 pub struct CrashLogFile {
     words: *const AtomicU64,
     path: PathBuf,
-    /// See [`CrashLogFile::forgotten`].
+    /// Incarnation whose log was dropped; see [`CrashLogFile::forgotten`].
     forgotten: Option<String>,
-    /// Holds the lock.
+    /// The open file, which holds the lock.
     _file: File,
 }
 
 impl CrashLogFile {
-    /// Opens or creates the file at `path`, which only one process may do at a time. Contents of another boot of the machine or
-    /// of another `incarnation` of the device are dropped.
+    /// Opens or creates the file at `path`. Only one process can have the file open.
+    ///
+    /// If the contents are of another boot of the machine, or of another `incarnation` of the device, they are dropped.
     ///
     /// # Errors
-    /// If the directory is not in a file system in memory, another process has the file, or the system refuses.
+    /// If the directory is not in a file system in memory, `incarnation` does not fit into the file, another process has the file
+    /// open, or the system refuses.
     pub fn open(path: &Path, incarnation: &str) -> io::Result<CrashLogFile> {
         if incarnation.len() > INCARNATION_BYTES {
             let found = incarnation.len();
@@ -82,7 +84,7 @@ impl CrashLogFile {
         Ok(kept)
     }
 
-    /// The incarnation of the device for which something was kept that counts no more: it has another one now.
+    /// The former incarnation of the device, if [`CrashLogFile::open`] dropped recorded entries of it.
     pub fn forgotten(&self) -> Option<&str> {
         self.forgotten.as_deref()
     }
@@ -103,17 +105,17 @@ impl CrashLogFile {
         self.store(INCARNATION_AT - 1, to.len() as u64);
     }
 
-    /// Removes the file: nothing is to be kept any more.
+    /// Empties and removes the file.
     pub fn remove(&self) {
         self.reset();
-        // The next open creates a new file.
+        // If this fails, the file is empty, and the next open uses it.
         let _ = std::fs::remove_file(&self.path);
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at < WORDS, "word {at} of {WORDS}");
-        // SAFETY: the mapping has this many words, is aligned to a page, and lives as long as this value; other
-        // processes that map the file change it by stores of whole words at most, which atomics allow for.
+        // SAFETY: `at` is below `WORDS`, which is the length of the mapping. The mapping is aligned to a page and lives as
+        // long as this value. Other processes that map the file only store whole words, which atomics allow.
         unsafe { &*self.words.add(at) }
     }
 
@@ -128,7 +130,7 @@ impl CrashLogFile {
 
 impl Drop for CrashLogFile {
     fn drop(&mut self) {
-        // SAFETY: mapped by `open` with this length; nothing refers to it any more.
+        // SAFETY: `open` made this mapping with this length, and no reference to it outlives this value.
         unsafe { libc::munmap(self.words.cast_mut().cast(), WORDS * 8) };
     }
 }
@@ -154,14 +156,14 @@ fn open_locked(path: &Path) -> io::Result<File> {
     if !known {
         file.set_len(0)?;
     }
-    // All pages are there from now on: storing cannot fail.
+    // This allocates all pages, so a store to the mapping cannot fail.
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len)?;
     Ok(file)
 }
 
 /// Maps all words of the file, and locks their pages in memory if the process may.
 fn map(file: &File) -> io::Result<*const AtomicU64> {
-    // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+    // SAFETY: the kernel chooses the address of the new mapping, so it replaces no existing memory.
     let start = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -175,13 +177,13 @@ fn map(file: &File) -> io::Result<*const AtomicU64> {
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the range is the mapping that was just made. Pages that were swapped out would have to be read while a
-    // write waits; a process that may not lock them has said so.
+    // SAFETY: the range is the mapping that was just made. Without the lock, a write would wait for pages that were
+    // swapped out. A process without the right to lock memory accepts this, so a failure is ignored.
     let _ = unsafe { libc::mlock(start, WORDS * 8) };
     Ok(start.cast_const().cast())
 }
 
-/// Locks the file; the process that has the lock may be about to end.
+/// Locks the file. Retries for 1 s, because the process that holds the lock may be about to end.
 fn lock(file: &File) -> io::Result<()> {
     let mut tries = 0;
     loop {
@@ -252,7 +254,7 @@ impl CrashLogMemory for CrashLogFile {
 mod tests {
     use super::*;
 
-    /// A directory in memory, which every Linux has for this.
+    /// A directory in a file system in memory.
     fn dir() -> tempfile::TempDir {
         tempfile::tempdir_in("/dev/shm").unwrap()
     }

@@ -1,11 +1,10 @@
 //! The driver: runs a runtime on this thread.
 //!
-//! Owns the loop: run ready tasks in a batch, submit all their requests with one system call,
-//! collect completions, fire timers; wait only when nothing is ready, and then in the same system call.
-//! A thread without work sleeps in the kernel until a completion, a timer or a wake-up. If polling is enabled and
-//! recent waits were very short, the thread polls for a moment first (module `busy_poll`).
-//! Also owns the order of shutdown: tasks are dropped first (their operations become orphans), then the
-//! reactor is closed (module `reactor`), and only then memory and ring are freed.
+//! Owns the loop. It runs ready tasks in a batch, submits all their requests with one system call, collects completions, and
+//! fires timers. It waits only when nothing is ready, in the same system call. A thread without work sleeps in the kernel until
+//! a completion, a timer or a wake-up. If polling is enabled and recent waits were very short, the thread polls before it sleeps
+//! (module `busy_poll`). Also owns the order of shutdown: tasks are dropped first (their operations become orphans), then the
+//! reactor is closed (module `reactor`), and then memory and ring are freed. Must not know what tasks do.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -24,33 +23,33 @@ use crate::reactor::Reactor;
 use crate::uring::Uring;
 use crate::wake::Wake;
 
-/// Number of polls of tasks between two checks for completions: bounds the wait of a completion behind ready tasks.
+/// Maximum number of task polls between two checks for completions. It bounds the wait of a completion behind ready tasks.
 const BATCH: usize = 256;
 
-/// Which mechanism does the I/O.
+/// The mechanism that does the I/O.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Backend {
-    /// io_uring where it can be had, else the pool.
+    /// io_uring if it is available, else the pool.
     #[default]
     Auto,
-    /// io_uring or an error.
+    /// io_uring, or an error if it is not available.
     Uring,
     /// Helper threads and poll(2).
     Pool,
 }
 
-/// How a driver is to be set up.
+/// Options of a driver.
 #[derive(Clone, Debug)]
 pub struct DriverOptions {
-    /// Which mechanism does the I/O.
+    /// The mechanism that does the I/O.
     pub backend: Backend,
     /// Seed of the runtime's random source.
     pub seed: u64,
-    /// Entries of the submission queue. More operations than that may be in flight.
+    /// Number of entries of the submission queue. More operations may be in flight.
     pub ring_entries: u32,
-    /// Most helper threads: all device I/O of the pool backend, ioctls of the other.
+    /// Maximum number of helper threads. They carry out all device I/O of the pool backend, and ioctls of the ring backend.
     pub max_threads: usize,
-    /// Whether it polls for work before it sleeps; on io_uring alone.
+    /// Whether the driver polls for work before it sleeps. Only io_uring polls.
     pub busy_poll: BusyPoll,
 }
 
@@ -78,7 +77,7 @@ impl Driver {
     /// A driver for this thread.
     ///
     /// # Errors
-    /// If io_uring was required and is not available (the message says why), or no descriptor is left.
+    /// If io_uring is required and not available (the message has the reason), or no descriptor is free.
     pub fn new(options: DriverOptions) -> io::Result<Driver> {
         let (uring, note) = match options.backend {
             Backend::Pool => (None, format!("a pool of up to {} threads, as asked", options.max_threads)),
@@ -115,18 +114,17 @@ impl Driver {
         self.runtime.handle()
     }
 
-    /// Through which devices and sockets do their I/O on this driver.
+    /// The reactor, through which devices and sockets do their I/O on this driver.
     pub fn reactor(&self) -> &Reactor {
         &self.reactor
     }
 
-    /// Which mechanism does the I/O, and if it is not the best one, why; for the log, once.
+    /// Names the mechanism that does the I/O and, if it is not io_uring, the reason; for the log.
     pub fn backend_note(&self) -> &str {
         &self.note
     }
 
-    /// Runs tasks until `future` is ready and returns its value. Other tasks stay where they are then
-    /// and go on with the next call.
+    /// Runs tasks until `future` is ready, and returns its value. Other tasks continue in the next call.
     ///
     /// # Panics
     /// If a task of this driver calls it.
@@ -143,7 +141,7 @@ impl Driver {
             if root.woken.swap(false, Ordering::AcqRel)
                 && let Poll::Ready(value) = future.as_mut().poll(&mut cx)
             {
-                // The last requests go to the kernel although no task waits for them here any more.
+                // Sends the last requests to the kernel, although no task of this call waits for them.
                 self.reactor.turn();
                 return value;
             }
@@ -151,7 +149,7 @@ impl Driver {
             if self.runtime.has_ready() || root.woken.load(Ordering::Acquire) {
                 self.reactor.turn();
             } else {
-                // It announces its sleep before the last check for work: see module `wake`.
+                // The driver announces its sleep before its last check for work: see module `wake`.
                 wake.announce_sleep();
                 let deadline = self.runtime.next_deadline();
                 let now = deadline.map_or(Nanos(0), |_| self.handle().now());
@@ -182,7 +180,7 @@ impl Drop for Driver {
     }
 }
 
-/// Notes that no task runs any more, also when one panics.
+/// Records that no task runs any more when it is dropped, also after a panic.
 struct Running<'a>(&'a Cell<bool>);
 
 impl Drop for Running<'_> {

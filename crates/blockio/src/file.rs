@@ -1,17 +1,18 @@
 //! A device on a block device or a regular file.
 //!
 //! Owns the open file with its claim, refuses what the device cannot do, and starts an operation for each request (module
-//! `operation::device`). Direct I/O where the file takes it, else buffered with
-//! fdatasync(2) for flushes, which keeps the same promises through the page cache. A file in memory
-//! (tmpfs) is read, written and flushed on the driver's thread, as long as the transfer is small: io_uring
-//! would hand each to a kernel thread, which costs several times the copy. A file of a file system that another
-//! process or host serves (FUSE, NFS) goes to helper threads: there io_uring may wait on the driver's thread. Writes
-//! that lie side by side and were submitted in the same turn go to the kernel as one (module `gather`).
+//! `operation::device`). Uses direct I/O if the file supports it. Otherwise the I/O is buffered and a flush calls
+//! fdatasync(2), which keeps the same promises through the page cache. The driver's thread makes small transfers to and from
+//! a file in memory (tmpfs) itself: io_uring would pass each to a kernel thread, which costs several times the copy. Requests
+//! to a file of a file system that another process or host serves (FUSE, NFS) go to helper threads, because io_uring may wait
+//! for such a file system on the driver's thread. Adjacent writes that are submitted in the same turn go to the kernel as one
+//! command (module `gather`).
 //!
-//! A block device on a ring has threads of its own (module `workers`), so that the kernel never makes one for it, which takes
-//! memory (decision 028). The ring is asked not to wait (`RWF_NOWAIT`). What it cannot do at once goes to these threads:
-//! transfers for which the device has no room, those that the device has to split, and all that is no transfer. A device that
-//! does not know the flag is asked without it; the kernel then makes threads as it needs them.
+//! A block device on a ring has its own helper threads (module `workers`), so that the kernel never creates a thread for it:
+//! creating one takes memory (decision 028). Requests to the ring carry `RWF_NOWAIT`. The helper threads carry out what the
+//! ring cannot do without waiting: transfers for which the device has no room, transfers that the device has to split, and
+//! all requests that are not transfers. If a device does not support the flag, requests do not carry it, and the kernel
+//! creates threads as it needs them.
 //!
 //! The system calls of requests:
 //!
@@ -21,6 +22,7 @@
 //! | flush | fdatasync(2); nothing on a device without a write cache | fdatasync(2) |
 //! | discard | `BLKDISCARD` on a helper thread | punches a hole |
 //! | write zeroes | `FALLOC_FL_ZERO_RANGE`, else writes | `ZERO_RANGE`, else a hole, else writes |
+//! | write zeroes that may free the space | a hole, else as above | a hole, else as above |
 
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -34,8 +36,9 @@ use crate::reactor::Reactor;
 use crate::workers::DeviceThreads;
 use crate::write_cache::WriteCache;
 
-/// A device on a block device or a regular file. Closing happens when the last handle and the last
-/// operation are gone, and gives up the claim.
+/// A device on a block device or a regular file.
+///
+/// The file is closed, and its claim ends, when the last handle is dropped and the last operation has ended.
 #[derive(Clone)]
 pub struct FileDevice {
     inner: Rc<DeviceFile>,
@@ -43,7 +46,7 @@ pub struct FileDevice {
 }
 
 impl FileDevice {
-    /// Opens and claims `path`. It blocks the thread during open(2) and a few look-ups.
+    /// Opens and claims `path`. It blocks the thread during open(2) and the queries of the device's properties.
     ///
     /// # Errors
     /// [`OpenError`] if the path is in use (with the holder, if one is found), is no device or file, or cannot be

@@ -1,21 +1,22 @@
 //! Threads and memory that a block device depends on.
 //!
-//! When memory is short, the kernel writes dirty pages back and swaps pages out before it gives a thread more. If the
-//! pages are to go to a device that this very thread serves, both wait for ever. Two things prevent that:
+//! When memory is short, the kernel writes dirty pages back and swaps pages out before it gives memory to a thread. If the
+//! pages go to a device that this very thread serves, both wait for ever. Two requests to the kernel prevent that:
 //!
-//! * a thread that is marked as a flusher does no I/O to get memory, and is not held back as a writer. Threads that it starts
-//!   afterwards inherit the mark;
-//! * locked memory is not swapped out, and code is not dropped that would have to be read again from a device.
+//! * A thread that is marked as a flusher does no I/O to get memory, and the kernel does not throttle its writes. Threads that
+//!   it starts afterwards inherit the mark.
+//! * The kernel does not swap locked memory out, and does not drop code that it would have to read again from a device.
 //!
-//! A ring of a file has workers of the kernel (`iou-wrk-*`), which carry out flushes and requests that would wait. A worker
-//! inherits the mark if the thread had it when the worker was made (seen on Linux 6.12), so a thread is marked before it opens
-//! its first ring. Block devices do without these workers (module `workers`).
+//! The ring has kernel threads for files (`iou-wrk-*`), which carry out flushes and requests that would wait. Such a thread
+//! inherits the mark if the creating thread has it at that time (seen on Linux 6.12), so a thread is marked before it opens
+//! its first ring. Block devices do without these kernel threads (module `workers`).
 //!
-//! Neither helps a marked thread if there is no memory. A thread that touches a new page then waits until other processes free
-//! some, and these may wait for it. So code is made resident when memory is locked, and all memory for requests is reserved
-//! before the first of them: buffers ([`hold`]), and heap and stack (module [`crate::heap`]).
+//! Neither request helps a marked thread if there is no memory at all. A thread that touches a new page then waits until other
+//! processes free some, and these may wait for the thread. So the process makes its code resident when it locks its memory,
+//! and reserves all memory for requests before the first request: buffers ([`hold`]), and heap and stack (module
+//! [`crate::heap`]).
 //!
-//! Owns both requests to the kernel, and how much memory buffers may hold in the process. Must not know what is served.
+//! Owns both requests to the kernel, and the limit of memory that buffers of the process may hold. Must not know what is served.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,12 +28,12 @@ use rustix::thread::{CapabilitySet, capabilities};
 /// Since Linux 5.6; not in every version of the C headers.
 const PR_SET_IO_FLUSHER: libc::c_int = 57;
 
-/// Marks the calling thread, and every thread that it starts from now on, for good.
+/// Marks the calling thread permanently as a flusher. Threads that it starts afterwards inherit the mark.
 ///
 /// # Errors
 /// Without the right to do so (CAP_SYS_RESOURCE).
 pub fn mark_this_thread() -> io::Result<()> {
-    // SAFETY: this request reads no memory; unused arguments are zero as it demands.
+    // SAFETY: this request reads no memory of the process; the unused arguments are zero, as the kernel demands.
     let result = unsafe {
         libc::prctl(
             PR_SET_IO_FLUSHER,
@@ -45,19 +46,19 @@ pub fn mark_this_thread() -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The process has locked its memory.
+/// Whether the process has locked its memory.
 static LOCKED: AtomicBool = AtomicBool::new(false);
 
-/// Whether [`lock_memory`] has done so.
+/// Whether [`lock_memory`] has locked the memory of the process.
 pub fn memory_is_locked() -> bool {
     LOCKED.load(Ordering::Acquire)
 }
 
-/// Locks all memory of the process, and all pages that it touches from now on: once for a process.
+/// Locks all memory of the process, and all pages that it touches later. Later calls do nothing.
 ///
 /// # Errors
-/// Without the right to lock as much as it takes (CAP_IPC_LOCK, or no RLIMIT_MEMLOCK). Nothing is locked then: with a limit,
-/// memory could no longer be allocated once it is reached.
+/// Without the right to lock any amount of memory (CAP_IPC_LOCK, or no RLIMIT_MEMLOCK). The function then locks nothing: with
+/// a limit, allocations would fail once it is reached.
 pub fn lock_memory() -> io::Result<()> {
     if LOCKED.load(Ordering::Acquire) {
         return Ok(());
@@ -68,10 +69,10 @@ pub fn lock_memory() -> io::Result<()> {
         let what = format!("RLIMIT_MEMLOCK is {bytes} bytes, and CAP_IPC_LOCK is missing");
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
     }
-    // Locks all pages that the process has mapped so far. Most of them are code. Those that were never executed are read in,
-    // too: the file may be on a volume of this very process, or in a tmpfs that is swapped out to one.
+    // Locks all pages that the process has mapped so far. Most of them are code. Pages that were never executed are read in
+    // too, because the file may be on a volume of this process, or in a tmpfs that is swapped out to such a volume.
     mlockall(MlockAllFlags::CURRENT)?;
-    // From now on pages as they are touched: what is only reserved takes no memory.
+    // Locks later pages when they are touched, so that reserved address space takes no memory.
     mlockall(MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?;
     LOCKED.store(true, Ordering::Release);
     Ok(())
@@ -80,17 +81,18 @@ pub fn lock_memory() -> io::Result<()> {
 /// How many bytes of buffers the process may still hold resident.
 static LEFT_TO_HOLD: AtomicU64 = AtomicU64::new(32 << 20);
 
-/// Sets how many bytes of buffers the process may hold resident: once, before any are held.
+/// Sets the limit of bytes of buffers that the process may hold resident. Call it once, before the first [`hold`].
 pub fn set_most_held(bytes: u64) {
     LEFT_TO_HOLD.store(bytes, Ordering::Release);
 }
 
-/// Buffers that are held resident; dropping this gives their share back.
+/// A share of the limit of resident buffers; dropping it returns the share.
 #[derive(Debug)]
 pub struct Held(u64);
 
-/// Whether buffers of this size together may be touched, so that they stay resident. Not if the process has not locked its
-/// memory, as they would be swapped out, nor if too much is held already.
+/// Reserves `bytes` of the limit for buffers that are touched and stay resident.
+///
+/// `None` if the process has not locked its memory, because the buffers would be swapped out, or if the limit is reached.
 pub fn hold(bytes: u64) -> Option<Held> {
     if !memory_is_locked() {
         return None;
@@ -112,7 +114,7 @@ mod tests {
     const PR_GET_IO_FLUSHER: libc::c_int = 58;
 
     fn is_marked() -> bool {
-        // SAFETY: this request reads no memory; unused arguments are zero as it demands.
+        // SAFETY: this request reads no memory of the process; the unused arguments are zero, as the kernel demands.
         unsafe { libc::prctl(PR_GET_IO_FLUSHER, 0, 0, 0, 0) == 1 }
     }
 
@@ -125,7 +127,7 @@ mod tests {
                 Err(e) => assert_eq!(e.kind(), io::ErrorKind::PermissionDenied),
             }
         };
-        // In a thread of its own, which is marked for good.
+        // The mark is permanent, so the test runs in its own thread.
         std::thread::spawn(test).join().unwrap();
     }
 }

@@ -1,24 +1,24 @@
 //! Adjacent writes to a device that were submitted in one turn, combined into one command.
 //!
-//! A cache that writes where there is room writes small requests one behind the other, and a device has only so many
-//! requests a second. Owns the list of writes that go with the first one, and the vector that names their memory; the
-//! vector's heap block does not move while the operation sits in the reactor's slot. A gathered write that does not
-//! succeed as a whole is repeated piece by piece, so an error belongs to the piece that caused it. Must not
-//! know about slots and turns (module `reactor`).
+//! A cache that writes to free space sends small adjacent writes, and a device serves a limited number of requests per second.
+//! Owns the list of writes that follow the first one, and the vector that names their memory. The vector's heap block does
+//! not move while the operation sits in the reactor's slot. If a gathered write does not succeed as a whole, each of its
+//! writes is repeated alone, so that an error is reported for the write that caused it. Must not know about slots and turns
+//! (module `reactor`).
 
 use std::cell::RefCell;
 
 use format::Sectors;
 use io::{Completer, Request};
 
-/// Maximum bytes of one command: about the size that block devices take as one request.
+/// Maximum bytes of one command: about the largest size that block devices take as one request.
 pub(crate) const MAX_BYTES: u64 = 1 << 20;
-/// Most pieces of one command.
+/// Maximum number of pieces of one command.
 pub(crate) const MAX_PIECES: usize = 64;
 /// Number of empty lists that a device keeps for later operations.
 const SPARES: usize = 16;
 
-/// The writes behind the first one of a command.
+/// The writes of a command that follow its first write.
 pub(crate) struct Gathered {
     others: Vec<(Request, Completer)>,
     sectors: Sectors,
@@ -34,7 +34,7 @@ impl Gathered {
         })
     }
 
-    /// Length of the writes behind the first one.
+    /// Total length of the writes that follow the first one.
     pub(crate) fn sectors(&self) -> Sectors {
         self.sectors
     }
@@ -43,7 +43,7 @@ impl Gathered {
         self.others.len() == MAX_PIECES - 1
     }
 
-    /// Adds a write, which begins where the last one ends.
+    /// Adds a write, which must begin where the last one ends.
     pub(crate) fn push(&mut self, request: Request, completer: Completer) {
         self.sectors += request.sectors;
         self.others.push((request, completer));
@@ -55,16 +55,16 @@ impl Gathered {
         self.others.drain(..)
     }
 
-    /// Bytes of `first` and all writes of the list. At most [`MAX_BYTES`].
+    /// Bytes of `first` and of all writes in the list: [`MAX_BYTES`] at most.
     pub(crate) fn bytes_with(&self, first: &Request) -> i64 {
         (first.sectors + self.sectors).bytes() as i64
     }
 
-    /// The memory of `first` and of the others: valid until this list is used again.
+    /// The memory of `first` and of the writes in the list. The pointer is valid until this list is used again.
     pub(crate) fn iovecs(&mut self, first: &Request) -> (*const libc::iovec, u32) {
         self.iovecs.clear();
         for request in std::iter::once(first).chain(self.others.iter().map(|(request, _)| request)) {
-            // Checked on submission: the range lies in the buffer.
+            // `submit` has checked that the range lies in the buffer.
             let memory = request.buffer.as_ref().map_or(&[][..], |b| &b.as_slice()[request.byte_range()]);
             self.iovecs
                 .push(libc::iovec { iov_base: memory.as_ptr().cast_mut().cast(), iov_len: memory.len() });
@@ -73,7 +73,7 @@ impl Gathered {
     }
 }
 
-/// Lists that are not in use.
+/// Empty lists for later operations.
 #[derive(Default)]
 #[allow(clippy::vec_box, reason = "an operation holds one as a pointer, so that it stays small")]
 pub(crate) struct Spare(RefCell<Vec<Box<Gathered>>>);

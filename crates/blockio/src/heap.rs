@@ -1,29 +1,29 @@
 //! Memory that a serving thread can use without a page fault.
 //!
-//! A page fault needs memory of the kernel. If swap or dirty pages are on a volume of this process, the kernel may have
-//! no memory before the process has answered. So the process takes memory early, touches it, and returns none of it to the
-//! kernel: the C library's allocator serves requests from it. Module [`crate::refill`] takes more when
-//! some of it is in use.
+//! A page fault needs memory of the kernel. If swap or dirty pages are on a volume of this process, the kernel may have no memory
+//! before the process has answered. So the process takes memory early, touches it, and returns none of it to the kernel; the C
+//! library's allocator serves requests from it. Module [`crate::refill`] takes more when some of it is in use.
 //!
 //! Owns the settings of that allocator, and the touching of heap and stack. Must not know what the memory is for.
 
 use std::hint::black_box;
 use std::ops::Range;
 
-/// The heap is taken in pieces, so that one that cannot be had leaves the others. Each is small enough to come from the heap.
+/// Length of a piece of reserved heap. If the system refuses one piece, the others stay. A piece is small enough for the heap.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Pages are at least as large.
+/// Smallest page size.
 pub(crate) const PAGE_BYTES: usize = 4096;
 
-/// How much of its stack a serving thread touches.
+/// Length of the part of its stack that a serving thread touches.
 const STACK_BYTES: usize = 256 << 10;
 
-/// How much a helper thread touches, which makes system calls only.
+/// Length of the part of its stack that a helper thread touches. A helper thread only makes system calls.
 const HELPER_STACK_BYTES: usize = 16 << 10;
 
-/// Makes the process retain freed memory, and all threads that have not allocated yet share one heap. The caller calls it
-/// before it starts other threads. Returns whether the allocator supports this, as glibc's does.
+/// Makes the process retain freed memory, and all threads that have not allocated yet share one heap.
+///
+/// Call it before other threads start. Returns whether the allocator supports this, as glibc's does.
 pub fn retain_freed_memory() -> bool {
     settings::retain_freed_memory()
 }
@@ -32,13 +32,14 @@ pub fn retain_freed_memory() -> bool {
 mod settings {
     use std::ops::Range;
 
-    /// What is smaller comes from the heap. It is the largest value that glibc takes. Larger memory, such as the tables of a
-    /// large cache device, is mapped for itself and given back to the kernel when it is freed.
+    /// Allocations below this size come from the heap. It is the largest value that glibc takes.
+    ///
+    /// Larger memory, such as the tables of a large cache device, has its own mapping, which is unmapped when it is freed.
     const LARGEST_ON_HEAP_BYTES: libc::c_int = 32 << 20;
     const NEVER: libc::c_int = -1;
 
     pub(super) fn retain_freed_memory() -> bool {
-        // A value that is set also ends the adjustment of both thresholds, by which glibc gives large memory back.
+        // An explicit value also stops the automatic adjustment of both thresholds, by which glibc returns large memory.
         set(libc::M_TRIM_THRESHOLD, NEVER)
             && set(libc::M_MMAP_THRESHOLD, LARGEST_ON_HEAP_BYTES)
             && set(libc::M_ARENA_MAX, 1)
@@ -49,16 +50,16 @@ mod settings {
     }
 
     pub(super) fn free_end() -> Option<Range<usize>> {
-        // SAFETY: it takes nothing, and locks the heap while it counts.
+        // SAFETY: `mallinfo2` takes no argument, and locks the heap while it counts.
         let free_at_end = unsafe { libc::mallinfo2() }.keepcost;
-        // SAFETY: zero changes nothing: it asks where the heap ends.
+        // SAFETY: `sbrk(0)` changes nothing and returns the end of the heap.
         let end = unsafe { libc::sbrk(0) }.addr();
         Some(end.checked_sub(free_at_end)?..end)
     }
 
     fn set(what: libc::c_int, value: libc::c_int) -> bool {
-        // SAFETY: mallopt takes two numbers and reads no memory of the caller. It locks the heap itself, so that other
-        // threads may allocate meanwhile.
+        // SAFETY: `mallopt` takes two numbers and reads no memory of the caller. It locks the heap itself, so other threads may
+        // allocate at the same time.
         unsafe { libc::mallopt(what, value) == 1 }
     }
 }
@@ -80,20 +81,21 @@ mod settings {
     }
 }
 
-/// When the heap has to grow, it grows by so many bytes more than it needs: address space, which takes no memory until it is
-/// touched. Returns whether the allocator can do that.
+/// Makes the heap grow by `bytes` more than an allocation needs. Returns whether the allocator supports this.
+///
+/// The growth is address space, which takes no memory until it is touched.
 pub(crate) fn grow_in_steps_of(bytes: usize) -> bool {
     settings::grow_in_steps_of(bytes)
 }
 
-/// The free addresses at the end of the heap, which serve what fits into no free piece. Other threads may use some of them
-/// before the call returns. `None` with an allocator that does not tell.
+/// The free addresses at the end of the heap; `None` if the allocator does not report them.
+///
+/// Allocations that fit into no free piece come from there. Other threads may use some before the call returns.
 pub(crate) fn free_end() -> Option<Range<usize>> {
     settings::free_end()
 }
 
-/// Memory of the heap that is too large for the free end: the heap grows by that and by a step. The memory is touched.
-/// `None` if the system refuses it.
+/// Grows the heap: allocates memory that is larger than the free end, and touches it. `None` if the system refuses it.
 pub(crate) fn grow(free_end: &Range<usize>) -> Option<Vec<u8>> {
     touched(free_end.len() + PAGE_BYTES)
 }
@@ -113,25 +115,25 @@ pub fn reserve(bytes: usize) -> usize {
     bytes.min(pieces.len() * PIECE_BYTES)
 }
 
-/// Memory of which each page was written to; `None` if the system refuses it.
+/// Allocates memory and writes to each of its pages; `None` if the system refuses it.
 fn touched(bytes: usize) -> Option<Vec<u8>> {
     let mut piece = Vec::new();
     piece.try_reserve_exact(bytes).ok()?;
     for byte in piece.spare_capacity_mut().iter_mut().step_by(PAGE_BYTES) {
         byte.write(0);
     }
-    // The compiler may leave out writes whose result is not used.
+    // Without this, the compiler may remove the writes, because their result is not used.
     Some(black_box(piece))
 }
 
-/// Touches the part of the calling thread's stack that is going to be used.
+/// Touches the part of the calling thread's stack that a serving thread uses.
 #[inline(never)]
 pub fn touch_stack() {
     let mut room = [0u8; STACK_BYTES];
     black_box(&mut room);
 }
 
-/// Touches the part of a helper thread's stack that is going to be used.
+/// Touches the part of the calling thread's stack that a helper thread uses.
 #[inline(never)]
 pub(crate) fn touch_stack_of_helper() {
     let mut room = [0u8; HELPER_STACK_BYTES];

@@ -1,7 +1,7 @@
 //! The users of a device, for error messages.
 //!
-//! Owns the reading of `/proc` and `/sys`. Everything here is best effort and must not fail: a user that is not found is
-//! not named. It checks mounts, swap, stacked devices, loop devices, file locks, and at last the open files of processes.
+//! Owns the reading of `/proc` and `/sys`. The search is best effort and never fails: a user that it does not find is not
+//! named. It checks mounts, swap, stacked devices, loop devices, file locks, and finally the open files of processes.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -11,9 +11,9 @@ use crate::info::sysfs_dir;
 
 /// A user of a device.
 pub(crate) struct Holder {
-    /// For people.
+    /// Description for the error message.
     pub(crate) who: String,
-    /// Whether the user stays: a process that only probes the device closes it in a moment.
+    /// Whether the user keeps the device. A process that only has it open may be a probe, which closes it within milliseconds.
     pub(crate) lasting: bool,
 }
 
@@ -23,7 +23,7 @@ impl Holder {
     }
 }
 
-/// The user of the block device `rdev`, of its partitions or of its whole disk.
+/// A user of the block device `rdev` or of one of its partitions.
 pub(crate) fn of_block_device(rdev: u64) -> Option<Holder> {
     let mut devices = vec![rdev];
     let dir = sysfs_dir(rdev);
@@ -51,7 +51,7 @@ fn stacked_on(rdev: u64) -> Option<String> {
     let dir = sysfs_dir(rdev);
     let holder = fs::read_dir(dir.join("holders")).ok()?.flatten().next()?;
     let name = holder.file_name().to_string_lossy().into_owned();
-    // Device mapper numbers mean nothing to people.
+    // The number of a device-mapper device means nothing to operators, so the message has its name too.
     match fs::read_to_string(holder.path().join("dm/name")) {
         Ok(n) => Some(format!("device mapper's {} (/dev/{name})", n.trim())),
         Err(_) => Some(format!("/dev/{name}")),
@@ -101,13 +101,13 @@ fn swapping(rdev: u64) -> Option<String> {
     used.then(|| "the system as swap".to_string())
 }
 
-/// A process's name and number.
+/// Number and name of a process.
 fn process(pid: u32) -> Option<String> {
     let comm = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
     Some(format!("process {pid} ({})", comm.trim()))
 }
 
-/// Another process that has the block device open.
+/// A process that has the block device open.
 fn opened_by(rdev: u64) -> Option<String> {
     let own = std::process::id();
     fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
@@ -142,7 +142,7 @@ pub(crate) fn of_locked_file(meta: &fs::Metadata) -> Option<Holder> {
     })
 }
 
-/// The loop device that stands on the file.
+/// The loop device that is built on the file.
 pub(crate) fn loop_device_on(path: &Path, meta: &fs::Metadata) -> Option<String> {
     let path = fs::canonicalize(path).unwrap_or_else(|_| PathBuf::from(path));
     fs::read_dir("/sys/block").ok()?.flatten().find_map(|entry| {

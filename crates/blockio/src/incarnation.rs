@@ -1,14 +1,14 @@
-//! The incarnation of a device, which distinguishes it from its successor, and from itself after a power loss.
+//! The incarnation of a device: distinguishes a device from its replacement, and from itself after a power loss.
 //!
-//! A crash log outlives a process, and names data that a device may hold in its volatile cache only. It counts only while
-//! that cache is the same. The kernel numbers each appearance of a disk (`diskseq`, Linux 5.15): a disk that was pulled
-//! and put in again, or a file system that was mounted from such a disk, has another number.
+//! A crash log outlives a process, and names data that may be only in a device's volatile cache. The log is valid only while
+//! that cache has lost nothing. The kernel numbers each appearance of a disk (`diskseq`, Linux 5.15). A disk that was
+//! unplugged and plugged in again has another number, and so has the disk under a file system that was mounted again.
 //!
-//! Some devices can lose their cache and keep their number: behind a network a target restarts and the initiator tries
-//! again; behind ublk or a FUSE file system another process is the device. Those are not trusted, unless they say that
-//! they have no volatile cache (`queue/write_cache`): what they completed is durable.
+//! Some devices can lose their cache and keep their number. A network target can restart while the initiator retries. The
+//! process behind a ublk device or a FUSE file system can restart too. The incarnation of such a device is unknown, unless
+//! the device reports that it has no volatile cache (`queue/write_cache`): then every completed write is durable.
 //!
-//! Owns the reading of sysfs for this. Must not know the crash log.
+//! Owns the reading of sysfs for this purpose. Must not know the crash log.
 
 use std::fs;
 use std::io;
@@ -20,22 +20,22 @@ use crate::mountinfo;
 /// The incarnation of the volatile cache of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Incarnation {
-    /// As long as these words are the same, the device has not lost what it completed.
+    /// As long as this text is the same, the device has lost no completed write.
     Known(String),
-    /// It cannot be detected whether the device has lost something, for this reason.
+    /// Nothing shows whether the device has lost completed writes; the text is the reason.
     Unknown(String),
 }
 
-/// Devices below devices: more levels than anybody builds.
+/// Maximum number of levels of stacked devices.
 const MOST_LEVELS: usize = 16;
 
-/// File systems in memory: they lose their contents only with the host.
+/// Types of file systems in memory (tmpfs, ramfs), which lose their contents only with the host.
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
-/// File systems on block devices: ext2 to ext4, XFS, F2FS, btrfs.
+/// Types of file systems on block devices: ext2 to ext4, XFS, F2FS, btrfs.
 const ON_BLOCK_DEVICES: [u64; 4] = [0xef53, 0x5846_5342, 0xf2f5_2010, BTRFS];
 const BTRFS: u64 = 0x9123_683e;
 
-/// Drivers whose devices are served by another process or host.
+/// Prefixes of the names of block devices that another host, another process or ZFS serves.
 const SERVED_BY_OTHERS: [&str; 5] = ["nbd", "rbd", "drbd", "ublkb", "zd"];
 
 /// The incarnation of a block device, or of the device under a file.
@@ -49,12 +49,12 @@ pub fn incarnation(path: &Path) -> io::Result<Incarnation> {
     }
 }
 
-/// Directory of the kernel with all devices.
+/// The sysfs of a host; tests use a directory of their own.
 struct Host {
     sys: PathBuf,
 }
 
-/// Numbers of a device.
+/// Major and minor number of a device.
 type Numbers = (u32, u32);
 
 fn numbers(dev: u64) -> Numbers {
@@ -71,7 +71,7 @@ impl Host {
         self.of_file(path, &meta, file_system, 0)
     }
 
-    /// A file, by the device that its file system is on.
+    /// The incarnation of a file: that of the device on which its file system lies.
     fn of_file(
         &self,
         path: &Path,
@@ -102,7 +102,7 @@ impl Host {
         self.of_block_device(below, level + 1)
     }
 
-    /// All devices of the btrfs that has this one.
+    /// The incarnations of all devices of the btrfs to which `member` belongs.
     fn of_btrfs(&self, member: Numbers, level: usize) -> io::Result<Incarnation> {
         let name = self.directory(member)?.file_name().map(ToOwned::to_owned).unwrap_or_default();
         for file_system in fs::read_dir(self.sys.join("fs/btrfs"))? {
@@ -166,7 +166,7 @@ impl Host {
         Ok(join(own, below))
     }
 
-    /// All devices that have a link in `directory`.
+    /// The incarnations of all devices that have a link in `directory`.
     fn of_all(&self, directory: &Path, level: usize) -> io::Result<Incarnation> {
         let mut members = Vec::new();
         for member in fs::read_dir(directory)? {
@@ -197,7 +197,7 @@ fn mounted_from(file_system: Numbers) -> io::Result<Option<PathBuf>> {
     Ok(mount.map(|m| PathBuf::from(m.source)).filter(|source| source.starts_with("/dev")))
 }
 
-/// One line of sysfs, if there is such a file. Any other reason not to read it says nothing about the device.
+/// One line of sysfs; `None` if the file does not exist or is empty. Any other failure is an error.
 fn read(path: &Path) -> io::Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty())),
@@ -206,7 +206,7 @@ fn read(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Whether a directory of sysfs has anything in it.
+/// Whether a directory of sysfs exists and is not empty.
 fn has_members(path: &Path) -> io::Result<bool> {
     match fs::read_dir(path) {
         Ok(mut members) => Ok(members.next().is_some()),
@@ -226,7 +226,7 @@ fn join(own: String, below: Incarnation) -> Incarnation {
     }
 }
 
-/// The network or process that is between the host and the disk, if there is one.
+/// The network or process between the host and the disk, if there is one.
 fn reached_over(directory: &Path, name: &str) -> io::Result<Option<String>> {
     let served = |driver: &&str| {
         name.strip_prefix(driver).is_some_and(|number| number.starts_with(|c: char| c.is_ascii_digit()))
@@ -255,7 +255,7 @@ fn reached_over(directory: &Path, name: &str) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// How a namespace's controllers are reached: it has one, or a subsystem with several.
+/// The transports of a namespace's controllers: of its single controller, or of each controller of its subsystem.
 fn nvme_transports(device: &Path) -> io::Result<Vec<String>> {
     if let Some(transport) = read(&device.join("transport"))? {
         return Ok(vec![transport]);
@@ -275,7 +275,7 @@ mod tests {
 
     use super::*;
 
-    /// A sysfs of our own.
+    /// A simulated sysfs.
     struct Tree(tempfile::TempDir);
 
     impl Tree {
@@ -289,7 +289,7 @@ mod tests {
             Host { sys: self.0.path().into() }
         }
 
-        /// A disk at a place below `devices`, with some attributes.
+        /// Adds a disk at `place` below `devices`, with some attributes.
         fn disk(&self, (major, minor): Numbers, place: &str, attributes: &[(&str, &str)]) {
             let directory = self.0.path().join("devices").join(place);
             for (name, value) in attributes {

@@ -1,8 +1,8 @@
 //! Properties of a device, from ioctls and sysfs.
 //!
-//! Owns the mapping from an open file to [`DeviceInfo`]. sysfs may be missing (containers): the ioctls
-//! give the properties that correctness needs (size and block sizes), sysfs gives advice (rotational, discard, RAID),
-//! and an unknown property has the harmless value.
+//! Owns the mapping from an open file to [`DeviceInfo`]. Ioctls give the properties that correctness needs: size and block
+//! sizes. sysfs gives advice: rotational, discard, RAID. sysfs may be missing (containers); an unknown property then has the
+//! harmless value. Must not know what uses the properties.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -20,13 +20,13 @@ const BLKSSZGET: libc::c_ulong = 0x1268;
 const BLKIOOPT: libc::c_ulong = 0x1279;
 const BLKPBSZGET: libc::c_ulong = 0x127b;
 
-/// How deep stacked devices (dm on md on partitions) are followed.
+/// Maximum depth of stacked devices (dm on md on partitions) that is followed.
 const MAX_STACK: u32 = 8;
 
 fn ioctl_number<T: Default>(fd: BorrowedFd<'_>, request: libc::c_ulong) -> Result<T, Errno> {
     let mut value = T::default();
-    // SAFETY: each request above writes one number of the type with which it is called, and only into
-    // `value`, which outlives the call.
+    // SAFETY: each request above writes one number of the type with which it is called, and only to `value`, which outlives
+    // the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw mut value) };
     if result < 0 {
         let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
@@ -39,6 +39,11 @@ fn ioctl_number<T: Default>(fd: BorrowedFd<'_>, request: libc::c_ulong) -> Resul
 pub(crate) fn sysfs_dir(rdev: u64) -> PathBuf {
     let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
     PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
+}
+
+/// Whether the block device whose directory in sysfs is `dir` takes no writes.
+pub(crate) fn is_read_only(dir: &Path) -> bool {
+    read_number(&dir.join("ro")) == Some(1)
 }
 
 /// The directory of the whole disk of which `dir` may be a partition.
@@ -55,7 +60,7 @@ fn read_number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Whether `dir` is a RAID 4/5/6 array or stands on one.
+/// Whether `dir` is a RAID 4/5/6 array or is built on one.
 fn stands_on_parity_raid(dir: &Path, depth: u32) -> bool {
     let disk = whole_disk(dir);
     if let Ok(level) = fs::read_to_string(disk.join("md/level")) {
@@ -86,14 +91,14 @@ pub(crate) fn of_block_device(fd: BorrowedFd<'_>, rdev: u64, name: Arc<str>) -> 
     })
 }
 
-/// An open regular file.
+/// The properties of an open regular file that its device needs.
 pub(crate) struct RegularFile<'a> {
     pub(crate) fd: BorrowedFd<'a>,
-    /// Its size.
+    /// Size of the file.
     pub(crate) bytes: u64,
     /// Number of the device that its file system lies on.
     pub(crate) dev: u64,
-    /// It is open for writing.
+    /// Whether the file is open for writing.
     pub(crate) writable: bool,
 }
 
@@ -120,7 +125,7 @@ fn whole_blocks(bytes: u64, logical_block_bytes: u32) -> Sectors {
     Sectors::from_bytes_floor(bytes / block * block)
 }
 
-/// Whether the regular file `fd` lives in memory alone (tmpfs, ramfs).
+/// Whether the regular file `fd` lies in a file system in memory (tmpfs, ramfs).
 pub(crate) fn is_in_memory(fd: BorrowedFd<'_>) -> bool {
     /// `include/uapi/linux/magic.h`.
     const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -130,8 +135,9 @@ pub(crate) fn is_in_memory(fd: BorrowedFd<'_>) -> bool {
     })
 }
 
-/// Whether another process or host serves the file system of the regular file `fd`. Submitting a
-/// request there can wait for as long as they like, whatever flags say that it should not.
+/// Whether another process or host serves the file system of the regular file `fd`.
+///
+/// The submission of a request to such a file system can wait without limit, in spite of flags that forbid to wait.
 pub(crate) fn is_served_by_others(fd: BorrowedFd<'_>) -> bool {
     /// `include/uapi/linux/magic.h`: FUSE, NFS, SMB (both), 9P, Ceph, AFS, Coda.
     const MAGICS: [u64; 8] =
@@ -139,27 +145,28 @@ pub(crate) fn is_served_by_others(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(fd).is_ok_and(|s| MAGICS.iter().any(|&magic| s.f_type == magic as rustix::fs::FsWord))
 }
 
-/// Whether less room is allocated than the size of the regular file `fd`; none, too, if it cannot be asked.
+/// Whether the regular file `fd` has less space allocated than its size. False if the system does not report it.
 fn has_holes(fd: BorrowedFd<'_>, bytes: u64) -> bool {
-    // Units of `st_blocks`, whatever the blocks of the file system are.
+    // `st_blocks` counts units of 512 bytes for every file system.
     rustix::fs::fstat(fd).is_ok_and(|stat| (stat.st_blocks as u64).saturating_mul(512) < bytes)
 }
 
-/// Asks the file system by punching a hole behind the end of the file, where nothing is.
+/// Tests whether the file system punches holes, by a hole after the end of the file.
 fn punches_holes(fd: BorrowedFd<'_>, bytes: u64) -> bool {
     let behind = bytes.next_multiple_of(1 << 20);
     rustix::fs::fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, behind, 4096).is_ok()
 }
 
-/// What direct I/O on `fd` asks for: alignment of memory and of offsets, in bytes; `None` if the
-/// kernel does not tell (before Linux 6.1) or direct I/O is not supported.
+/// The alignment of memory and of offsets that direct I/O on `fd` needs, in bytes.
+///
+/// `None` if the kernel does not report it (before Linux 6.1) or direct I/O is not supported.
 pub(crate) fn direct_alignment(fd: BorrowedFd<'_>) -> Option<(u32, u32)> {
     /// `STATX_DIOALIGN`, `include/uapi/linux/stat.h`.
     const DIOALIGN: u32 = 0x2000;
-    // SAFETY: all zeros is a value of this plain C struct, which the call fills.
+    // SAFETY: all zeros is a valid value of this plain C struct, which the call fills.
     let mut buf: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: the empty path with AT_EMPTY_PATH names the descriptor itself, and `buf` is a live struct
-    // of the type that the call fills.
+    // SAFETY: the empty path with AT_EMPTY_PATH names the descriptor itself. `buf` is a live struct of the type that the
+    // call fills.
     let result = unsafe {
         libc::statx(fd.as_fd().as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, DIOALIGN, &raw mut buf)
     };
@@ -177,7 +184,7 @@ mod tests {
         fs::write(path, text).unwrap();
     }
 
-    /// Directories as sysfs has them, for machines without the hardware.
+    /// Makes directories like those of sysfs, for machines without the hardware.
     #[test]
     fn parity_raid_is_found_through_partitions_and_stacks() {
         let dir = tempfile::tempdir().unwrap();

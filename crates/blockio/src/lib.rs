@@ -47,7 +47,7 @@ mod workers;
 pub mod wrap;
 mod write_cache;
 
-pub use busy_poll::BusyPoll;
+pub use busy_poll::{BusyPoll, BusyPollError};
 pub use claim::{Access, Claim, OpenError, OpenOptions};
 pub use clock::SystemClock;
 pub use command::{CommandFile, CommandFuture};

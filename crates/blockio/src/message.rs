@@ -1,4 +1,4 @@
-//! Bytes that are sent as one: pieces of several buffers.
+//! Bytes that are sent as one message: pieces of several buffers.
 //!
 //! Owns the list of pieces. Must not know sockets.
 
@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use ::io::Buffer;
 
-/// Part of a buffer that is to be sent.
+/// Part of a buffer to be sent.
 #[derive(Debug)]
 pub struct Piece {
     buffer: Buffer,
@@ -19,7 +19,7 @@ impl Piece {
     }
 }
 
-/// Bytes to be sent as one, in order; pieces of any number of buffers. Reuse it: it keeps its storage.
+/// Bytes to be sent as one message, in order: pieces of any number of buffers. Reuse it, because it keeps its storage.
 #[derive(Default, Debug)]
 pub struct Message {
     pieces: Vec<Piece>,
@@ -60,7 +60,7 @@ impl Message {
         self.len_bytes = 0;
     }
 
-    /// How many pieces there are. Up to 64 go to the kernel at once.
+    /// Number of pieces. One system call sends 64 pieces at most.
     pub fn pieces_len(&self) -> usize {
         self.pieces.len()
     }

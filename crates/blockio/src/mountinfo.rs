@@ -1,6 +1,6 @@
 //! The table of mounts, as the kernel lists it in `/proc/self/mountinfo`.
 //!
-//! Owns the syntax of that file. Must not know the purpose of a search.
+//! Owns the syntax of that file. Must not know what a caller searches for.
 
 use std::ffi::OsString;
 use std::io;
@@ -10,22 +10,22 @@ use std::path::{Path, PathBuf};
 /// One mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MountEntry {
-    /// Major and minor number of the file system's device; belongs to this file system alone.
+    /// Major and minor number of the file system's device; they belong to this file system alone.
     pub device: (u32, u32),
-    /// Where it is mounted.
+    /// The mount point.
     pub at: PathBuf,
-    /// Type, with subtype.
+    /// Type of the file system, with its subtype.
     pub fs_type: String,
     /// Source of the mount: a device or a name.
     pub source: OsString,
 }
 
-/// Every mount that this process sees, in the order in which they were made.
+/// Every mount that this process sees, in the order of mounting.
 pub fn mounts() -> io::Result<Vec<MountEntry>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
 }
 
-/// The mount that one reaches by `path`, which is absolute and without links.
+/// The topmost mount at `path`, which must be absolute and without links.
 pub fn topmost(path: &Path) -> io::Result<Option<MountEntry>> {
     Ok(mounts()?.into_iter().rfind(|m| m.at == path))
 }
@@ -47,7 +47,7 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     Some(MountEntry { device, at: PathBuf::from(at), fs_type, source })
 }
 
-/// Blanks, tabs, newlines and backslashes stand as a backslash and three octal digits.
+/// Decodes a field: the kernel writes blanks, tabs, newlines and backslashes as a backslash and three octal digits.
 pub fn unescaped(field: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -70,12 +70,13 @@ pub fn unescaped(field: &[u8]) -> OsString {
     OsString::from_vec(out)
 }
 
-/// What `path` looks like to a program that lists it with other things, for comparison with lists of the
-/// kernel: absolute, links in the directory part resolved, the last part as it is.
+/// Makes `path` comparable with lists of the kernel: absolute, with the links in its directory part resolved.
+///
+/// The last part stays as it is.
 pub fn located(path: &Path) -> io::Result<PathBuf> {
     let absolute = std::path::absolute(path)?;
     match (absolute.parent(), absolute.file_name()) {
-        // The last part is not looked at: a dead file system there answers nothing but errors.
+        // The last part is not accessed: if a dead file system is mounted there, every access fails.
         (Some(parent), Some(name)) if name.as_bytes() != b".." => Ok(parent.canonicalize()?.join(name)),
         _ => absolute.canonicalize(),
     }

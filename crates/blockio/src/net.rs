@@ -1,10 +1,9 @@
 //! Stream sockets on the driver's thread: unix paths and TCP.
 //!
-//! Owns listeners and connections for exports and clients. Buffers move into an operation and come
-//! back with it; a future that is dropped gives its operation up, and the kernel's hold on the buffer
-//! ends before the memory is reused (module `reactor`). A received part is lost with a dropped
-//! receive, so a stream goes on only after a receive that was awaited to its end. Must not know what
-//! the bytes mean.
+//! Owns listeners and connections for exports and clients. A buffer moves into an operation and comes back with it. If the
+//! future is dropped, the operation is given up, and the kernel releases the buffer before the memory is reused (module
+//! `reactor`). Bytes that a dropped receive has received are lost, so a stream can be used further only if every receive was
+//! awaited to its end. Must not know what the bytes mean.
 
 use std::future::Future;
 use std::io;
@@ -26,17 +25,17 @@ use crate::message::Message;
 use crate::operation::socket::{SocketKind, SocketOp};
 use crate::reactor::{OpId, Reactor};
 
-/// How long a TCP connection may take to come about.
+/// Time limit of a TCP connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Number and interval of the checks until the socket of a dead process is removed: 2 s in all.
+/// Number and interval of the checks whether the socket of an ended process is removed: 2 s in all.
 const DEATH_TRIES: u32 = 100;
 const BETWEEN_DEATH_TRIES: Duration = Duration::from_millis(20);
 
-/// Connections that wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// Where a listener listens, or a client connects to.
+/// The address of a listener, or of the server of a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Address {
     /// A socket in the file system.
@@ -54,14 +53,14 @@ impl fmt::Display for Address {
     }
 }
 
-/// The peer of a connection, as far as the kernel knows it; limits for each peer count by it.
+/// The peer of a connection, as far as the kernel knows it. Limits for each peer count by it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum PeerId {
     /// The user of the process that connected to a unix socket.
     User(u32),
-    /// The address of a TCP client; of IPv6 the network of 64 bits, because a single host chooses the rest.
+    /// The address of a TCP client. Of an IPv6 address only the network of 64 bits, because a single host chooses the rest.
     Host(IpAddr),
-    /// The kernel does not say.
+    /// The kernel does not name the peer.
     Unknown,
 }
 
@@ -89,7 +88,7 @@ impl fmt::Display for PeerId {
     }
 }
 
-/// Waits for a socket operation; dropping it gives the operation up.
+/// Waits for a socket operation. If it is dropped, the operation is given up.
 struct SocketFuture {
     reactor: Reactor,
     state: FutureState,
@@ -97,7 +96,7 @@ struct SocketFuture {
 
 enum FutureState {
     Running(OpId),
-    /// Failed before it began.
+    /// The operation failed before it began.
     Refused(SocketOp),
     Taken,
 }
@@ -153,12 +152,12 @@ impl Drop for SocketFuture {
     }
 }
 
-/// Waits for connections. Dropping it closes it and removes the path of a unix socket.
+/// A socket that waits for connections. Its drop closes it and removes the path of a unix socket.
 pub struct Listener {
     reactor: Reactor,
     socket: Rc<OwnedFd>,
     address: Address,
-    /// Device and inode of the path that is ours to remove.
+    /// Path, device and inode of the unix socket that the drop removes.
     owned_path: Option<(PathBuf, u64, u64)>,
 }
 
@@ -192,7 +191,7 @@ impl Listener {
             }
             result => result?,
         }
-        // Before listen(2), so that no client connects while the mode is that of the umask.
+        // Before listen(2), so that no client connects while the socket has the mode of the umask.
         fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
         let meta = fs::symlink_metadata(path)?;
         rustix::net::listen(&socket, BACKLOG)?;
@@ -219,7 +218,7 @@ impl Listener {
         Ok(Listener { reactor: reactor.clone(), socket: Rc::new(socket), address, owned_path })
     }
 
-    /// Where it listens, with the port that the system chose.
+    /// The address on which the socket listens, with the port that the system chose.
     pub fn address(&self) -> &Address {
         &self.address
     }
@@ -243,7 +242,7 @@ impl Listener {
             let kind = SocketKind::Accept { accepted: None };
             let (kind, outcome) = SocketFuture::start(&self.reactor, &self.socket, kind).await;
             match outcome {
-                // The client gave up before we took its connection: not our error.
+                // The client gave up before its connection was accepted.
                 Err(e) if e.raw_os_error() == Some(libc::ECONNABORTED) => {}
                 Err(e) => return Err(e),
                 Ok(_) => match kind {
@@ -298,7 +297,7 @@ impl Drop for OwnedPath {
             && let Ok(meta) = fs::symlink_metadata(path)
         {
             use std::os::unix::fs::MetadataExt;
-            // There may be another socket at the path by now.
+            // Another process may have replaced the socket at the path.
             if (meta.dev(), meta.ino()) == (*dev, *ino) {
                 let _ = fs::remove_file(path);
             }
@@ -316,13 +315,13 @@ fn remove_dead_socket(path: &Path) -> io::Result<()> {
     for _ in 0..DEATH_TRIES {
         match UnixStream::connect(path) {
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return fs::remove_file(path),
-            // The kernel takes a ring down some time after its process was killed, and with it the socket on which
-            // an accept was under way.
+            // The kernel closes a ring some time after its process was killed. Until then the socket stays open, because the
+            // ring has an accept on it.
             Ok(stream) if listener_is_dead(&stream) => {
                 drop(stream);
                 std::thread::sleep(BETWEEN_DEATH_TRIES);
             }
-            // No descriptor is left to find out with.
+            // Without a free descriptor, the check is not possible.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => return Err(e),
             _ => break,
         }
@@ -330,14 +329,15 @@ fn remove_dead_socket(path: &Path) -> io::Result<()> {
     Err(in_use())
 }
 
-/// Whether the process that listens at the other end has ended. Of one in another namespace nothing is known.
+/// Whether the process that listens at the other end has ended. False for a process in another namespace.
 fn listener_is_dead(stream: &UnixStream) -> bool {
     let Ok(peer) = rustix::net::sockopt::socket_peercred(stream) else { return false };
     rustix::process::test_kill_process(peer.pid) == Err(rustix::io::Errno::SRCH)
 }
 
-/// The ring waits for blocking sockets itself and reports non-blocking ones as not ready; poll(2)
-/// needs them non-blocking.
+/// Sets the blocking mode of a socket for the backend.
+///
+/// The ring waits for blocking sockets itself, and reports non-blocking ones as not ready. poll(2) needs non-blocking ones.
 fn set_blocking_for(reactor: &Reactor, socket: &OwnedFd) -> io::Result<()> {
     let mut flags = rustix::fs::fcntl_getfl(socket)?;
     flags.set(rustix::fs::OFlags::NONBLOCK, !reactor.is_uring());
@@ -438,7 +438,7 @@ impl Connection {
         }
     }
 
-    /// Sends the whole of `message`, which comes back for reuse.
+    /// Sends the whole of `message`, and gives it back for reuse.
     ///
     /// # Errors
     /// The error of sendmsg(2); a part of the message may have been sent.
@@ -456,7 +456,7 @@ impl Connection {
         }
     }
 
-    /// Sends the whole of `buffer`, which comes back for reuse.
+    /// Sends the whole of `buffer`, and gives it back for reuse.
     ///
     /// # Errors
     /// The error of sendmsg(2); a part of the buffer may have been sent.
@@ -470,7 +470,7 @@ impl Connection {
         (spare, result)
     }
 
-    /// The other end, for the log: address and port, or process and user of a unix socket's peer.
+    /// The peer, for the log: address and port, or process and user of a unix socket's peer.
     pub fn peer(&self) -> String {
         if let Ok(Some(address)) = rustix::net::getpeername(&*self.socket)
             && let Ok(address) = SocketAddr::try_from(address)
@@ -483,7 +483,7 @@ impl Connection {
         }
     }
 
-    /// The other end, for limits: the host of a TCP client, or the user of a unix socket's peer.
+    /// The peer, for limits: the host of a TCP client, or the user of a unix socket's peer.
     pub fn peer_id(&self) -> PeerId {
         if let Ok(Some(address)) = rustix::net::getpeername(&*self.socket)
             && let Ok(address) = SocketAddr::try_from(address)
@@ -494,7 +494,7 @@ impl Connection {
         credentials.map_or(PeerId::Unknown, |c| PeerId::User(c.uid.as_raw()))
     }
 
-    /// Ends one or both directions; a receive that waits ends with `Ok(0)`.
+    /// Shuts one or both directions down. A receive that waits ends with `Ok(0)`.
     ///
     /// # Errors
     /// `NotConnected` if the peer has disconnected.

@@ -1,8 +1,8 @@
 //! The fallback without io_uring: sockets by poll(2), everything else on helper threads.
 //!
-//! Owns the socket commands that wait for their peer and the driver's sleep in poll(2). A socket
-//! command is tried once when it comes and again whenever its socket is ready. Memory and descriptors
-//! that commands name belong to the reactor's slots (module `cmd`).
+//! Owns the socket commands that wait for their peer, and the driver's sleep in poll(2). A socket command is tried once when it
+//! arrives and again each time its socket is ready. The reactor's slots own the memory and the descriptors that commands name
+//! (module `cmd`). Must not know operations.
 
 use ::io::Nanos;
 
@@ -13,9 +13,9 @@ use crate::wake::Wake;
 pub(crate) struct Polled {
     waiting: Vec<(u64, Cmd)>,
     done: Vec<(u64, i32)>,
-    /// Kept, like the next field, to reuse its storage.
+    /// The list for poll(2). It is kept between two waits, like `places`, for its storage.
     fds: Vec<libc::pollfd>,
-    /// For each waiting command its place in `fds`.
+    /// For each waiting command, the index of its socket in `fds`.
     places: Vec<usize>,
 }
 
@@ -28,7 +28,7 @@ impl Polled {
         }
     }
 
-    /// Gives up a socket command that still waits.
+    /// Cancels a socket command that still waits.
     pub(crate) fn cancel(&mut self, user_data: u64) {
         if let Some(at) = self.waiting.iter().position(|(u, _)| *u == user_data) {
             self.waiting.swap_remove(at);
@@ -46,7 +46,7 @@ impl Polled {
         out.append(&mut self.done);
     }
 
-    /// Fills the list for poll(2), and for each waiting command its place in it. `shared`: one place for each socket.
+    /// Fills `fds` and `places`. With `shared`, all commands of a socket use one entry of `fds`.
     fn list(&mut self, wake: &Wake, shared: bool) {
         self.fds.clear();
         self.places.clear();
@@ -68,8 +68,8 @@ impl Polled {
             tv_nsec: (t.0 % 1_000_000_000) as i64,
         });
         let spec_ptr = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: `fds` is a live array of the length given, `spec_ptr` is null or points to `spec`
-        // above, and a null signal mask is allowed.
+        // SAFETY: `fds` is a live array of the given length. `spec_ptr` is null or points to `spec`, which lives during the call.
+        // A null signal mask is allowed.
         let ready = unsafe {
             libc::ppoll(self.fds.as_mut_ptr(), self.fds.len() as libc::nfds_t, spec_ptr, std::ptr::null())
         };
@@ -81,18 +81,18 @@ impl Polled {
         self.list(wake, false);
         let mut ready = self.poll(timeout);
         if ready == -libc::EINVAL {
-            // A list has at most as many places as the process may have descriptors, but a socket can be received
-            // from and sent to at once.
+            // poll(2) allows as many entries as the process may have descriptors. A socket with a receive and a send has two
+            // entries, so the commands of a socket now share one.
             self.list(wake, true);
             ready = self.poll(timeout);
         }
         if ready <= 0 {
-            // The timeout ended the wait, or a signal did. The driver checks for work and waits again.
+            // The timeout or a signal ended the wait. The driver checks for work and waits again.
             return;
         }
         if self.fds[0].revents != 0 {
             let mut count = [0u8; 8];
-            // Fails only if it is empty already, which has the same effect.
+            // This fails only if the counter is zero already, which is the wanted state.
             let _ = rustix::io::read(wake.fd(), &mut count);
         }
         // From the back, so that a removal does not move the entries that are not checked yet.

@@ -1,13 +1,11 @@
 //! The I/O side of a driver: operations in flight, on io_uring or on the fallback.
 //!
-//! Owns the operations in flight (in the slots of module `slots`) and their `user_data`. The rule that
-//! prevents access of the kernel to freed memory: **an operation owns its buffers, files and kernel
-//! structures, it sits in a slot from the first command to the last result, and nothing takes it out
-//! before**. If its waiter is dropped, the operation is an orphan: a socket operation is cancelled, a
-//! device operation runs to its end, and the slot is freed by the result in both cases.
-//! Closing the reactor ([`Reactor::close`], done by the driver's drop) cancels what waits for a peer
-//! and waits for everything else but commands to devices (module `command`); later operations fail with
-//! `ECANCELED`.
+//! Owns the operations in flight (in the slots of module `slots`) and their `user_data`. Invariant, which keeps the kernel from
+//! access to freed memory: **an operation owns its buffers, files and kernel structures, and stays in its slot from its first
+//! command to its last result**. If the waiter of an operation is dropped, the operation is an orphan: a socket operation is
+//! cancelled, a device operation runs to its end, and in both cases the result frees the slot. [`Reactor::close`], which the
+//! driver's drop calls, cancels operations that wait for a peer and waits for all others except commands to devices (module
+//! `command`). Later operations fail with `ECANCELED`.
 //!
 //! Must not know the modules that start operations (`file`, `net` and `command`).
 
@@ -32,11 +30,11 @@ use crate::uring::Uring;
 use crate::wake::Wake;
 use crate::workers::{DeviceThreads, Workers};
 
-/// Blocks of 1 KiB that are kept for later sends.
+/// Number of blocks of 1 KiB that are kept for later sends.
 const SPARE_BLOCKS: usize = 64;
 
-/// How many of the operations that are held are looked at for a neighbour: as many as there are places where a cache
-/// writes at the same time, about.
+/// Number of held operations that are checked for a neighbour: about as many as a cache has places where it writes at the
+/// same time.
 const NEIGHBOURS: usize = 8;
 
 enum Backend {
@@ -47,15 +45,15 @@ enum Backend {
 struct Inner {
     slots: Slots,
     backend: Backend,
-    /// Results that were taken from a backend and not yet worked on; kept for its storage.
+    /// Results that were taken from a backend and are not processed yet. The field keeps its storage between two turns.
     results: Vec<(u64, i32)>,
-    /// Results of calls made on this thread. They wait for the next turn like all others, so that a task
-    /// whose operations never wait does not keep the thread to itself.
+    /// Results of calls on this thread. They wait for the next turn like all other results, so that a task whose operations
+    /// never wait does not occupy the thread.
     here: Vec<(u64, i32)>,
-    /// Writes that go to the kernel at the end of the turn, with what joins them until then.
+    /// Writes that go to the kernel at the end of the turn. Adjacent writes join them until then.
     held: Vec<OpId>,
     closed: bool,
-    /// Closed, and the kernel knows nothing of ours any more.
+    /// The reactor is closed, and the kernel has no command of it.
     quiet: bool,
 }
 
@@ -64,19 +62,19 @@ struct Inner {
 pub struct ReactorCounts {
     /// Operations started.
     pub operations: u64,
-    /// Commands given to the kernel for them: more than one for an operation that came back short.
+    /// Commands given to the kernel. An operation with a short transfer needs more than one.
     pub commands: u64,
     /// Calls that submitted to the ring or waited for results.
     pub kernel_calls: u64,
-    /// How many times nothing was ready, so that it waited.
+    /// Waits: turns in which nothing was ready.
     pub waits: u64,
     /// Waits that began with a poll of the ring (module `busy_poll`).
     pub looks: u64,
-    /// Those of them that found something before they slept.
+    /// Waits that a poll of the ring ended, without a sleep.
     pub found: u64,
 }
 
-/// Through which devices and sockets do their I/O. Cheap to clone; belongs to one driver's thread.
+/// The interface through which devices and sockets do their I/O. Cheap to clone; belongs to one driver's thread.
 #[derive(Clone)]
 pub struct Reactor {
     shared: Rc<Shared>,
@@ -89,14 +87,14 @@ struct Shared {
     is_uring: bool,
     counts: Cell<ReactorCounts>,
     predictor: RefCell<PollPredictor>,
-    /// Blocks of ended sends, for the next ones.
+    /// Blocks of ended sends, for later sends.
     #[allow(clippy::vec_box, reason = "the kernel knows the block's address while it is in use")]
     spare_blocks: RefCell<Vec<Box<MsgBlock>>>,
     pool: ::io::BufferPool,
     numbers: Rc<Numbers>,
 }
 
-/// Operations that ended while the slots were borrowed; their waiters are woken afterwards.
+/// The end of an operation, which is reported when the slots are no longer borrowed.
 enum Ended {
     Operation(Op),
     Waker(Waker),
@@ -145,21 +143,23 @@ impl Reactor {
         self.shared.is_uring
     }
 
-    /// Makes the first `bytes` of a buffer that is used again and again known to the kernel, if it allows that: each
-    /// request that stays inside them costs less.
+    /// Registers the first `bytes` of `buffer` with the kernel, if possible. Each request inside them then costs less.
+    ///
+    /// It is meant for buffers that are used many times.
     pub fn register(&self, buffer: &mut ::io::Buffer, bytes: usize) {
         if let Backend::Uring(u) = &mut self.shared.inner.borrow_mut().backend {
             self.shared.numbers.register(u, buffer, bytes);
         }
     }
 
-    /// Which memory the ring knows.
+    /// The numbers of registered memory.
     pub(crate) fn numbers(&self) -> &Rc<Numbers> {
         &self.shared.numbers
     }
 
-    /// Starts threads that carry out what the ring would give to threads of the kernel for `device`, and all commands
-    /// that are not for the ring. `None` without a ring, or if the system refuses threads.
+    /// Starts helper threads for `device`, which replace the threads that the kernel would create for the ring.
+    ///
+    /// They also carry out all commands that the ring does not have. `None` without a ring, or if the system refuses threads.
     pub(crate) fn start_threads_for(&self, device: RawFd) -> Option<DeviceThreads> {
         self.shared.is_uring.then(|| self.shared.workers.start_for(device)).flatten()
     }
@@ -169,8 +169,9 @@ impl Reactor {
         &self.shared.pool
     }
 
-    /// Runs `work` on a helper thread and waits for its value. It may block; it gets no access to this
-    /// thread's data. Dropping the future lets the work run on.
+    /// Runs `work` on a helper thread and waits for its value.
+    ///
+    /// `work` may block, and has no access to this thread's data. If the future is dropped, `work` still runs to its end.
     ///
     /// # Panics
     /// If `work` panics, with its message.
@@ -204,7 +205,7 @@ impl Reactor {
         Ok(id)
     }
 
-    /// Starts a write at the end of this turn, together with its neighbours if there are any.
+    /// Starts a write at the end of this turn, in one command with adjacent writes if there are any.
     ///
     /// # Errors
     /// Gives the operation back if the reactor is closed.
@@ -239,7 +240,7 @@ impl Reactor {
         inner.held.clear();
     }
 
-    /// Passes the command of `step`, if it has one, to the backend or a worker, or makes the call on this thread.
+    /// Carries out `step`: passes its command, if it has one, to the backend or a helper thread, or calls it on this thread.
     fn issue(&self, backend: &mut Backend, here: &mut Vec<(u64, i32)>, id: OpId, step: Step) {
         let (cmd, taken) = match (step, backend) {
             (Step::Done | Step::Apart, _) => return,
@@ -260,12 +261,12 @@ impl Reactor {
         }
     }
 
-    /// A block for a send.
+    /// Takes a block for a send.
     pub(crate) fn take_block(&self) -> Box<MsgBlock> {
         self.shared.spare_blocks.borrow_mut().pop().unwrap_or_else(MsgBlock::new)
     }
 
-    /// Takes back the block of a send that has ended, for the next one.
+    /// Takes back the block of a send that has ended.
     pub(crate) fn recycle_block(&self, block: Box<MsgBlock>) {
         let mut spare = self.shared.spare_blocks.borrow_mut();
         if spare.len() < SPARE_BLOCKS {
@@ -273,7 +274,7 @@ impl Reactor {
         }
     }
 
-    /// Looks at or changes the operation `id`, whose waiter the caller is.
+    /// Gives `f` access to the operation `id`. The caller must be its waiter.
     pub(crate) fn with<O: Operation, R>(&self, id: OpId, f: impl FnOnce(&mut O) -> R) -> R {
         let inner = &mut *self.shared.inner.borrow_mut();
         match O::of(inner.slots.get(id)) {
@@ -282,7 +283,7 @@ impl Reactor {
         }
     }
 
-    /// Takes an operation that has ended out of its slot. The caller is its waiter.
+    /// Takes an operation that has ended out of its slot. The caller must be its waiter.
     pub(crate) fn take<O: Operation>(&self, id: OpId) -> O {
         match O::taken_from(self.shared.inner.borrow_mut().slots.release(id)) {
             Some(op) => op,
@@ -290,7 +291,7 @@ impl Reactor {
         }
     }
 
-    /// Whether commands can be sent to devices.
+    /// Whether the backend can send commands to devices.
     pub(crate) fn takes_commands(&self) -> bool {
         match &self.shared.inner.borrow().backend {
             Backend::Uring(u) => u.takes_commands,
@@ -298,7 +299,7 @@ impl Reactor {
         }
     }
 
-    /// The waiter of `id` goes away: the operation ends as soon as the kernel lets go of it.
+    /// Drops the waiter of socket operation `id`: cancels the operation, or frees its slot if it has ended.
     pub(crate) fn abandon_socket(&self, id: OpId) {
         let ended = self.with(id, |op: &mut SocketOp| {
             op.abandon();
@@ -314,7 +315,7 @@ impl Reactor {
         }
     }
 
-    /// Submits what is queued without waiting and takes in what has come.
+    /// Submits all queued entries without waiting, and takes in the results that have arrived. Returns their number.
     pub(crate) fn turn(&self) -> usize {
         self.release_held();
         if let Backend::Uring(u) = &mut self.shared.inner.borrow_mut().backend {
@@ -327,7 +328,7 @@ impl Reactor {
         self.take_in()
     }
 
-    /// Whether results of helper threads or of sockets wait to be taken in.
+    /// Whether results of this thread's calls, of helper threads or of sockets wait to be taken in.
     pub(crate) fn has_results(&self) -> bool {
         let inner = self.shared.inner.borrow();
         let polled = match &inner.backend {
@@ -337,7 +338,7 @@ impl Reactor {
         polled || !inner.here.is_empty() || self.shared.workers.has_done()
     }
 
-    /// Submits what is queued, waits for something to happen, at most until `deadline`, and takes it in.
+    /// Submits all queued entries, waits for a result or a wake-up, until `deadline` at most, and takes the results in.
     pub(crate) fn wait(&self, deadline: Option<Nanos>, now: Nanos) -> usize {
         self.release_held();
         self.count(|c| c.waits += 1);
@@ -374,13 +375,15 @@ impl Reactor {
         predictor.waited(SystemClock.now().since(began), true);
     }
 
-    /// Submits what is queued and polls for a completion until `window` has passed. Returns whether there is one. Other
-    /// threads get the processor between two checks: the client whose request is awaited may be one of them (decision 019).
+    /// Submits all queued entries and polls for a completion until `window` has passed. Returns whether there is one.
+    ///
+    /// Other threads get the processor between two checks, because the client that sends the next request may be one of them
+    /// (decision 019).
     fn poll(&self, u: &mut Uring, predictor: &mut PollPredictor, began: Nanos, window: Nanos) -> bool {
         self.count(|c| c.looks += 1);
         let mut now = began;
         while now.since(began) < window {
-            // Only when the kernel has something ready does it take a call.
+            // A call is made only if entries or work of the kernel wait for one.
             if u.wants_call() {
                 self.count(|c| c.kernel_calls += 1);
                 u.submit();
@@ -399,7 +402,8 @@ impl Reactor {
         let mut results = {
             let inner = &mut *self.shared.inner.borrow_mut();
             let mut results = std::mem::take(&mut inner.results);
-            // Flushes of block devices first: one that failed says that reads which end now may not be believed.
+            // Results of helper threads come first, and with them flushes of block devices. If a flush failed, reads that end in
+            // the same turn may not be trusted.
             self.shared.workers.take_done(&mut results);
             results.append(&mut inner.here);
             match &mut inner.backend {
@@ -420,7 +424,8 @@ impl Reactor {
         let mut inner = self.shared.inner.borrow_mut();
         let ended = inner.advance(self, id, result);
         drop(inner);
-        // Completers wake tasks and buffers, files and sockets are dropped: all of it may come back here.
+        // The slots must not be borrowed here: completers wake tasks, and buffers, files and sockets are dropped, which may
+        // call this reactor again.
         match ended {
             Some(Ended::Operation(op)) => op.finish(),
             Some(Ended::Waker(w)) => w.wake(),
@@ -428,7 +433,7 @@ impl Reactor {
         }
     }
 
-    /// Cancels what waits for a peer, waits for everything else, refuses new operations.
+    /// Cancels operations that wait for a peer, waits for all others, and refuses new operations.
     pub(crate) fn close(&self) {
         {
             let inner = &mut *self.shared.inner.borrow_mut();
@@ -456,8 +461,8 @@ impl Reactor {
         }
         let inner = &mut *self.shared.inner.borrow_mut();
         if inner.slots.busy().any(|(_, op)| op.is_under_way()) {
-            // Only the end of the process takes these from their drivers: until then ring, files and buffers
-            // stay where they are (`Shared::drop`).
+            // A driver returns these commands only when the process ends. Ring, files and buffers stay in memory until then
+            // (`Shared::drop`).
             return;
         }
         if let Backend::Uring(u) = &mut inner.backend {
@@ -524,7 +529,8 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let inner = self.inner.get_mut();
         if !inner.quiet {
-            // A driver did not answer a command, or there was a panic on the way to closing the reactor. The kernel may still write to what the slots and the ring own: leaking it is safe.
+            // A driver did not answer a command, or a panic came before the reactor was closed. The kernel may still write to
+            // the memory of the slots and the ring, so that memory is leaked.
             std::mem::forget(std::mem::take(&mut inner.slots));
             std::mem::forget(std::mem::replace(&mut inner.backend, Backend::Polled(Polled::default())));
         }

@@ -1,13 +1,13 @@
 //! A thread that keeps free memory of the heap resident ahead of need.
 //!
-//! A thread that serves a block device must not touch a new page while memory is short (module [`crate::heap`]). What is made
-//! resident once is in use sooner or later: by an index that grows, by buffers of a burst, by fragments. So a thread that
-//! may wait checks the free end of the heap from time to time, and populates the next pages of it
-//! (`MADV_POPULATE_WRITE`, which changes no contents, so that others may allocate from them meanwhile).
+//! A thread that serves a block device must not touch a new page while memory is short (module [`crate::heap`]). Memory that is
+//! made resident once is used up sooner or later: by an index that grows, by buffers of a burst, by fragmentation. So a thread
+//! that may wait checks the free end of the heap from time to time and populates its next pages. It uses
+//! `MADV_POPULATE_WRITE`, which changes no contents, so that other threads may allocate from these pages meanwhile.
 //!
-//! Owns that thread, and the amount of free memory that it keeps resident. Invariants: only threads that start an
-//! export wait for it; it holds no lock while it waits for memory; it is not marked as a flusher (module [`crate::flusher`]), so
-//! that the kernel swaps and ends processes to give it memory. Must not know what the memory is for.
+//! Owns that thread, and the amount of free memory that it keeps resident. Invariants: only threads that start an export wait
+//! for it; it holds no lock while it waits for memory; it is not marked as a flusher (module [`crate::flusher`]), so that the
+//! kernel swaps pages out and ends processes to give it memory. Must not know what the memory is for.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,19 +16,19 @@ use std::{io, thread};
 
 use crate::heap::{self, PAGE_BYTES};
 
-/// Pages are populated in pieces, as the kernel lets no other thread change the address space while it populates one.
+/// Pages are populated in pieces, because the kernel lets no other thread change the address space during one call.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// An eighth of what is kept ahead may be used before it is filled up: small gaps are not worth a system call.
+/// An eighth of the resident memory may be used before the thread populates more: a smaller gap is not worth a system call.
 const GAP_PART: usize = 8;
 
-/// The heap grows before less of its addresses is free: memory of a larger size does not come from its end.
+/// The heap grows before fewer addresses than this are free. The allocator does not serve larger requests from the heap's end.
 const LEAST_ADDRESSES: usize = 24 << 20;
 
 /// How often the thread checks the heap: the shorter period after the free end of the heap has moved, else the longer one.
 const PERIODS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// How long the start of an export waits for the first fill.
+/// Longest time that the start of an export waits for the first fill.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// The thread makes a few calls, none of them deep.
@@ -36,9 +36,9 @@ const STACK_BYTES: usize = 64 << 10;
 
 #[derive(Default)]
 struct State {
-    /// So much is kept ahead; nothing before the first call of [`Refill::hold`].
+    /// Bytes to keep resident; zero before the first call of [`Refill::hold`].
     bytes: usize,
-    /// Calls of [`Refill::hold`], and those of them that were answered.
+    /// Number of calls of [`Refill::hold`], and of those that were answered.
     asked: u64,
     answered: u64,
     /// Bytes resident ahead at the last check, and the number of checks so far.
@@ -64,8 +64,9 @@ pub struct Refill {
 }
 
 impl Refill {
-    /// Starts the thread, which does nothing yet: to be called after [`heap::retain_freed_memory`], by a thread that is not
-    /// marked as a flusher.
+    /// Starts the thread, which does nothing before the first [`Refill::hold`].
+    ///
+    /// The caller is not marked as a flusher and has called [`heap::retain_freed_memory`].
     ///
     /// # Errors
     /// If the system refuses the thread.
@@ -77,9 +78,10 @@ impl Refill {
         Ok(Refill { shared })
     }
 
-    /// From now on so many bytes of free heap are kept resident, or as many as were asked for before if those were more; the
-    /// heap grows by `step` bytes of address space. Returns how many are resident: fewer, if the system refuses more, or
-    /// does not give them within 10 s.
+    /// Keeps `bytes` of free heap resident from now on, or more if an earlier call asked for more.
+    ///
+    /// The heap grows by `step` bytes of address space. Returns how many of `bytes` are resident: fewer if the system refuses
+    /// more, or does not give them within 10 s.
     pub fn hold(&self, bytes: usize, step: usize) -> usize {
         heap::grow_in_steps_of(step);
         let mut state = self.shared.lock();
@@ -144,18 +146,18 @@ struct Resident {
     begins: usize,
     /// All of the heap before this address is resident.
     to: usize,
-    /// Bytes reserved at once, where the kernel cannot populate a range (before Linux 5.14) or the allocator is another one.
+    /// Bytes reserved in one call, if the kernel cannot populate a range (before Linux 5.14) or the allocator is not glibc's.
     taken: Option<usize>,
 }
 
 impl Resident {
-    /// Makes so many free bytes resident, unless most of them are. Returns how many are.
+    /// Makes `bytes` of the free heap resident, unless seven eighths of them are. Returns how many are resident.
     fn refill(&mut self, bytes: usize) -> usize {
         if let Some(taken) = self.taken {
             return taken;
         }
         let Some(mut free) = heap::free_end() else { return self.take(bytes) };
-        // Given back below, when the pages behind it are populated: others may need some of them at once.
+        // Freed below, after the pages before it are populated: other threads may need some of these at once.
         let mut grown = None;
         if free.len() < LEAST_ADDRESSES.min(bytes) {
             grown = heap::grow(&free);
@@ -178,14 +180,14 @@ impl Resident {
         self.to.min(free.end).saturating_sub(free.start)
     }
 
-    /// Returns whether the kernel can do that at all.
+    /// Populates `bytes` at the start of `free`. Returns false if the kernel does not support this.
     fn populate(&mut self, free: &Range<usize>, bytes: usize) -> bool {
         let end = free.start.saturating_add(bytes).min(free.end) / PAGE_BYTES * PAGE_BYTES;
         let mut at = self.to.max(free.start / PAGE_BYTES * PAGE_BYTES);
         while at < end {
             let piece = PIECE_BYTES.min(end - at);
             if let Err(e) = populate(at, piece) {
-                // Otherwise no memory, or the heap does not end where the allocator says: it is tried again.
+                // Any other error: memory is short, or the heap does not end at `free.end`. The next check tries again.
                 return e.raw_os_error() != Some(libc::EINVAL);
             }
             at += piece;
@@ -197,7 +199,7 @@ impl Resident {
 
 fn populate(address: usize, bytes: usize) -> io::Result<()> {
     let start = std::ptr::without_provenance_mut(address);
-    // SAFETY: it changes neither contents nor mappings, whatever the range is; the kernel checks the addresses.
+    // SAFETY: for any range, the call changes neither contents nor mappings; the kernel checks the addresses.
     let result = unsafe { libc::madvise(start, bytes, libc::MADV_POPULATE_WRITE) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -1,9 +1,9 @@
-//! Registered memory, which the ring knows by number.
+//! Registered memory, which the ring identifies by a number.
 //!
 //! For each request the kernel looks up, pins and unpins the pages of its buffer; for registered memory it does this once.
 //! Owns the numbers in use. A number belongs to the memory of a buffer ([`io::Registration`]) and is returned here when that
-//! memory is freed; the kernel is told before the number is reused. Registered memory counts as locked: a process that may not
-//! lock more memory does not register it.
+//! memory is freed. Invariant: the kernel is told before a number is used again. Registered memory counts as locked: if a
+//! process may not lock more memory, it does not register any.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -12,11 +12,11 @@ use io::{Buffer, Registration, Registry};
 
 use crate::uring::Uring;
 
-/// Numbers of a ring.
+/// The numbers of a ring.
 #[derive(Default)]
 pub(crate) struct Numbers {
     free: RefCell<Vec<u16>>,
-    /// Numbers whose memory is freed, of which the kernel has not been told yet.
+    /// Numbers whose memory is freed and which are still registered with the kernel.
     forgotten: RefCell<Vec<u16>>,
 }
 
@@ -27,13 +27,13 @@ impl Registry for Numbers {
 }
 
 impl Numbers {
-    /// As many as the ring has.
+    /// The numbers that `uring` has; none without a ring.
     pub(crate) fn new(uring: Option<&Uring>) -> Rc<Numbers> {
         let count = uring.map_or(0, |u| u.numbers);
         Rc::new(Numbers { free: RefCell::new((0..count).rev().collect()), ..Numbers::default() })
     }
 
-    /// Makes the first `bytes` of `buffer` known to the ring, if it takes any more.
+    /// Registers the first `bytes` of `buffer` with the ring, if a number is free.
     pub(crate) fn register(self: &Rc<Self>, uring: &mut Uring, buffer: &mut Buffer, bytes: usize) {
         if self.number_of(buffer).is_some() || bytes > buffer.capacity() {
             return;
@@ -48,12 +48,12 @@ impl Numbers {
             let registry: Weak<dyn Registry> = Rc::downgrade(&(self.clone() as Rc<dyn Registry>));
             buffer.register(Registration { number, bytes, registry });
         } else {
-            // The process may not lock more memory. Another attempt for each buffer would fail too.
+            // The process may not lock more memory. Attempts for other buffers would fail too.
             self.free.borrow_mut().clear();
         }
     }
 
-    /// Tells the kernel which memory is freed.
+    /// Unregisters the numbers whose memory is freed.
     pub(crate) fn tell(&self, uring: &mut Uring) {
         for number in self.forgotten.borrow_mut().drain(..) {
             uring.unregister(number);
@@ -61,7 +61,7 @@ impl Numbers {
         }
     }
 
-    /// The number of a buffer's memory in this ring, and how much of it is known.
+    /// The number of a buffer's memory in this ring, and the number of registered bytes.
     pub(crate) fn number_of(self: &Rc<Self>, buffer: &Buffer) -> Option<(u16, usize)> {
         let registration = buffer.registration()?;
         let ours = std::ptr::addr_eq(registration.registry.as_ptr(), Rc::as_ptr(self));
@@ -80,7 +80,7 @@ mod tests {
     use crate::uring::Uring;
     use crate::{Backend, Driver, DriverOptions, FileDevice, OpenOptions};
 
-    /// Whether this kernel lets a ring know memory by number at all.
+    /// Whether this kernel supports registered memory.
     fn has_numbers() -> bool {
         Uring::new(8).is_ok_and(|u| u.numbers > 0)
     }
@@ -92,7 +92,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("file");
             std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
-            // Even where it is in memory: there the ring would not be used.
+            // The ring is not used for a file in memory, so the test treats the file as one that is not.
             let opened = Opened { in_memory: false, ..open(&path, &OpenOptions::default()).unwrap() };
             let device = FileDevice::from_opened(driver.reactor(), opened);
             let disk = Disk::new(Rc::new(device), driver.handle());
@@ -105,7 +105,7 @@ mod tests {
             } else {
                 assert_eq!(known.map(|(_, bytes)| bytes), Some(16 << 10));
             }
-            // Inside of what is known, at its end, and across it.
+            // Inside the registered part, at its end, and across its end.
             for (sectors, offset) in [(8, 0), (8, 12 << 10), (64, 0), (8, 512)] {
                 for (at, byte) in buffer.as_mut().iter_mut().enumerate() {
                     *byte = (at / 512) as u8 + sectors as u8;
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(numbers.number_of(&pool.take(4096)), number, "the pool keeps it");
         let Some((number, _)) = number else { return assert!(!has_numbers()) };
 
-        // Larger than what the pool keeps.
+        // Larger than the pool keeps.
         let mut large = pool.take(100 << 20);
         driver.reactor().register(&mut large, 4096);
         assert_eq!(numbers.free.borrow().len(), all - 2);

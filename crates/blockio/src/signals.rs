@@ -1,9 +1,8 @@
 //! Signals that stop the process or make it hand over, for tasks to wait for.
 //!
-//! Owns the handlers of SIGINT, SIGTERM and SIGUSR2, which only write the signal's number to a pipe, and one
-//! thread that reads the pipe and wakes every [`Signals`] in the process, on whatever driver it is.
-//! Installed on first use and never removed. What to do with a signal, and with a second one, is the
-//! caller's decision.
+//! Owns the handlers of SIGINT, SIGTERM and SIGUSR2, which only write the signal's number to a pipe, and one thread that reads
+//! the pipe and wakes every [`Signals`] in the process, on any driver. Both are installed on first use and never removed. Must
+//! not know what a caller does on a signal.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -15,20 +14,20 @@ use std::task::{Poll, Waker};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
-/// A request to stop.
+/// A request to stop or to hand over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Signal {
-    /// SIGINT: the keyboard.
+    /// SIGINT, from the keyboard.
     Interrupt,
-    /// SIGTERM: the service manager.
+    /// SIGTERM, from the service manager.
     Terminate,
-    /// SIGUSR2: the next process, which takes over the devices of this one.
+    /// SIGUSR2, from the next process, which takes over the devices of this one.
     HandOver,
 }
 
 #[derive(Default)]
 struct State {
-    /// Every signal since the handlers were installed. They are few.
+    /// Every signal since the handlers were installed. There are few, so the list stays short.
     received: Vec<Signal>,
     waiting: Vec<Waker>,
 }
@@ -43,14 +42,14 @@ static HUB: OnceLock<Result<Arc<Hub>, i32>> = OnceLock::new();
 static WRITE_FD: AtomicI32 = AtomicI32::new(-1);
 
 fn lock(hub: &Hub) -> MutexGuard<'_, State> {
-    // Nothing that can panic runs under the lock.
+    // No code that can panic runs under the lock, so the data of a poisoned lock is consistent.
     hub.state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 extern "C" fn handler(number: libc::c_int) {
     let byte = number as u8;
-    // SAFETY: errno is this thread's own; write(2) may be called in a signal handler and reads one byte
-    // of a live variable. The descriptor is open for as long as the process lives.
+    // SAFETY: each thread has its own errno. A signal handler may call write(2), which reads one byte of a live variable here.
+    // The descriptor stays open until the process ends.
     unsafe {
         let errno = libc::__errno_location();
         let saved = *errno;
@@ -61,7 +60,7 @@ extern "C" fn handler(number: libc::c_int) {
 
 fn install() -> io::Result<Arc<Hub>> {
     let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC)?;
-    // A full pipe must not hang a handler: the signals in it are enough.
+    // A full pipe must not block a handler. The signals in a full pipe suffice.
     rustix::io::ioctl_fionbio(&write_end, true)?;
     WRITE_FD.store(write_end.as_raw_fd(), Ordering::Relaxed);
     let hub = Arc::new(Hub { state: Mutex::default(), _write_end: write_end });
@@ -69,7 +68,7 @@ fn install() -> io::Result<Arc<Hub>> {
     std::thread::Builder::new().name("ubcache-signal".into()).spawn(move || {
         let mut pipe = std::fs::File::from(read_end);
         let mut byte = [0u8; 1];
-        // The write end is never closed, so this ends with the process.
+        // The write end is never closed, so the thread ends with the process.
         while pipe.read_exact(&mut byte).is_ok() {
             let signal = match i32::from(byte[0]) {
                 libc::SIGINT => Signal::Interrupt,
@@ -84,8 +83,8 @@ fn install() -> io::Result<Arc<Hub>> {
         }
     })?;
     for number in [libc::SIGINT, libc::SIGTERM, libc::SIGUSR2] {
-        // SAFETY: all zeros is a value of this C struct; the handler does only what signal handlers may,
-        // and the struct lives during the call.
+        // SAFETY: all zeros is a valid value of this C struct, which lives during the call. The handler only calls what signal
+        // handlers may call.
         let result = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as extern "C" fn(libc::c_int) as usize;
@@ -99,17 +98,17 @@ fn install() -> io::Result<Arc<Hub>> {
     Ok(hub)
 }
 
-/// The signals that came since this value was made.
+/// Receives the signals that arrive after this value was made.
 pub struct Signals {
     hub: Arc<Hub>,
     taken: usize,
 }
 
 impl Signals {
-    /// Begins to listen; from now on SIGINT, SIGTERM and SIGUSR2 do not end the process by themselves.
+    /// Begins to receive signals. SIGINT, SIGTERM and SIGUSR2 no longer end the process.
     ///
     /// # Errors
-    /// If no pipe or thread can be had.
+    /// If the system refuses a pipe or a thread.
     pub fn new() -> io::Result<Signals> {
         let hub = HUB
             .get_or_init(|| install().map_err(|e| e.raw_os_error().unwrap_or(libc::EIO)))
@@ -136,8 +135,9 @@ impl Signals {
     }
 }
 
-/// The first SIGINT or SIGTERM from this call on. For a second one, which often means "at once", use
-/// [`Signals`].
+/// Waits for the first SIGINT or SIGTERM after this call.
+///
+/// For a second signal, which often means "at once", use [`Signals`].
 ///
 /// # Errors
 /// If the handlers cannot be installed.

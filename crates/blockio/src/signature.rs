@@ -1,21 +1,20 @@
 //! Foreign signatures on a device, so that a formatter can refuse to overwrite them.
 //!
-//! Owns a table of magic bytes and the few checks beyond it. Reads some pieces at the beginning and at
-//! the end of the device and nothing else; must not change anything, and must not decide whether a
-//! signature matters. A false match would teach operators to override the check, so short magics are
-//! confirmed by other fields; a missed signature is less harmful.
+//! Owns a table of magic bytes and a few checks beyond it. It reads only some pieces at the beginning and at the end of the
+//! device. It must not change anything, and must not decide whether a signature matters. A false match would teach operators to
+//! override the check, so other fields confirm short magics; a missed signature is less harmful.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Something that was recognised on a device.
+/// The format that was found on a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Signature {
-    /// Name of the format, as its own tools print it.
+    /// Name of the format, as the format's own tools print it.
     pub kind: &'static str,
-    /// Where its magic bytes are.
+    /// Position of the magic bytes.
     pub offset_bytes: u64,
 }
 
@@ -25,8 +24,9 @@ impl std::fmt::Display for Signature {
     }
 }
 
-/// Magic bytes at fixed places; the first entry that fits names the device, so what contains others
-/// (a file system in whose boot block a partition table seems to be) comes first.
+/// Magic bytes at fixed places. The first matching entry names the device.
+///
+/// A format that contains another one comes before it: the boot block of a file system can look like a partition table.
 const TABLE: &[(&str, u64, &[u8])] = &[
     ("bcache", 4096 + 24, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"),
     ("bcachefs", 4096 + 24, b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef"),
@@ -84,7 +84,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// `N` bytes at `offset`; `None` where the device ends before.
+    /// Reads `N` bytes at `offset`; `None` if the device ends before the last of them.
     fn read<const N: usize>(&self, offset: u64) -> io::Result<Option<[u8; N]>> {
         let mut out = [0u8; N];
         let inside = offset.checked_add(N as u64).is_some_and(|end| end <= self.bytes);
@@ -112,7 +112,7 @@ fn le32(bytes: &[u8], at: usize) -> u32 {
 /// Looks for a signature on the device or file at `path`.
 ///
 /// # Errors
-/// If it cannot be opened or read: then nothing is known, which is not the same as nothing found.
+/// If the device cannot be opened or read. An error does not mean that the device has no signature.
 pub fn probe_signature(path: &Path) -> io::Result<Option<Signature>> {
     let mut file = File::open(path)?;
     let bytes = file.seek(SeekFrom::End(0))?;
@@ -149,7 +149,7 @@ fn ext(source: &Source<'_>) -> io::Result<Option<Signature>> {
     let (compat, incompat, read_only) = (le32(&s, 0x5c), le32(&s, 0x60), le32(&s, 0x64));
     const HAS_JOURNAL: u32 = 0x4;
     const JOURNAL_DEVICE: u32 = 0x8;
-    // What ext3 knows: filetype, recover, meta_bg; sparse_super, large_file.
+    // The features of ext3: filetype, recover, meta_bg; sparse_super, large_file.
     const INCOMPAT_EXT3: u32 = 0x2 | 0x4 | 0x10;
     const READ_ONLY_EXT3: u32 = 0x1 | 0x2;
     let kind = if incompat & JOURNAL_DEVICE != 0 {
@@ -174,7 +174,7 @@ fn lvm(source: &Source<'_>) -> io::Result<Option<Signature>> {
     Ok(None)
 }
 
-/// The array of uberblocks in the first label: 128 KiB of them, each of at least 1 KiB.
+/// Searches the array of uberblocks in the first label: 128 KiB of them, each of at least 1 KiB.
 fn zfs(source: &Source<'_>) -> io::Result<Option<Signature>> {
     const MAGIC: u64 = 0x00ba_b10c;
     for slot in 0..128u64 {
@@ -187,7 +187,7 @@ fn zfs(source: &Source<'_>) -> io::Result<Option<Signature>> {
     Ok(None)
 }
 
-/// RAID metadata that lies at the end of its device.
+/// Searches for RAID metadata at the end of the device.
 fn raid_at_end(source: &Source<'_>) -> io::Result<Option<Signature>> {
     const MD: [u8; 4] = [0xfc, 0x4e, 0x2b, 0xa9];
     let sectors = source.bytes / 512;
@@ -196,7 +196,7 @@ fn raid_at_end(source: &Source<'_>) -> io::Result<Option<Signature>> {
     let intel = (sectors * 512).saturating_sub(1024);
     let [v1_bytes, v0_bytes] = [source.read::<8>(v1)?, source.read::<8>(v0)?];
     let found = |kind, offset_bytes| Ok(Some(Signature { kind, offset_bytes }));
-    // Little-endian major version after the magic: 1, or 0 in the old format.
+    // A little-endian major version follows the magic: 1, or 0 in the old format.
     if v1 > 0 && v1_bytes.is_some_and(|b| b[..4] == MD && le32(&b, 4) == 1) {
         return found("Linux RAID member (metadata 1.0)", v1);
     }
@@ -224,7 +224,7 @@ fn mbr(source: &Source<'_>) -> io::Result<Option<Signature>> {
     if b[510..] != [0x55, 0xaa] {
         return Ok(None);
     }
-    // Boot code alone also ends in 55 aa: a table has entries with sane flags, and one that is used.
+    // Boot code without a table ends in 55 aa too. A table has valid status bytes and at least one used entry.
     let entries = b[446..510].chunks_exact(16);
     let sane = entries.clone().all(|e| matches!(e[0], 0 | 0x80));
     let used = entries.clone().any(|e| e[4] != 0 && le32(e, 12) != 0);

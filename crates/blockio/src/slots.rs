@@ -1,8 +1,8 @@
 //! The slots of operations in flight.
 //!
-//! Owns the names of operations, which are the `user_data` of their commands: the low half is the slot, the high half the
-//! slot's generation, so that a late cancellation cannot hit the slot's next operation. Invariant: an operation stays in its
-//! slot until it is released by its name. Must not know what operations do.
+//! Owns the names of operations, which are the `user_data` of their commands. The low half of a name is the slot, and the high
+//! half is the slot's generation, so that a late cancellation cannot affect the slot's next operation. Invariant: an operation
+//! stays in its slot until it is released by its name. Must not know what operations do.
 
 use crate::operation::Op;
 use crate::uring::PRIVATE;
@@ -17,7 +17,7 @@ struct Slot {
     body: Body,
 }
 
-/// Number of slots that are made, and whose memory is touched, at the start. They take 140 KiB.
+/// Number of slots that exist, with touched memory, from the start. They take 140 KiB.
 ///
 /// A thread that serves swap must not need a new page for a burst of requests (decision 028).
 const FIRST_SLOTS: u32 = 1024;
@@ -36,7 +36,7 @@ impl Default for Slots {
     }
 }
 
-/// Names an operation in its slot.
+/// The name of an operation in its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct OpId(pub(crate) u64);
 
@@ -105,7 +105,7 @@ impl Slots {
     pub(crate) fn release(&mut self, id: OpId) -> Op {
         let slot = &mut self.slots[id.slot()];
         assert_eq!(slot.generation, id.generation(), "a slot is released by its own operation");
-        // Skips the generations whose user_data would be private to the ring.
+        // Generations with a `user_data` in the range that is private to the ring are skipped.
         slot.generation = (slot.generation + 1) % (PRIVATE >> 32) as u32;
         let body = std::mem::replace(&mut slot.body, Body::Free { next: self.free });
         self.free = Some(id.slot() as u32);

@@ -1,3 +1,3 @@
-//! The locks of the bridge between threads. The test that explores interleavings puts others in their place.
+//! The locks of the bridge between threads. The test that explores interleavings replaces them with its own locks.
 
 pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard};

@@ -17,7 +17,7 @@ use io_uring::squeue::Entry;
 /// since 6.10). A few of those are left for reads of the ring itself.
 const MOST_OF_DEVICE: usize = 60;
 
-/// Of a slot without a transfer.
+/// The descriptor of a slot without a transfer.
 const NONE: RawFd = -1;
 
 #[derive(Default)]
@@ -37,13 +37,13 @@ pub(crate) struct Transfers {
     ready: VecDeque<Entry>,
 }
 
-/// The half of the name that says where the operation is.
+/// The half of the operation's name that is its slot.
 fn slot(user_data: u64) -> usize {
     (user_data & 0xffff_ffff) as usize
 }
 
 impl Transfers {
-    /// A transfer of this name begins: gives back the entry if the kernel may have it now.
+    /// Begins a transfer: returns the entry if the kernel may have it now, else keeps it.
     pub(crate) fn begin(&mut self, device: RawFd, user_data: u64, entry: Entry) -> Option<Entry> {
         let index = usize::try_from(device).ok()?;
         if index >= self.devices.len() {
@@ -67,8 +67,8 @@ impl Transfers {
         self.of_slot[slot] = device;
     }
 
-    /// The kernel is done with the command of this name, of whatever kind it is. The next one that has waited for the same
-    /// device takes its place.
+    /// Records that the kernel has ended the command of this name, of any kind. A waiting transfer of the same device may then
+    /// begin.
     pub(crate) fn ended(&mut self, user_data: u64) {
         let Some(of_slot) = self.of_slot.get_mut(slot(user_data)) else { return };
         let device = std::mem::replace(of_slot, NONE);
@@ -85,7 +85,7 @@ impl Transfers {
         }
     }
 
-    /// The next one that has waited, and that the kernel is to have now.
+    /// Takes a transfer that has waited and may begin now.
     pub(crate) fn next(&mut self) -> Option<Entry> {
         self.ready.pop_front()
     }
@@ -115,7 +115,7 @@ mod tests {
         let mut transfers = Transfers::default();
         let most = MOST_OF_DEVICE as u64;
         assert_eq!((0..most + 3).filter(|n| begin(&mut transfers, 5, *n)).count(), MOST_OF_DEVICE);
-        // Those that wait, commands that are no transfers, and ends that were counted, make no room.
+        // A waiting transfer, a command that is no transfer, and an end that was counted already: none makes room.
         for other in [most, most + 100, 1 << 20] {
             transfers.ended(name(other));
         }

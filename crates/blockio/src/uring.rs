@@ -1,10 +1,10 @@
 //! The ring: submission, completion and the driver's sleep on io_uring.
 //!
-//! Owns the ring, entries that did not fit into its submission queue, the permanent read of the wake-up descriptor, and the
-//! alarm: one timeout that stays armed over many waits, because with a timeout for each wait the kernel would program its clock
-//! twice for every single request. `user_data` belongs to the reactor, which passes it in and gets it back; the values from
-//! [`PRIVATE`] on belong to this module. Every entry yields exactly one completion, and [`Uring::quiesce`] waits until none is
-//! outstanding: only then may the memory of the entries be freed.
+//! Owns the ring, the entries that did not fit into its submission queue, the permanent read of the wake-up descriptor, and the
+//! alarm. The alarm is one timeout that stays armed over many waits: with a timeout for each wait, the kernel would program its
+//! clock twice for every request. `user_data` belongs to the reactor, which passes it in and gets it back; the values from
+//! [`PRIVATE`] on belong to this module. Invariant: every entry yields exactly one completion. The memory of the entries may be
+//! freed only after [`Uring::quiesce`], which waits until no completion is outstanding.
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,26 +31,26 @@ pub(crate) struct Uring {
     ring: IoUring,
     /// Entries in order of arrival that wait for room in the submission queue.
     overflow: VecDeque<squeue::Entry>,
-    /// Reads and writes, of which the kernel gets so many of each device at a time.
+    /// Limits the number of reads and writes of each device that the kernel has at a time.
     transfers: Transfers,
-    /// Entries handed over whose completion has not been reaped.
+    /// Entries of which the completion has not been reaped, those in `overflow` included.
     outstanding: usize,
     wake_armed: bool,
-    /// Destination of the standing read. Boxed: its address must outlive moves of this struct.
+    /// Destination of the permanent read. Boxed, because its address must not change when this struct moves.
     wake_count: Box<u64>,
-    /// When the alarm rings, by the driver's clock; it may ring early for a deadline that is not there any more.
+    /// Time of the alarm, by the driver's clock. The alarm may end a wait early, for a deadline that was dropped.
     alarm: Option<Nanos>,
-    /// What the kernel copies the alarm's time from. Boxed: its address must outlive moves of this struct.
+    /// The alarm's time, which the kernel copies. Boxed, because its address must not change when this struct moves.
     alarm_spec: Box<Timespec>,
     /// Set-up flags that the kernel granted, for the log.
     pub(crate) granted: &'static str,
-    /// Commands to devices can be sent.
+    /// Whether the ring can send commands to devices.
     pub(crate) takes_commands: bool,
-    /// How many pieces of memory can be registered.
+    /// Number of pieces of memory that can be registered.
     pub(crate) numbers: u16,
 }
 
-/// Most pieces of memory that a ring knows by number.
+/// Maximum number of pieces of memory that are registered with a ring.
 const NUMBERS: u16 = 1024;
 
 /// Why there is no ring.
@@ -90,7 +90,7 @@ impl Uring {
         }
         let takes_commands = probe.is_supported(opcode::UringCmd16::CODE);
         warm_up(&mut ring);
-        // Linux 5.19; without it every request's memory is looked up.
+        // Needs Linux 5.19. Without it, the kernel looks up the pages of every request.
         let numbers = ring.submitter().register_buffers_sparse(NUMBERS.into()).map_or(0, |()| NUMBERS);
         Ok(Uring {
             ring,
@@ -107,19 +107,21 @@ impl Uring {
         })
     }
 
-    /// Lets the kernel know `memory` by `number`, which must be free; false if it refuses. Module `registered` sees to
-    /// it that the number is used for this memory alone, and that the kernel is told when it goes.
+    /// Registers `memory` with the kernel under `number`, which must be free; false if the kernel refuses.
+    ///
+    /// Module `registered` ensures that the number is used for this memory alone, and that the number is unregistered when the
+    /// memory is freed.
     pub(crate) fn register(&mut self, number: u16, memory: &mut [u8]) -> bool {
         let iovec = libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() };
-        // SAFETY: the kernel pins the pages of live memory. It uses them only for entries that name this number, and
-        // such entries are made from buffers that own exactly this memory.
+        // SAFETY: the kernel pins the pages of `memory`, which is live. It uses them only for entries with this number, and such
+        // entries are made only from buffers that own exactly this memory.
         unsafe { self.ring.submitter().register_buffers_update(number.into(), &[iovec], None) }.is_ok()
     }
 
-    /// The kernel lets go of the memory of `number`.
+    /// Ends the registration of `number`: the kernel unpins its memory.
     pub(crate) fn unregister(&mut self, number: u16) {
         let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        // SAFETY: takes memory away from the kernel; entries under way keep their pages by themselves.
+        // SAFETY: the call passes no memory to the kernel. The kernel keeps the pages of entries under way until they end.
         let result = unsafe { self.ring.submitter().register_buffers_update(number.into(), &[none], None) };
         assert!(result.is_ok(), "io_uring keeps memory number {number}: {result:?}");
     }
@@ -136,7 +138,7 @@ impl Uring {
         true
     }
 
-    /// Asks the kernel to give up the command of `user_data`, which completes in any case.
+    /// Asks the kernel to cancel the command of `user_data`. The command completes in any case.
     pub(crate) fn cancel(&mut self, user_data: u64) {
         self.push(opcode::AsyncCancel::new(user_data).build().user_data(CANCEL));
     }
@@ -147,8 +149,9 @@ impl Uring {
             self.overflow.push_back(entry);
             return;
         }
-        // SAFETY: what the entry names is owned by its operation in the reactor's slot (module `cmd`) or, for the standing
-        // read and the alarm, by `wake_count` and `alarm_spec`; all of them stay until the completion is reaped.
+        // SAFETY: the operation in the reactor's slot owns the memory and the file that the entry names (module `cmd`).
+        // `wake_count` and `alarm_spec` own the memory of the permanent read and of the alarm. All of these are valid until the
+        // completion is reaped.
         if unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.overflow.push_back(entry);
         }
@@ -163,19 +166,19 @@ impl Uring {
         }
     }
 
-    /// Sees to it that the alarm rings at `deadline` at the latest.
+    /// Arms the alarm so that it ends a wait at `deadline` at the latest.
     fn arm_alarm(&mut self, deadline: Nanos, now: Nanos) {
         if self.alarm.is_some_and(|at| at <= deadline) {
             return;
         }
         let left = deadline.since(now);
-        // The kernel copies it when the entry is submitted, which is before this thread comes here again.
+        // The kernel copies the time when the entry is submitted, and that happens before the next call of this function.
         *self.alarm_spec = Timespec::new().sec(left.0 / 1_000_000_000).nsec((left.0 % 1_000_000_000) as u32);
         let spec: *const Timespec = &raw const *self.alarm_spec;
         if self.alarm.replace(deadline).is_none() {
             self.push(opcode::Timeout::new(spec).build().user_data(ALARM));
         } else {
-            // If it rings before it is moved, its completion is on the way and ends the wait.
+            // If the alarm expires before the update, its completion ends the wait.
             self.push(opcode::TimeoutUpdate::new(ALARM, spec).build().user_data(ALARM_MOVED));
         }
     }
@@ -186,8 +189,9 @@ impl Uring {
         !sq.is_empty() || sq.taskrun() || sq.cq_overflow() || !self.overflow.is_empty()
     }
 
-    /// Submits everything that is queued without waiting, and takes in what the kernel has ready then: requests that a
-    /// device answers at once are among it.
+    /// Submits all queued entries without waiting, and collects the completions that are ready.
+    ///
+    /// A request that the device answers at once is among them.
     pub(crate) fn submit(&mut self) {
         loop {
             let before = self.ring.submission().len();
@@ -197,27 +201,28 @@ impl Uring {
                 Outcome::Busy => true,
             };
             self.refill();
-            // With room left there is nothing more to do; without progress, completions come first.
+            // If the queues are empty, the work is done. Without progress, completions have to be reaped first.
             if stuck || self.overflow.is_empty() && self.ring.submission().is_empty() {
                 return;
             }
         }
     }
 
-    /// One call for the first `entries` of the queue, which also ends what the kernel has deferred to this thread. The
-    /// crate's own asks for that only when it waits: requests that a device answers while they are submitted would take a
-    /// second call.
+    /// Submits the first `entries` of the queue and runs deferred work of the kernel, in one call.
+    ///
+    /// The crate's own `submit` runs deferred work only when it waits. Requests that a device answers during the submission
+    /// would then need a second call.
     fn enter(&self, entries: usize) -> io::Result<usize> {
         let flags = EnterFlags::GETEVENTS.bits();
         let entries = u32::try_from(entries).expect("a queue has fewer than 2^32 entries");
-        // SAFETY: no memory is passed; what the entries name is as in `push`.
+        // SAFETY: the call passes no memory; `push` states who owns what the entries name.
         unsafe { self.ring.submitter().enter::<libc::sigset_t>(entries, 0, flags, None) }
     }
 
     fn refill(&mut self) {
         let mut sq = self.ring.submission();
         while let Some(entry) = self.overflow.front() {
-            // SAFETY: as in `push`; the entry waited here while its operation stayed in its slot.
+            // SAFETY: the operation that owns what the entry names stays in its slot until the completion (see `push`).
             if unsafe { sq.push(entry) }.is_err() {
                 return;
             }
@@ -225,7 +230,7 @@ impl Uring {
         }
     }
 
-    /// From now on a wake-up or the deadline makes a completion.
+    /// Ensures that a wake-up and the deadline each cause a completion.
     pub(crate) fn arm(&mut self, wake: &Wake, deadline: Option<Nanos>, now: Nanos) {
         self.arm_wake(wake);
         if let Some(deadline) = deadline {
@@ -238,7 +243,7 @@ impl Uring {
         !self.ring.completion().is_empty()
     }
 
-    /// Submits everything that is queued and waits until there is a completion; see [`Self::arm`].
+    /// Submits all queued entries and waits for a completion. Call [`Self::arm`] first.
     pub(crate) fn wait(&mut self) {
         if !self.overflow.is_empty() {
             self.submit();
@@ -266,8 +271,9 @@ impl Uring {
         }
     }
 
-    /// Waits until the kernel is done with every entry, and gives the reaped completions to `out`.
-    /// The caller has asked for the cancellation of everything that waits for a peer.
+    /// Waits until the kernel has ended every entry, and appends the reaped completions to `out`.
+    ///
+    /// The caller must have cancelled every operation that waits for a peer.
     pub(crate) fn quiesce(&mut self, out: &mut Vec<(u64, i32)>) {
         if self.wake_armed {
             self.cancel(WAKE_READ);
@@ -287,7 +293,7 @@ impl Uring {
 
 enum Outcome {
     Progress,
-    /// The kernel wants completions to be reaped, or memory, first.
+    /// The kernel takes no entry before completions are reaped or memory is free.
     Busy,
 }
 
@@ -297,18 +303,19 @@ fn check(result: io::Result<usize>) -> Outcome {
         Err(e) => match e.raw_os_error() {
             Some(libc::EINTR | libc::ETIME) => Outcome::Progress,
             Some(libc::EBUSY | libc::EAGAIN) => Outcome::Busy,
-            // The ring is ours and its arguments are right, so this is a bug and no state to go on from.
+            // This module made the ring and its arguments, so any other error is a bug from which it cannot recover.
             _ => panic!("io_uring_enter failed: {e}"),
         },
     }
 }
 
-/// Makes the kernel allocate what as many requests need as the submission queue takes, with as many pieces as a write is
-/// gathered from. It keeps that until the ring goes. If it did so while memory is short, a device with swap on it would wait for
-/// that memory, and the memory for the device.
+/// Makes the kernel allocate memory for a full submission queue of writes with [`MAX_PIECES`] pieces each.
 ///
-/// The requests are reads of no bytes that are linked: none of them begins before all are there. It is no error if that
-/// cannot be done: requests are served all the same.
+/// The kernel keeps this memory until the ring is closed. If the kernel allocated it while memory is short, a device with
+/// swap on it would wait for the memory, and the memory for the device.
+///
+/// The requests are linked reads of zero bytes: none begins before all are submitted. A failure is ignored, because requests
+/// also work without this memory.
 fn warm_up(ring: &mut IoUring) {
     let Ok(null) = std::fs::File::open("/dev/null") else { return };
     let nothing = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; MAX_PIECES];
@@ -317,7 +324,7 @@ fn warm_up(ring: &mut IoUring) {
     let room = ring.submission().capacity();
     for n in 1..=room {
         let entry = if n < room { read().flags(squeue::Flags::IO_LINK) } else { read() };
-        // SAFETY: it names a file and a list of pieces without memory, which stay until all of them have completed.
+        // SAFETY: the entry names a file and a list of pieces without memory. Both live until all entries have completed.
         if unsafe { ring.submission().push(&entry) }.is_err() {
             break;
         }
@@ -329,7 +336,7 @@ fn warm_up(ring: &mut IoUring) {
     }
 }
 
-/// Tries set-ups from the fastest to the plainest.
+/// Creates the ring with the fastest set-up that the kernel supports.
 fn set_up(entries: u32) -> io::Result<(IoUring, &'static str)> {
     let cq = entries.saturating_mul(4);
     let common = || {
@@ -354,7 +361,7 @@ fn set_up(entries: u32) -> io::Result<(IoUring, &'static str)> {
     for (granted, builder) in attempts {
         match builder.build(entries) {
             Ok(ring) => return Ok((ring, granted)),
-            // An older kernel does not know a flag: try without it.
+            // An older kernel does not support a flag of this set-up.
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => last = e,
             Err(e) => return Err(e),
         }

@@ -1,7 +1,7 @@
 //! The users of a block device or a directory, for messages when it cannot be removed.
 //!
-//! Owns the search in `/proc` and `/sys`. It serves messages and early refusals: it finds the users that this process may
-//! see, at one moment. Only the kernel decides whether a device is free.
+//! Owns the search in `/proc` and `/sys`, which serves messages and early refusals. The search finds the users that this
+//! process may see, at one moment. Only the kernel decides whether a device is free.
 
 use std::fmt;
 use std::fs;
@@ -17,18 +17,18 @@ pub enum User {
     Mount {
         /// The device: the whole one or a partition.
         device: PathBuf,
-        /// Where.
+        /// The mount point.
         at: PathBuf,
     },
     /// Swap space.
     Swap(PathBuf),
-    /// Another block device on top: device-mapper, RAID.
+    /// Another block device that is built on the device (device mapper, RAID).
     Holder(String),
-    /// A process that has it open.
+    /// A process that has the device, or a file in the directory, open.
     Process {
-        /// Its number.
+        /// The process number.
         pid: u32,
-        /// Its name.
+        /// The process name.
         name: String,
         /// The open file.
         path: PathBuf,
@@ -48,7 +48,7 @@ impl fmt::Display for User {
     }
 }
 
-/// All of them in a sentence.
+/// Lists the users in a sentence.
 pub fn in_words(users: &[User]) -> String {
     if users.is_empty() {
         return "the kernel does not report its users".to_string();
@@ -56,7 +56,7 @@ pub fn in_words(users: &[User]) -> String {
     users.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// A block device and its partitions, by the names that the kernel gave them.
+/// A block device and its partitions, by the names that the kernel gives them.
 struct Family {
     /// `loop3`, `loop3p1` and so on.
     names: Vec<String>,
@@ -83,7 +83,7 @@ impl Family {
     }
 }
 
-/// Where sysfs describes `member` of the family of `name`.
+/// The directory in sysfs of `member`, which is the device `name` or one of its partitions.
 fn sys_path(name: &str, member: &str) -> PathBuf {
     let whole = PathBuf::from("/sys/block").join(name);
     if member == name { whole } else { whole.join(member) }
@@ -101,8 +101,8 @@ pub fn of_block_device(name: &str) -> Vec<User> {
     let mut users = Vec::new();
     for mount in mountinfo::mounts().unwrap_or_default() {
         let source = Path::new(&mount.source);
-        // By number for what was mounted by another name, by name for file systems with numbers of their
-        // own (btrfs).
+        // The number finds a device that was mounted under another name. The name finds file systems with device numbers
+        // of their own (btrfs).
         if family.numbers.contains(&mount.device) || family.has_path(source) {
             users.push(User::Mount { device: source.to_path_buf(), at: mount.at });
         }
@@ -122,13 +122,14 @@ pub fn of_block_device(name: &str) -> Vec<User> {
     users
 }
 
-/// The processes that have something in `dir` open, run from it or stand in it.
+/// The processes that have a file in `dir` open, or whose working directory, root or executable is in it.
 pub fn of_directory(dir: &Path) -> Vec<User> {
     processes(|path| path.starts_with(dir))
 }
 
-/// The processes that hold a path for which `wanted` says yes. Links are read, never followed: following
-/// one into a file system that does not answer would hang.
+/// The processes that hold a path for which `wanted` returns true.
+///
+/// This function reads links and never follows them: to follow a link into a file system that does not answer would hang.
 fn processes(wanted: impl Fn(&Path) -> bool) -> Vec<User> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {

@@ -16,7 +16,7 @@ pub(crate) struct Wake {
 }
 
 impl Wake {
-    /// `nonblocking` for a driver that polls the descriptor, blocking for one that reads it by ring.
+    /// `nonblocking` is true for a driver that polls the descriptor and false for one that reads it through the ring.
     pub(crate) fn new(nonblocking: bool) -> io::Result<Wake> {
         let mut flags = EventfdFlags::CLOEXEC;
         flags.set(EventfdFlags::NONBLOCK, nonblocking);

@@ -1,15 +1,15 @@
 //! Helper threads for calls that would block the driver's thread.
 //!
-//! Owns the threads and their queues: ioctls that io_uring does not have, every device operation of the
-//! pool backend, operations on file systems that wait where they should not, and closures of callers.
-//! Each device has a queue and a share of threads of its own: a device that hangs delays no other.
-//! Threads start when there is work for them and end after the last handle is dropped. A command's
-//! memory belongs to its operation in the reactor (module `cmd`); results are collected in a list that
-//! the driver empties, with a wake-up for each sleep of the driver.
+//! Owns the threads and their queues. Helper threads carry out ioctls that io_uring does not have, every device operation of
+//! the pool backend, operations on file systems where io_uring may wait on the driver's thread, and closures of callers.
+//! Each device has its own queue and its own limit of threads, so that a device that hangs does not delay another one.
+//! Threads start when there is work for them and end after the last handle is dropped. A command's memory belongs to its
+//! operation in the reactor (module `cmd`). Results are collected in a list that the driver empties; one wake-up is sent for
+//! each sleep of the driver.
 //!
-//! A block device that is served through a ring has its threads from its opening to its end ([`DeviceThreads`]). A
-//! thread that is made while memory is short waits for memory, and the memory may wait for the device (decision 028).
-//! Invariant: giving a command to such threads starts no thread, and takes no memory but from the heap.
+//! A block device that is served through a ring has its own threads for as long as it is open ([`DeviceThreads`]). To start a
+//! thread while memory is short waits for memory, and the memory may wait for the device (decision 028). Invariant: to give a
+//! command to such threads starts no thread and allocates only from the heap.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -21,14 +21,16 @@ use crate::cmd::Cmd;
 use crate::heap;
 use crate::wake::Wake;
 
-/// Threads of a block device that is served through a ring. One suffices for progress. More keep the device busy with
-/// requests that it does not take from the ring: those that it has to split, and those for which it has no room.
+/// Number of threads of a block device that is served through a ring.
+///
+/// One thread suffices for progress. More threads keep the device busy with the requests that the ring does not carry out:
+/// requests that the device has to split, and requests for which it has no room.
 const THREADS_OF_DEVICE: usize = 8;
 
-/// Bytes of the stack of each such thread. These threads only make system calls.
+/// Bytes of the stack of a thread of such a device. These threads only make system calls.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Commands for which such threads, and the list of results, have room from the beginning.
+/// Number of commands for which these threads, and the list of results, have room from the start.
 const ROOM: usize = 256;
 
 enum Job {
@@ -37,18 +39,18 @@ enum Job {
 }
 
 impl Job {
-    /// Whether a device may take minutes for it: a flush must not wait behind many of these.
+    /// Whether a device may take minutes for the job. A flush must not wait behind many such jobs.
     fn may_last(&self) -> bool {
         matches!(self, Job::Cmd(_, Cmd::Discard { .. } | Cmd::Fallocate { .. }))
     }
 }
 
-/// Jobs of one device, or closures.
+/// The jobs of one device, or all closures.
 struct Class {
     device: Option<RawFd>,
     queue: VecDeque<Job>,
     running: usize,
-    /// Discards and zeroes, which have half of the threads at most.
+    /// Discards and write-zeroes, which may use half of the threads at most.
     long: VecDeque<Job>,
     long_running: usize,
 }
@@ -59,7 +61,7 @@ impl Class {
         Class { device, queue: queue(), running: 0, long: queue(), long_running: 0 }
     }
 
-    /// Jobs that may begin if there are threads for them.
+    /// Number of jobs that may begin if there are threads for them.
     fn startable(&self, max_threads: usize) -> usize {
         let long = self.long.len().min((max_threads / 2).max(1).saturating_sub(self.long_running));
         (self.queue.len() + long).min(max_threads.saturating_sub(self.running))
@@ -80,10 +82,10 @@ impl Class {
 
 #[derive(Default)]
 struct State {
-    /// Each that ever had a job; the first was served least recently.
+    /// A class for each device that ever had a job, and one for closures; the first was served least recently.
     classes: Vec<Class>,
     threads: usize,
-    /// Threads that will check the queues.
+    /// Threads that are about to check the queues.
     idle: usize,
     /// Threads that have begun.
     begun: usize,
@@ -116,7 +118,7 @@ impl State {
         job.map(|job| (device, job))
     }
 
-    /// A job of this class has ended.
+    /// Records that a job of the class `device` has ended; `lasted` is [`Job::may_last`] of the job.
     fn ended(&mut self, device: Option<RawFd>, lasted: bool) {
         if let Some(class) = self.classes.iter_mut().find(|c| c.device == device) {
             class.running -= 1;
@@ -128,10 +130,10 @@ impl State {
 struct Shared {
     state: Mutex<State>,
     work: Condvar,
-    /// A thread has begun.
+    /// Announces that a thread has begun.
     begun: Condvar,
     done: Arc<Done>,
-    /// For each class.
+    /// Maximum number of threads for each class.
     max_threads: usize,
 }
 
@@ -141,7 +143,7 @@ struct Done {
     wake: Arc<Wake>,
 }
 
-/// Some threads; dropping this lets them end once their queues are empty.
+/// A group of threads. If it is dropped, the threads end once their queues are empty.
 struct Pool {
     shared: Arc<Shared>,
 }
@@ -156,7 +158,7 @@ pub(crate) struct Workers {
     done: Arc<Done>,
 }
 
-/// Says that a device has threads of its own; dropping this lets them end.
+/// Proof that a device has threads of its own. If it is dropped, the threads end.
 pub(crate) struct DeviceThreads {
     device: RawFd,
     own: Own,
@@ -174,20 +176,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Workers {
-    /// `max_threads` for each device.
+    /// Creates helper threads on demand, `max_threads` for each device at most.
     pub(crate) fn new(max_threads: usize, wake: Arc<Wake>) -> Workers {
         let done = Arc::new(Done { list: Mutex::new(Vec::with_capacity(ROOM)), wake });
         Workers { common: Pool::new(max_threads, done.clone()), own: Own::default(), done }
     }
 
-    /// Runs a command; its result comes back by [`Workers::take_done`] under `user_data`.
+    /// Runs a command; [`Workers::take_done`] returns its result with `user_data`.
     pub(crate) fn run_cmd(&self, user_data: u64, cmd: Cmd) {
         let own = self.own.borrow();
         let pool = own.iter().find(|(device, _)| *device == cmd.fd()).map_or(&self.common, |(_, pool)| pool);
         pool.push(Some(cmd.fd()), Job::Cmd(user_data, cmd));
     }
 
-    /// Runs a closure, which reports by its own means.
+    /// Runs a closure. The closure itself reports its result.
     pub(crate) fn run_closure(&self, closure: Box<dyn FnOnce() + Send>) {
         self.common.push(None, Job::Closure(closure));
     }
@@ -252,7 +254,7 @@ impl Pool {
         let start = state.startable(self.shared.max_threads) > state.idle;
         if start {
             state.threads += 1;
-            // The started thread will check the queue.
+            // Counts the new thread, which is about to check the queue.
             state.idle += 1;
         }
         drop(state);
@@ -267,7 +269,7 @@ impl Pool {
             state.threads -= 1;
             state.idle -= 1;
             if state.threads == 0 {
-                // No thread can be had at all: slow, but the operation must end.
+                // The system refuses the first thread. The calling thread runs the jobs, because each must end.
                 while let Some((device, job)) = state.pop(self.shared.max_threads) {
                     drop(state);
                     let lasted = job.may_last();
@@ -330,7 +332,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes results until there are as many.
+    /// Takes results until there are `many`.
     fn results(workers: &Workers, many: usize) -> Vec<(u64, i32)> {
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut found = Vec::new();
@@ -347,7 +349,9 @@ mod tests {
         of(&workers.common) + workers.own.borrow().iter().map(|(_, pool)| of(pool)).sum::<usize>()
     }
 
-    /// The discards of a hundred buckets that become free begin at once. A flush of the journal had to wait for all of them.
+    /// A flush does not wait behind the discards of a hundred buckets.
+    ///
+    /// These discards begin at once when the buckets become free. Before, a flush of the journal waited for all of them.
     #[test]
     fn a_flush_does_not_wait_behind_discards() {
         let (mut state, fd) = (State::default(), 7);
@@ -368,8 +372,9 @@ mod tests {
         assert!(state.pop(1).is_none());
     }
 
-    /// All threads of one device stand still, and more and more is asked of it; the flushes of another one go on, and no
-    /// thread is made for any of that.
+    /// A device that hangs does not delay the flushes of another device.
+    ///
+    /// All threads of the first device hang, and 1000 more flushes wait for them. No further thread starts.
     #[test]
     fn a_device_that_hangs_holds_up_its_own_requests_alone() {
         let workers = Workers::new(16, Arc::new(Wake::new(false).unwrap()));
@@ -395,7 +400,7 @@ mod tests {
         assert_eq!(results(&workers, 1000).len(), 1000);
         drop(own);
         assert_eq!(threads(&workers), 0, "they are not known any more");
-        // Without threads of its own, it is a device like others.
+        // Without its own threads, the device uses the common ones.
         workers.run_cmd(1, Cmd::Flush { fd: fd(&hung) });
         assert_eq!(results(&workers, 1), [(1, 0)]);
         assert_eq!(threads(&workers), 1);

@@ -1,29 +1,29 @@
-//! Whether a block device has a volatile write cache, as the kernel sees it at this moment.
+//! Checks whether a block device has a volatile write cache at this moment.
 //!
-//! The kernel drops flushes of a device without one: fdatasync(2) after direct writes then adds nothing to their completion.
-//! Through io_uring another thread still carries it out, with two wake-ups, which can take longer than the write itself. So a
-//! flush checks this first.
+//! On a device without such a cache, the kernel drops flushes: after direct writes, fdatasync(2) has no effect. Through io_uring
+//! another thread still carries it out, with two wake-ups, which can take longer than the write itself. So a flush checks first
+//! whether it has to do anything.
 //!
-//! The check is made for each flush, as the kernel does: a path of a multipath device or an operator (`hdparm -W1`) may enable
-//! such a cache at any time. Must not know which data was written. The check does not
-//! apply to writes through the page cache.
+//! Owns the open attribute of the device. The check is made for each flush, as in the kernel: a path of a multipath device or an
+//! operator (`hdparm -W1`) may enable such a cache at any time. The check does not apply to writes through the page cache. Must
+//! not know which data was written.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// An attribute of the kernel's request queue.
+/// The attribute `write_cache` of a device's request queue.
 pub(crate) struct WriteCache {
     attribute: File,
 }
 
 impl WriteCache {
-    /// `queue` is the queue's directory in sysfs. `None` where the kernel does not tell: then there may be one.
+    /// Opens the attribute in `queue`, the queue's directory in sysfs. `None` without it: then a cache may exist.
     pub(crate) fn of_queue(queue: &Path) -> Option<WriteCache> {
         Some(WriteCache { attribute: File::open(queue.join("write_cache")).ok()? })
     }
 
-    /// Whether the kernel reports that there is none now. With any other answer, or without one, there may be one.
+    /// Whether the kernel reports that there is no cache now. With any other answer, or without one, a cache may exist.
     pub(crate) fn is_absent(&self) -> bool {
         const NONE: &[u8] = b"write through\n";
         let mut said = [0; 2 * NONE.len()];
@@ -35,7 +35,7 @@ impl WriteCache {
 mod tests {
     use super::*;
 
-    /// Each check asks the kernel: an earlier answer may be out of date.
+    /// Each check reads the attribute again, because an earlier answer may be out of date.
     #[test]
     fn only_what_the_kernel_says_now_counts() {
         let dir = tempfile::tempdir().unwrap();
@@ -56,7 +56,7 @@ mod tests {
         }
     }
 
-    /// What this machine has: the attribute of each disk is understood.
+    /// The check accepts the attribute of each disk of this machine.
     #[test]
     fn disks_of_this_machine_are_understood() {
         let Ok(disks) = std::fs::read_dir("/sys/block") else { return };

@@ -1,7 +1,8 @@
 //! The client of the daemon's control socket and TCP port.
 //!
-//! Owns one request and its answer, each over a connection of its own (HTTP/1.0: no runtime, no library, and the answer ends
-//! with the connection). An error names its cause and the next step. Must not know the requests.
+//! Owns one request and its answer, each over a connection of its own. The protocol is HTTP/1.0, so the client needs no
+//! runtime and no library, and an answer ends with its connection. An error names its cause and the next step. Must not
+//! know the requests.
 
 use std::borrow::Cow;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -17,9 +18,9 @@ use serve::plain;
 use crate::failure::Failure;
 use crate::remote::{Remote, Stream, Url};
 
-/// How long the daemon may take to answer. It has deadlines of its own, which are shorter.
+/// Time limit of an answer of the daemon. The daemon has deadlines of its own, which are shorter.
 const ANSWER_WITHIN: Duration = Duration::from_secs(200);
-/// Most bytes of an answer that are taken in.
+/// Limit of the bytes of an answer.
 const MOST_BYTES: u64 = 64 << 20;
 
 /// The options of commands for the daemon.
@@ -42,14 +43,14 @@ pub(crate) struct Control {
     pub(crate) json: bool,
 }
 
-/// An answer.
+/// An answer of the daemon.
 pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) body: Value,
 }
 
 impl Reply {
-    /// The body, if it is good news.
+    /// The body of a successful answer; else the error.
     pub(crate) fn ok(self) -> Result<Value, Failure> {
         if (200..300).contains(&self.status) {
             return Ok(self.body);
@@ -60,7 +61,7 @@ impl Reply {
     }
 }
 
-/// One segment of a path.
+/// Encodes a text as one segment of a path.
 pub(crate) fn segment(text: &str) -> String {
     let mut encoded = String::new();
     for byte in text.bytes() {
@@ -112,14 +113,14 @@ impl Endpoint {
     }
 }
 
-/// An answer that has begun.
+/// An answer that is being received.
 struct Incoming {
     from: Endpoint,
     reader: BufReader<Stream>,
 }
 
 impl Incoming {
-    /// The status line and the header, which is skipped.
+    /// Reads the status line, and skips the header.
     fn status(&mut self) -> Result<u16, Failure> {
         let Incoming { from, reader } = self;
         let lost = |e| from.problem("the daemon does not answer", e);
@@ -148,7 +149,7 @@ fn environment(name: &str) -> Option<std::ffi::OsString> {
 }
 
 impl Control {
-    /// The command line overrides the environment.
+    /// The endpoint of the daemon; the command line overrides the environment.
     fn endpoint(&self) -> Result<Endpoint, Failure> {
         if let Some(socket) = &self.socket {
             return Ok(Endpoint::Socket(socket.clone()));
@@ -180,13 +181,13 @@ impl Control {
             body.len()
         );
         match stream.write_all(request.as_bytes()).and_then(|()| stream.flush()) {
-            // A refused client gets the answer before its request is read.
+            // A client without permission gets the answer before its request is read.
             Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(from.problem("cannot send to the daemon", e)),
             _ => Ok(Incoming { from, reader: BufReader::new(stream) }),
         }
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request and waits for the answer.
     pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Reply, Failure> {
         let mut answer = self.begin(method, path, body)?;
         let status = answer.status()?;
@@ -198,10 +199,15 @@ impl Control {
         Ok(Reply { status, body })
     }
 
-    /// What names a device, as the daemon has to read it. With a slash it is a path, which is made absolute. A word is a
-    /// UUID, a name or a label; where a file or device of this directory is called so as well, it is that one, unless the
-    /// daemon has something else under that name: then nothing is chosen. A directory is no device: volumes are often called
-    /// like what they are mounted at. A daemon on another host knows nothing of files here.
+    /// Turns what the operator wrote into the name of a device for the daemon.
+    ///
+    /// A text with a slash is a path, which is made absolute. A word is a UUID, a name or a label. If a file or block
+    /// device of the present directory has that name too, the word denotes that file or device, unless the daemon knows
+    /// something else under the name: then the word is ambiguous and refused. A directory is no device, because volumes are
+    /// often called like their mount points. For a daemon on another host, files of this host do not count.
+    ///
+    /// # Errors
+    /// If the name is ambiguous, or a relative path is given for another host.
     pub(crate) fn device_name(&self, name: &str) -> Result<String, Failure> {
         let path = Path::new(name);
         let remote = matches!(self.endpoint()?, Endpoint::Remote(_));
@@ -237,8 +243,10 @@ impl Control {
         )))
     }
 
-    /// Answers hold what others wrote, such as labels: what is shown must not act upon the terminal. JSON is data, and its
-    /// own escapes are enough.
+    /// Escapes control characters in an answer that is printed as text.
+    ///
+    /// An answer has foreign text, such as labels, which must not act upon the terminal. In JSON the escapes of JSON are
+    /// enough.
     fn made_fit(&self, body: &mut Value) {
         if !self.json {
             escape_all(body);
@@ -261,7 +269,7 @@ impl Control {
         self.ask("DELETE", path, None)?.ok()
     }
 
-    /// Events, one after another, until the daemon ends or `each` fails.
+    /// Passes events to `each`, until the daemon ends or `each` fails.
     pub(crate) fn events(&self, mut each: impl FnMut(&Value) -> Result<(), Failure>) -> Result<(), Failure> {
         let mut answer = self.begin("GET", "/v1/events", None)?;
         let status = answer.status()?;
@@ -301,7 +309,7 @@ fn escape_all(value: &mut Value) {
     }
 }
 
-/// The resolution of a name: name of the volume, path and UUID of the device.
+/// Describes the resolution of a name: name of the volume, path and UUID of the device.
 pub(crate) fn described(resolved: &Value) -> String {
     let text = |key: &str| resolved[key].as_str().map(str::to_owned);
     let set = text("set").map(|set| format!("set {set}"));
@@ -312,7 +320,7 @@ pub(crate) fn described(resolved: &Value) -> String {
     if rest.is_empty() { first } else { format!("{first} ({})", rest.join(", ")) }
 }
 
-/// A path as the daemon has to see it, which runs in another directory.
+/// Makes a path absolute, because the daemon runs in another directory.
 pub(crate) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|e| Failure::at(path, "cannot be found", e))
 }
@@ -344,7 +352,7 @@ mod tests {
         assert_eq!(said("./none"), here.join("none").to_str().unwrap());
         assert_eq!(said("none"), "none");
         assert_eq!(said("src"), "src", "a directory of this crate");
-        // A file here: only the daemon knows whether that is all that it can mean.
+        // The name of a file in the present directory: only the daemon knows whether the name is ambiguous.
         assert!(control.device_name("Cargo.toml").unwrap_err().message().unwrap().contains("no daemon runs"));
         let far =
             Control { socket: None, api: Some("https://storage.example:1".parse().unwrap()), ..control };

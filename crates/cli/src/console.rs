@@ -1,7 +1,7 @@
 //! Commands for a running set on standard input (`up --stdin`), for scripts and tests without a daemon.
 //!
-//! One command a line, one JSON object a line as its answer, in order. Owns the syntax of commands and answers. Must not know
-//! the source of the lines, nor how a command is carried out.
+//! One command a line, one JSON object a line as its answer, in order. Owns the syntax of commands and answers. Must not
+//! know the source of the lines, nor how a command is carried out.
 //!
 //! | command | does |
 //! |---|---|
@@ -16,12 +16,13 @@ use std::io::BufRead;
 
 use blockio::bridge::{self, RemoteReceiver};
 use serde_json::{Value, json};
+use serve::tunables::Beyond;
 use serve::{Answer, Command, Session, Snapshot};
 
 use crate::failure::Failure;
 use crate::size;
 
-/// The lines of standard input. The thread that reads them ends with the input or with the process.
+/// Reads the lines of standard input on a thread, which ends with the input or with the process.
 pub(crate) fn lines() -> Result<RemoteReceiver<String>, Failure> {
     let (sender, receiver) = bridge::channel(16);
     let read = move || {
@@ -36,7 +37,7 @@ pub(crate) fn lines() -> Result<RemoteReceiver<String>, Failure> {
     Ok(receiver)
 }
 
-/// Carries out one line; an error is an answer too.
+/// Carries out one line. The answer to a failed command is its error.
 pub(crate) async fn obey(session: &Session, line: &str) -> Value {
     let result = match parse(line) {
         Ok(command) => serve::obey(session, &command).await,
@@ -59,7 +60,10 @@ fn parse(line: &str) -> Result<Command, Failure> {
     let words: Vec<&str> = line.split_whitespace().collect();
     match words[..] {
         ["stats"] => Ok(Command::Stats),
-        ["set", setting] => Ok(Command::Set { setting: setting.parse().map_err(Failure::Usage)? }),
+        ["set", setting] => {
+            let setting = setting.parse().map_err(Failure::bad_value)?;
+            Ok(Command::Set { setting, beyond: Beyond::Refused })
+        }
         ["detach", volume] => Ok(Command::Detach { volume: volume.to_owned(), wipe: false }),
         ["detach", volume, "--wipe"] | ["detach", "--wipe", volume] => {
             Ok(Command::Detach { volume: volume.to_owned(), wipe: true })
@@ -75,7 +79,7 @@ fn parse(line: &str) -> Result<Command, Failure> {
 }
 
 fn create(size: &str, label: &str) -> Result<Command, Failure> {
-    let size_sectors = size::parse_sectors(size).map_err(Failure::Usage)?.0;
+    let size_sectors = size::parse_sectors(size).map_err(Failure::bad_value)?.0;
     if !label.is_empty() {
         serve::label_is_fit(label)?;
     }
@@ -85,7 +89,7 @@ fn create(size: &str, label: &str) -> Result<Command, Failure> {
     Ok(Command::Create { size_sectors, label: label.to_owned() })
 }
 
-/// The figures that scripts know.
+/// The figures of a set in the form that scripts read.
 fn stats(snapshot: &Snapshot) -> Value {
     let set = snapshot.set.as_ref().map(|s| {
         json!({
@@ -145,7 +149,7 @@ mod tests {
         assert_eq!(parse("create 4k").ok(), Some(create));
         assert!(matches!(parse("set writeback_percent=5"), Ok(Command::Set { .. })));
         for bad in ["", "stats now", "create 5", "set x", "set nothing=1", "detach", "wipe x"] {
-            assert!(matches!(parse(bad), Err(Failure::Usage(_))), "{bad:?}");
+            assert!(matches!(parse(bad), Err(Failure::Usage(_) | Failure::BadValue { .. })), "{bad:?}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Signals in commands: the first signal stops the command in order, the second one ends the process.
 //!
-//! Must not know the command.
+//! Owns the signals of the process. Must not know the command.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use blockio::Signals;
 use crate::failure::{self, Failure};
 use crate::out;
 
-/// Notices SIGINT and SIGTERM in work that does not wait for anything. A second one ends the process at once.
+/// Tells work that waits for nothing whether SIGINT or SIGTERM came. A second signal ends the process at once.
 pub(crate) struct Interrupt {
     signals: Signals,
     came: bool,
@@ -25,7 +25,7 @@ impl Interrupt {
         Interrupt::without_exit()
     }
 
-    /// One that leaves a second signal alone too: for work that has to clean up after itself.
+    /// An [`Interrupt`] that does not end the process at a second signal, for work that has to clean up after itself.
     pub(crate) fn without_exit() -> Result<Interrupt, Failure> {
         Ok(Interrupt { signals: signals()?, came: false })
     }
@@ -39,7 +39,7 @@ impl Interrupt {
     }
 }
 
-/// The signals from now on.
+/// Registers for the signals, and returns them from now on.
 pub(crate) fn signals() -> Result<Signals, Failure> {
     Signals::new().map_err(|e| Failure::because("cannot listen for signals", e))
 }
@@ -61,8 +61,9 @@ pub(crate) fn exit_code(signal: blockio::Signal) -> u8 {
     }
 }
 
-/// Ends the process at the second signal, whatever its other threads do then, if it does not end by itself within
-/// `grace`; at the third one in any case.
+/// Ends the process after a second signal, even if its other threads hang.
+///
+/// The process has `grace` to end by itself after the second signal; a third signal ends it at once.
 pub(crate) fn exit_at_second_signal(grace: Duration) -> Result<(), Failure> {
     let mut signals = signals()?;
     let watch = move || {

@@ -1,12 +1,12 @@
 //! The command line: operator commands and offline tools around the engine and its exports.
 //!
-//! Owns the syntax and output of the commands, and the exit codes: 0 success, 1 failed or problem found, 2 usage.
-//! stdout is data, stderr is messages, progress only on a terminal. Must not know the format beyond building
-//! superblocks, nor how a request is served: it puts devices, sets and exports together.
+//! Owns the syntax and output of the commands, and the exit codes: 0 success, 1 failed or problem found, 2 usage. Data goes
+//! to stdout, messages go to stderr, and progress is shown on a terminal only. Connects devices, sets and exports. Must not
+//! know the format beyond building superblocks, nor how a request is served.
 //!
-//! Modules: `commands` has one file per command; crate `serve` starts and serves sets; `client` sends requests to the daemon,
-//! `remote` connects to it over TCP; `console` reads commands for a running set; `multicall` translates the arguments of
-//! bcache-tools.
+//! Modules: `commands` has one file per command; crate `serve` starts and serves sets; `client` sends requests to the
+//! daemon, `remote` connects to it over TCP; `console` reads commands for a running set; `multicall` translates the
+//! arguments of bcache-tools.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -45,16 +45,17 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
-/// Runs the program with these arguments, the first of which is the name it was called by.
+/// Runs the program with these arguments, the first of which is the name that it was called by.
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     let args = match multicall::translate(args.collect()) {
-        Ok(args) => args,
+        Ok(multicall::Call::Own(args)) => args,
+        Ok(multicall::Call::Help(text)) => return end(out::print(text)),
         Err(failure) => return end(Err(failure)),
     };
     match Cli::try_parse_from(args) {
         Ok(cli) => end(cli.command.run()),
         Err(e) => {
-            // Help and version are no errors and go to stdout. Nothing can be done if printing fails.
+            // Help and version are no errors and go to stdout. A failed print cannot be reported.
             let _ = e.print();
             ExitCode::from(if e.use_stderr() { Failure::USAGE } else { 0 })
         }

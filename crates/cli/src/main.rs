@@ -1,5 +1,4 @@
-//! The `ubcache` program. Everything is in the library beside it, where generators of man pages and
-//! completions find it too.
+//! The `ubcache` program. Its code is in the library beside it, which the generators of man pages and completions use, too.
 
 use std::process::ExitCode;
 

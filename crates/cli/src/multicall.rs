@@ -1,22 +1,77 @@
 //! The names and arguments of bcache-tools.
 //!
-//! Owns the translation of `make-bcache`, `bcache-super-show` and `bcache …` command lines into our own, as far as
-//! they make sense here: what these programs did through the kernel's control files needs a daemon.
+//! Owns the translation of `make-bcache`, `bcache-super-show`, `probe-bcache` and `bcache …` command lines into our own,
+//! and the help texts under these names. What these programs did through the kernel's control files needs a daemon.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use crate::failure::Failure;
 
+/// What a command line asks for.
+#[derive(Debug)]
+pub(crate) enum Call {
+    /// A command with our own arguments, the first of which is the name of the program.
+    Own(Vec<OsString>),
+    /// This help text.
+    Help(&'static str),
+}
+
+const MAKE_HELP: &str = "\
+Format cache and backing devices of bcache.
+
+Usage: make-bcache [OPTIONS] {-C | -B} DEV...
+
+  -C, --cache                the devices that follow are cache devices: the fast ones
+  -B, --bdev                 the devices that follow are backing devices: the slow ones
+  -b, --bucket SIZE          size of the buckets of the cache, for example 512k
+  -w, --block SIZE           smallest unit of data, for example 4k
+  -o, --data-offset SECTORS  where data begins on the backing devices
+  -l, --label LABEL          label of the backing devices
+      --cset-uuid UUID       UUID of the cache set
+      --cache_replacement_policy lru|fifo|random
+      --writeback            write to the cache first and to the backing device later
+      --discard              discard buckets before they are reused
+      --wipe-bcache          overwrite superblocks of bcache, unless dirty data would be lost
+      --force                overwrite other contents
+  -h, --help                 print this text
+
+This is ubcache under the name of a program of bcache-tools; `ubcache make --help` has more.
+";
+
+const SUPER_SHOW_HELP: &str = "\
+Show the superblock of a device of bcache.
+
+Usage: bcache-super-show [-f] DEV
+
+  -f          accept a wrong checksum
+  -h, --help  print this text
+
+Exit status: 0 valid superblock, 2 anything else.
+This is ubcache under the name of a program of bcache-tools; `ubcache super --help` has more.
+";
+
+const PROBE_HELP: &str = "\
+Name the devices that have a superblock of bcache.
+
+Usage: probe-bcache [-o udev] DEV...
+
+  -o udev     print lines that udev imports
+  -h, --help  print this text
+
+This is ubcache under the name of a program of bcache-tools.
+";
+
 /// Translates a command line, the first word of which is the name of the program.
-pub(crate) fn translate(args: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
+pub(crate) fn translate(args: Vec<OsString>) -> Result<Call, Failure> {
     let name = args.first().map(|a| Path::new(a).file_name().unwrap_or(a).to_os_string()).unwrap_or_default();
     let rest = args.get(1..).unwrap_or_default();
     match name.to_str() {
         Some("make-bcache") => make(rest),
         Some("bcache-super-show") => super_show(rest),
+        Some("probe-bcache") => probe(rest),
         Some("bcache") => bcache(rest),
-        _ => Ok(args),
+        _ => Ok(Call::Own(args)),
     }
 }
 
@@ -24,7 +79,11 @@ fn own(command: &str) -> Vec<OsString> {
     vec!["ubcache".into(), command.into()]
 }
 
-fn bcache(rest: &[OsString]) -> Result<Vec<OsString>, Failure> {
+fn wants_help(rest: &[OsString]) -> bool {
+    rest.iter().any(|a| a == "-h" || a == "--help")
+}
+
+fn bcache(rest: &[OsString]) -> Result<Call, Failure> {
     let (command, args) = match rest.split_first() {
         Some((command, args)) => (command.to_str().unwrap_or_default(), args),
         None => ("", rest),
@@ -32,20 +91,38 @@ fn bcache(rest: &[OsString]) -> Result<Vec<OsString>, Failure> {
     match command {
         "make" => make(args),
         "super-show" => super_show(args),
-        "version" => Ok(vec!["ubcache".into(), "--version".into()]),
-        _ => Ok([OsString::from("ubcache")].into_iter().chain(rest.iter().cloned()).collect()),
+        "version" => Ok(Call::Own(vec!["ubcache".into(), "--version".into()])),
+        _ => Ok(Call::Own([OsString::from("ubcache")].into_iter().chain(rest.iter().cloned()).collect())),
     }
 }
 
-fn super_show(rest: &[OsString]) -> Result<Vec<OsString>, Failure> {
-    // -f: go on although the checksum is wrong. That is always done.
-    let kept = rest.iter().filter(|a| *a != "-f").cloned();
-    Ok(own("super").into_iter().chain(kept).collect())
+fn super_show(rest: &[OsString]) -> Result<Call, Failure> {
+    if wants_help(rest) {
+        return Ok(Call::Help(SUPER_SHOW_HELP));
+    }
+    let mut out = own("super");
+    out.push("--as-bcache-tools".into());
+    out.extend(rest.iter().map(|a| if a == "-f" { "--any-checksum".into() } else { a.clone() }));
+    Ok(Call::Own(out))
+}
+
+fn probe(rest: &[OsString]) -> Result<Call, Failure> {
+    if wants_help(rest) {
+        return Ok(Call::Help(PROBE_HELP));
+    }
+    Ok(Call::Own(own("probe-bcache").into_iter().chain(rest.iter().cloned()).collect()))
 }
 
 /// `-C` and `-B` are switches there: all devices that follow are of that kind.
-fn make(rest: &[OsString]) -> Result<Vec<OsString>, Failure> {
+fn make(rest: &[OsString]) -> Result<Call, Failure> {
+    if wants_help(rest) {
+        return Ok(Call::Help(MAKE_HELP));
+    }
     let mut out = own("make");
+    // With --json the document is ours.
+    if !rest.iter().any(|a| a == "--json") {
+        out.push("--as-bcache-tools".into());
+    }
     let mut kind: Option<&str> = None;
     let mut has_backing = false;
     let mut late = Vec::new();
@@ -73,7 +150,7 @@ fn make(rest: &[OsString]) -> Result<Vec<OsString>, Failure> {
             "--writeback" => late.push("--writeback".into()),
             "--discard" | "--force" => out.push(option.into()),
             "--wipe-bcache" => out.push("--wipe".into()),
-            // Our own options, and what is neither, for the parser to judge.
+            // The parser judges the options of ubcache and unknown options.
             _ if option.starts_with('-') => out.push(arg.clone()),
             _ => {
                 let kind = kind.ok_or_else(|| {
@@ -84,11 +161,11 @@ fn make(rest: &[OsString]) -> Result<Vec<OsString>, Failure> {
             }
         }
     }
-    // These mean nothing without a backing device, and there nobody minds.
+    // These options apply to backing devices only. bcache-tools accepts and ignores them without one.
     if has_backing {
         out.append(&mut late);
     }
-    Ok(out)
+    Ok(Call::Own(out))
 }
 
 fn display(arg: &OsStr) -> String {
@@ -102,7 +179,8 @@ mod tests {
     fn words(line: &str) -> Result<String, String> {
         let args = line.split_whitespace().map(OsString::from).collect();
         match translate(args) {
-            Ok(out) => Ok(out.iter().map(|a| display(a)).collect::<Vec<_>>().join(" ")),
+            Ok(Call::Own(out)) => Ok(out.iter().map(|a| display(a)).collect::<Vec<_>>().join(" ")),
+            Ok(Call::Help(text)) => Ok(text.lines().next().unwrap_or_default().to_owned()),
             Err(e) => Err(e.message().unwrap_or_default().to_owned()),
         }
     }
@@ -110,18 +188,26 @@ mod tests {
     #[test]
     fn make_bcache() {
         let cases = [
-            ("make-bcache -C a -B b c --writeback", "ubcache make -C a -B b -B c --writeback"),
-            ("/sbin/make-bcache -B b -C a -b 64k -w 4k", "ubcache make -B b -C a --bucket 64k --block 4k"),
-            ("make-bcache --cache a --writeback -l x", "ubcache make -C a"),
+            (
+                "make-bcache -C a -B b c --writeback",
+                "ubcache make --as-bcache-tools -C a -B b -B c --writeback",
+            ),
+            (
+                "/sbin/make-bcache -B b -C a -b 64k -w 4k",
+                "ubcache make --as-bcache-tools -B b -C a --bucket 64k --block 4k",
+            ),
+            ("make-bcache --cache a --writeback -l x", "ubcache make --as-bcache-tools -C a"),
             (
                 "make-bcache -o 32 --bdev b --label=l --wipe-bcache",
-                "ubcache make --data-offset 32 -B b --wipe --label l",
+                "ubcache make --as-bcache-tools --data-offset 32 -B b --wipe --label l",
             ),
-            ("bcache make -C a --discard", "ubcache make -C a --discard"),
-            ("make-bcache --help", "ubcache make --help"),
+            ("bcache make -C a --discard", "ubcache make --as-bcache-tools -C a --discard"),
+            ("make-bcache --help", "Format cache and backing devices of bcache."),
+            ("bcache make -h", "Format cache and backing devices of bcache."),
+            ("make-bcache -C a --json", "ubcache make -C a --json"),
             (
                 "make-bcache --cache_replacement_policy=fifo --cset-uuid u -C a --force",
-                "ubcache make --cache-replacement-policy fifo --cset-uuid u -C a --force",
+                "ubcache make --as-bcache-tools --cache-replacement-policy fifo --cset-uuid u -C a --force",
             ),
         ];
         for (from, to) in cases {
@@ -133,8 +219,12 @@ mod tests {
 
     #[test]
     fn other_names() {
-        assert_eq!(words("bcache-super-show -f d").as_deref(), Ok("ubcache super d"));
-        assert_eq!(words("bcache super-show d").as_deref(), Ok("ubcache super d"));
+        assert_eq!(
+            words("bcache-super-show -f d").as_deref(),
+            Ok("ubcache super --as-bcache-tools --any-checksum d")
+        );
+        assert_eq!(words("bcache super-show d").as_deref(), Ok("ubcache super --as-bcache-tools d"));
+        assert_eq!(words("probe-bcache -o udev d").as_deref(), Ok("ubcache probe-bcache -o udev d"));
         assert_eq!(words("bcache version").as_deref(), Ok("ubcache --version"));
         assert_eq!(words("bcache check a b").as_deref(), Ok("ubcache check a b"));
         assert_eq!(words("./ubcache make -C x").as_deref(), Ok("./ubcache make -C x"));

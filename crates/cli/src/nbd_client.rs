@@ -1,8 +1,8 @@
 //! A small NBD client over a unix socket, for the demonstration and for tests.
 //!
-//! Owns one connection with any number of requests under way; replies come in the server's order and carry the tag of
-//! their request. Blocking. A caller with requests for many megabytes under way must receive before it sends more, or both
-//! sides wait for each other; a few dozen requests of some KiB cannot block.
+//! Owns one connection with any number of requests in flight. Replies come in the server's order and carry the tag of their
+//! request. All calls block. A caller with many megabytes of requests in flight must receive before it sends more, or both
+//! sides wait for each other; a few dozen requests of some KiB cannot block. Must not know what the data is.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read, Write};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use export_nbd::codec::wire;
 
-/// Bytes that are gathered before they are sent.
+/// Number of bytes that are collected before they are sent.
 const GATHER_BYTES: usize = 256 << 10;
 
 /// A request of a client.
@@ -20,9 +20,9 @@ const GATHER_BYTES: usize = 256 << 10;
 pub enum Ask {
     /// Read this many bytes.
     Read(u32),
-    /// Make everything durable that was answered before.
+    /// Make all data durable whose writes were answered before.
     Flush,
-    /// Forget this many bytes.
+    /// Discard this many bytes.
     Trim(u32),
     /// Write this many zeros.
     WriteZeroes(u32),
@@ -33,20 +33,20 @@ pub enum Ask {
 pub struct Reply {
     /// The tag of the request.
     pub tag: u64,
-    /// The error of the protocol, 0 for none.
+    /// The error number of the protocol, 0 for success.
     pub error: u32,
     /// The data of a read.
     pub data: Vec<u8>,
 }
 
-/// A connection.
+/// A connection to an export.
 pub struct Client {
     from: BufReader<UnixStream>,
     to: UnixStream,
     out: Vec<u8>,
     size_bytes: u64,
     next_cookie: u64,
-    /// Tag, and bytes of data in the reply.
+    /// Tag and length of the data in the reply, by the cookie of each request in flight.
     pending: BTreeMap<u64, (u64, usize)>,
 }
 
@@ -60,7 +60,7 @@ fn take<const N: usize>(from: &mut impl Read) -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// The fields of a request that its command gives their meaning.
+/// The fields of a request header whose meaning depends on the command.
 struct Header {
     command: u16,
     flags: u16,
@@ -87,7 +87,7 @@ impl Client {
         Ok(client)
     }
 
-    /// How long to wait for a reply before it is an error; `None`: forever.
+    /// Sets the time limit of a reply; `None` is no limit.
     ///
     /// # Errors
     /// If the system refuses.
@@ -124,7 +124,7 @@ impl Client {
             match kind {
                 wire::option_reply::ACK => return Ok(()),
                 wire::option_reply::INFO => {
-                    // The information with the number 0 is size and flags.
+                    // Information number 0 has the size and the flags of the export.
                     if let [0, 0, size @ ..] = data.as_slice()
                         && let Some(size) = size.first_chunk()
                     {
@@ -139,17 +139,17 @@ impl Client {
         }
     }
 
-    /// Size of the export.
+    /// Size of the export in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// Requests under way.
+    /// Number of requests in flight.
     pub fn pending(&self) -> usize {
         self.pending.len()
     }
 
-    /// Begins a request; its reply has `data` bytes.
+    /// Adds the header of a request, whose reply has `data` bytes.
     fn header(&mut self, header: Header, tag: u64, data: usize) {
         let Header { command, flags, offset, bytes } = header;
         let cookie = self.next_cookie;
@@ -163,7 +163,7 @@ impl Client {
         self.out.extend(bytes.to_be_bytes());
     }
 
-    /// Begins a request without data; it is on its way at the latest when a reply is received.
+    /// Adds a request without data. It is sent at the latest when a reply is received.
     ///
     /// # Errors
     /// If the connection was closed.
@@ -187,7 +187,7 @@ impl Client {
         self.send_if_much()
     }
 
-    /// Begins a write; with `fua` it is durable when it is answered.
+    /// Adds a write; with `fua` the data is durable when the write is answered.
     ///
     /// # Errors
     /// If the connection was closed.
@@ -203,7 +203,7 @@ impl Client {
         if self.out.len() >= GATHER_BYTES { self.send() } else { Ok(()) }
     }
 
-    /// Sends what was asked so far, without waiting for a reply.
+    /// Sends the collected requests, without waiting for a reply.
     ///
     /// # Errors
     /// If the connection was closed.
@@ -241,7 +241,7 @@ impl Client {
         Err(io::Error::from_raw_os_error(i32::try_from(reply.error).unwrap_or(5)))
     }
 
-    /// Reads, with nothing else under way.
+    /// Reads data and waits for it. No other request may be in flight.
     ///
     /// # Errors
     /// If the server reports an error or has closed the connection.
@@ -250,7 +250,7 @@ impl Client {
         Ok(self.alone()?.data)
     }
 
-    /// Writes, with nothing else under way.
+    /// Writes data and waits for the answer. No other request may be in flight.
     ///
     /// # Errors
     /// If the server reports an error or has closed the connection.
@@ -259,7 +259,7 @@ impl Client {
         self.alone().map(drop)
     }
 
-    /// Flushes, with nothing else under way.
+    /// Flushes and waits for the answer. No other request may be in flight.
     ///
     /// # Errors
     /// If the server reports an error or has closed the connection.
@@ -271,7 +271,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // Says goodbye; there is no answer, and a server that is gone does not matter.
+        // The disconnect request has no answer. If the server has ended, the error does not matter.
         self.header(Header { command: wire::command::DISCONNECT, flags: 0, offset: 0, bytes: 0 }, 0, 0);
         let _ = self.send();
     }

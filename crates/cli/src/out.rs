@@ -1,6 +1,6 @@
 //! The output of the program: data to stdout, messages to stderr, progress to a terminal.
 //!
-//! Data and messages have no colour and no cursor movement, so `NO_COLOR` has no effect.
+//! Data and messages have no colour and no cursor movement, so `NO_COLOR` has no effect. Must not know the commands.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use serve::plain;
 use crate::failure::Failure;
 use crate::size;
 
-/// Writes data to stdout, at once.
+/// Writes data to stdout and flushes it.
 ///
 /// # Errors
-/// If that fails. A reader that went away (`ubcache … | head`) ends the command without a message.
+/// If the write fails. A reader that has ended (`ubcache … | head`) ends the command without a message.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
@@ -25,18 +25,18 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     })
 }
 
-/// Prints a document in the one form or the other.
+/// Prints a document as JSON or as text.
 pub(crate) fn document(json: bool, doc: &(impl Serialize + std::fmt::Display)) -> Result<(), Failure> {
     if json { print_json(doc) } else { print(&doc.to_string()) }
 }
 
-/// Prints a document, indented.
+/// Prints a document as indented JSON.
 pub(crate) fn print_json(doc: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(doc).map_err(Failure::of)?;
     print(&format!("{}\n", plain::escaped_json(&text)))
 }
 
-/// Prints an event as one line.
+/// Prints an event as one line of JSON.
 pub(crate) fn print_json_line(event: &serde_json::Value) -> Result<(), Failure> {
     print(&format!("{}\n", plain::escaped_json(&event.to_string())))
 }
@@ -49,7 +49,7 @@ pub(crate) struct Progress {
     terminal: bool,
 }
 
-/// How often the line changes at most.
+/// Shortest time between two changes of the line.
 const EVERY: Duration = Duration::from_millis(100);
 
 impl Progress {
@@ -57,13 +57,13 @@ impl Progress {
         Progress { what, shown: false, last: Instant::now(), terminal: io::stderr().is_terminal() }
     }
 
-    /// `done` of `total` bytes are done.
+    /// Shows that `done` of `total` bytes are done.
     pub(crate) fn bytes(&mut self, done: u64, total: u64) {
         let percent = done.saturating_mul(100).checked_div(total).unwrap_or(100);
         self.line(|what| format!("{what}: {percent:>3} %, {} of {}", size::human(done), size::human(total)));
     }
 
-    /// Shows a line of any form.
+    /// Shows a line, unless the last one is too recent.
     pub(crate) fn line(&mut self, text: impl FnOnce(&str) -> String) {
         if !self.terminal || (self.shown && self.last.elapsed() < EVERY) {
             return;
@@ -73,7 +73,7 @@ impl Progress {
         let _ = write!(io::stderr().lock(), "\r\x1b[K{}", text(self.what));
     }
 
-    /// Takes the line away before something else is printed.
+    /// Removes the line before other output is printed.
     pub(crate) fn clear(&mut self) {
         if std::mem::take(&mut self.shown) {
             let _ = write!(io::stderr().lock(), "\r\x1b[K");

@@ -1,7 +1,7 @@
 //! A daemon over TCP: its address, its token, and the CA certificates that verify it.
 //!
-//! The token is sent to the daemon only: on this host, or under TLS to a daemon with a valid certificate. Must not know the
-//! requests.
+//! Owns the rule that the token is sent to the daemon only: on this host, or under TLS to a daemon with a valid
+//! certificate. Must not know the requests.
 
 use std::error::Error;
 use std::io::{self, Read, Write};
@@ -16,11 +16,11 @@ use rustls::{CertificateError, ClientConnection, StreamOwned};
 
 use crate::failure::Failure;
 
-/// Port of a daemon if none is named.
+/// Port of a daemon, if the address has none.
 const DEFAULT_PORT: u16 = 9420;
-/// Certificates of the usual authorities, where Debian and most others have them.
+/// File with the certificates of the public authorities, as Debian and most other systems have it.
 const SYSTEM_CA: &str = "/etc/ssl/certs/ca-certificates.crt";
-/// Time limit of a connect.
+/// Time limit of a connect and of a TLS handshake.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
 /// The address of a daemon: `http://HOST[:PORT]` or `https://HOST[:PORT]`.
@@ -31,24 +31,35 @@ pub(crate) struct Url {
     port: u16,
 }
 
-impl std::str::FromStr for Url {
-    type Err = String;
+/// The text is no address of a daemon.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{found}: expected http://HOST[:PORT] or https://HOST[:PORT]")]
+pub(crate) struct UrlError {
+    /// The text.
+    found: String,
+    /// The reason if it has a port that is no number.
+    source: Option<std::num::ParseIntError>,
+}
 
-    fn from_str(text: &str) -> Result<Url, String> {
-        let wrong = || format!("{text}: expected http://HOST[:PORT] or https://HOST[:PORT]");
+impl std::str::FromStr for Url {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<Url, UrlError> {
+        let because = |source| UrlError { found: text.to_owned(), source };
+        let wrong = || because(None);
         let (tls, rest) = match text.split_once("://") {
             Some(("http", rest)) => (false, rest),
             Some(("https", rest)) => (true, rest),
             _ => return Err(wrong()),
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
-        // An IPv6 address stands in brackets.
+        // An IPv6 address is in brackets.
         let (host, port) = match rest.strip_prefix('[') {
             Some(rest) => rest.split_once(']').ok_or_else(wrong)?,
             None => rest.split_at(rest.find(':').unwrap_or(rest.len())),
         };
         let port = match port.strip_prefix(':') {
-            Some(port) => port.parse().map_err(|_| wrong())?,
+            Some(port) => port.parse().map_err(|e| because(Some(e)))?,
             None if port.is_empty() => DEFAULT_PORT,
             None => return Err(wrong()),
         };
@@ -76,7 +87,7 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    /// The line of a request that shows the token.
+    /// The header line with the token; empty without a token.
     pub(crate) fn authorization(&self) -> Result<String, Failure> {
         let Some(file) = &self.token_file else { return Ok(String::new()) };
         let text = std::fs::read_to_string(file).map_err(|e| Failure::at(file, "cannot be read", e))?;
@@ -125,7 +136,7 @@ impl Remote {
             }
             match TcpStream::connect_timeout(&address, CONNECT_WITHIN) {
                 Ok(stream) => {
-                    // Set here for the handshake; who asks sets what the answer may take.
+                    // The limits apply to the handshake. The caller sets the limit of an answer.
                     stream.set_read_timeout(Some(CONNECT_WITHIN)).map_err(|e| cannot(&e))?;
                     stream.set_write_timeout(Some(CONNECT_WITHIN)).map_err(|e| cannot(&e))?;
                     return Ok(stream);
@@ -143,7 +154,8 @@ impl Remote {
         for certificate in CertificateDer::pem_slice_iter(&pem) {
             let certificate = certificate.map_err(|e| Failure::at(file, "expected certificates", e))?;
             let added = roots.add(certificate);
-            // Of the system's some may be strange; what is named has to be good.
+            // A certificate of the system that cannot be parsed is skipped. Certificates that the operator names have to be
+            // valid.
             if self.ca.is_some() {
                 added.map_err(|e| Failure::at(file, "expected certificates", e))?;
             }
@@ -190,7 +202,7 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
-    /// Time limit of reads.
+    /// Sets the time limit of reads.
     pub(crate) fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
         match self {
             Stream::Unix(s) => s.set_read_timeout(Some(timeout)),

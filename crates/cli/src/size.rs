@@ -1,9 +1,31 @@
 //! Sizes as people write and read them.
+//!
+//! Owns the syntax of sizes. Must not know their use.
 
 use format::{SECTOR_BYTES, Sectors};
 
+/// The reason why a text is no size.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum SizeError {
+    /// It is no number with a suffix.
+    #[error("expected a number with an optional suffix k, M, G or T, such as 512k")]
+    NoNumber,
+    /// The number does not fit.
+    #[error("expected at most 16 EiB")]
+    TooLarge(#[source] Option<std::num::ParseIntError>),
+    /// It is zero.
+    #[error("expected more than 0 bytes")]
+    Zero,
+    /// It is a part of a sector.
+    #[error("expected a multiple of {SECTOR_BYTES} bytes, found {bytes}")]
+    NotSectors {
+        /// The size.
+        bytes: u64,
+    },
+}
+
 /// Reads a size in bytes: a number with an optional suffix k, M, G or T for powers of 1024.
-pub(crate) fn parse(text: &str) -> Result<u64, String> {
+pub(crate) fn parse(text: &str) -> Result<u64, SizeError> {
     let (digits, shift) = match text.as_bytes().last() {
         Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
         Some(b'm' | b'M') => (&text[..text.len() - 1], 20),
@@ -12,25 +34,22 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         _ => (text, 0),
     };
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return Err("expected a number with an optional suffix k, M, G or T, such as 512k".into());
+        return Err(SizeError::NoNumber);
     }
-    let too_large = || "expected at most 16 EiB".to_owned();
-    let number: u64 = digits.parse().map_err(|_| too_large())?;
-    number.checked_mul(1 << shift).ok_or_else(too_large)
+    let number: u64 = digits.parse().map_err(|e| SizeError::TooLarge(Some(e)))?;
+    number.checked_mul(1 << shift).ok_or(SizeError::TooLarge(None))
 }
 
 /// Reads a size that is a whole number of sectors, other than none.
-pub(crate) fn parse_sectors(text: &str) -> Result<Sectors, String> {
+pub(crate) fn parse_sectors(text: &str) -> Result<Sectors, SizeError> {
     match parse(text)? {
-        0 => Err("expected more than 0 bytes".into()),
-        bytes if bytes % SECTOR_BYTES != 0 => {
-            Err(format!("expected a multiple of {SECTOR_BYTES} bytes, found {bytes}"))
-        }
+        0 => Err(SizeError::Zero),
+        bytes if bytes % SECTOR_BYTES != 0 => Err(SizeError::NotSectors { bytes }),
         bytes => Ok(Sectors(bytes / SECTOR_BYTES)),
     }
 }
 
-/// A number of bytes with one decimal and a unit.
+/// Formats a number of bytes with one decimal and a unit.
 pub(crate) fn human(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -68,7 +87,7 @@ mod tests {
     #[test]
     fn sectors_are_whole() {
         assert_eq!(parse_sectors("4k"), Ok(Sectors(8)));
-        assert!(parse_sectors("1000").unwrap_err().contains("found 1000"));
+        assert!(parse_sectors("1000").unwrap_err().to_string().contains("found 1000"));
         assert!(parse_sectors("0").is_err());
     }
 

@@ -156,7 +156,8 @@ fn reference() -> String {
         page += &format!("| `{name}` | {meaning} |\n");
     }
     page += "\n## Tunables\n\n\
-             A number outside of the range is set to the nearest one inside. A flag is 0 or 1; any other number counts as 1.\n\n\
+             A number outside of the range is refused, and nothing changes. The sysfs view sets the nearest one inside, as the kernel \
+             does. The upper limit of `writeback_percent` is the set's `cutoff_writeback`.\n\n\
              | tunable | of | default | unit | range | remembered in |\n|---|---|---|---|---|---|\n";
     for (owner, tunable) in tunables() {
         let stored = match tunable.stored {
@@ -238,7 +239,7 @@ fn sources() -> Vec<PathBuf> {
     while let Some(dir) = dirs.pop() {
         for path in std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().path()) {
             let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-            if path.is_dir() && !matches!(name.as_str(), "tests" | "sim" | "bench" | "benches") {
+            if path.is_dir() && !matches!(name.as_str(), "tests" | "sim" | "benches") {
                 dirs.push(path);
             } else if name.ends_with(".rs") && !matches!(name.as_str(), "tests.rs" | "testing.rs") {
                 sources.push(path);

@@ -117,6 +117,26 @@ fn a_source_tree_on_ext4_survives_a_restart() {
     assert!(sums(&place.mount_point.join("tree")) == before);
 }
 
+/// `blkdiscard` on the loop device of a volume in a sparse file allocated the whole file: 1 MiB became 4 GiB.
+#[test]
+fn a_discard_keeps_the_disk_sparse() {
+    use std::os::unix::fs::MetadataExt;
+    if !host::ready(&["blkdiscard"]) {
+        return;
+    }
+    let place = Place::new();
+    let up = place.up();
+    let allocated = || fs::metadata(&place.hdd).expect("our file").blocks();
+    let empty = allocated();
+    for arguments in [&[][..], &["--offset", "1048576", "--length", "104857600"]] {
+        let device = device(&up);
+        host::run("blkdiscard", &[arguments, &["--force", text(&device)]].concat());
+        assert!(allocated() <= empty + 64, "{arguments:?}: {} blocks, {empty} before", allocated());
+    }
+    up.stop();
+    place.is_clean();
+}
+
 #[test]
 fn what_was_synced_survives_a_kill() {
     if !host::ready(&["mkfs.ext4", "e2fsck"]) {

@@ -1,7 +1,7 @@
 //! The shape of answers and of errors.
 //!
-//! Owns the version of the schema, and `{"schema_version": 1, "error": "…"}` for every error. Must not know
-//! the request, nor the client.
+//! Owns the version of the schema, and `{"schema_version": 1, "error": "…"}` for every error. Must not know the request or
+//! the client.
 
 use axum::Json;
 use axum::body::Bytes;
@@ -17,7 +17,7 @@ use crate::names::Unresolved;
 pub(crate) struct Refusal(pub(crate) StatusCode, pub(crate) String);
 
 impl Refusal {
-    /// The request makes no sense.
+    /// A refusal of a malformed request, with status 400.
     pub(crate) fn malformed(why: String) -> Refusal {
         Refusal(StatusCode::BAD_REQUEST, why)
     }
@@ -28,7 +28,7 @@ impl From<Failure> for Refusal {
         let text =
             failure.message().unwrap_or("the command found a problem; see the messages before").to_owned();
         match failure {
-            Failure::Usage(_) => Refusal(StatusCode::BAD_REQUEST, text),
+            Failure::Usage(_) | Failure::BadValue { .. } => Refusal(StatusCode::BAD_REQUEST, text),
             _ => Refusal(StatusCode::CONFLICT, text),
         }
     }
@@ -38,7 +38,9 @@ impl From<Unresolved> for Refusal {
     fn from(unresolved: Unresolved) -> Refusal {
         let status = match unresolved {
             Unresolved::Malformed(_) => StatusCode::BAD_REQUEST,
-            Unresolved::Unknown(_) | Unresolved::NotRegistered(_) => StatusCode::NOT_FOUND,
+            Unresolved::Unknown(_) | Unresolved::NoPath(_) | Unresolved::NotRegistered(_) => {
+                StatusCode::NOT_FOUND
+            }
             Unresolved::Refused(_) => StatusCode::CONFLICT,
         };
         let text = Failure::from(unresolved).message().unwrap_or_default().to_owned();
@@ -54,7 +56,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// The reason of a refusal, as an extension of its response.
+/// The reason of a refusal, as an extension of its response, for the audit.
 #[derive(Clone)]
 pub(crate) struct Why(pub(crate) String);
 
@@ -72,7 +74,7 @@ pub(crate) fn ok(mut value: Value) -> Answered {
     Ok(Json(value))
 }
 
-/// Runs a handler to its end, also if the client disconnects meanwhile.
+/// Runs a handler to its end, even if the client disconnects meanwhile.
 pub(crate) async fn to_the_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, Failure>> + Send + 'static,
 ) -> Result<T, Refusal> {
@@ -82,7 +84,7 @@ pub(crate) async fn to_the_end<T: Send + 'static>(
     }
 }
 
-/// The answer if a handler did not end.
+/// The answer to a request whose handler panicked or was cancelled.
 pub(crate) fn internal_error(e: &tokio::task::JoinError) -> Response {
     (StatusCode::INTERNAL_SERVER_ERROR, words(&format!("internal error: {e}"))).into_response()
 }

@@ -1,4 +1,4 @@
-//! The control API: paths, what they take and what they answer.
+//! The control API: its paths, their parameters and their answers.
 //!
 //! Owns the table of routes, which a test compares with the OpenAPI document, and the answer of each route. Must not know
 //! which clients may ask (module `server`), nor the shape of errors (module `answer`).
@@ -39,9 +39,9 @@ use change::{
     set_tunable, set_tunables, stop, unregister, volume_tunable, volume_tunables, wipe,
 };
 
-/// Most bytes of a request's body.
+/// Limit of the bytes of a request's body.
 const BODY_BYTES: usize = 64 << 10;
-/// Errors in `status`.
+/// Number of errors in `status`.
 const LAST_ERRORS: usize = 10;
 
 /// The table of routes, once for the router and once for the test that compares it with the document.
@@ -99,7 +99,7 @@ routes! {
     get "/metrics" => metrics_text,
 }
 
-/// The service.
+/// Makes the service with all routes, and with errors as JSON.
 pub(crate) fn router(api: Arc<Api>) -> Router {
     let control = with_routes(Router::new()).layer(axum::middleware::from_fn(web::own_pages_only));
     web::with_files(control)
@@ -118,7 +118,7 @@ pub(crate) fn router(api: Arc<Api>) -> Router {
         .with_state(api)
 }
 
-/// Errors from the router and middleware are plain text.
+/// Turns the plain-text errors of the router and middleware into JSON.
 async fn errors_are_json(response: Response) -> Response {
     let is_json = response
         .headers()
@@ -132,14 +132,14 @@ async fn errors_are_json(response: Response) -> Response {
     Refusal(status, String::from_utf8_lossy(&text).into_owned()).into_response()
 }
 
-/// The document that describes all this.
+/// The OpenAPI document of the control API.
 pub(crate) const OPENAPI: &str = include_str!("openapi.json");
 
 async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
 }
 
-// ---- looking ----
+// ---- status ----
 
 async fn all_devices(api: &Api, sets: &[SetView]) -> Value {
     let mut views = api.registry.views.devices();
@@ -211,7 +211,7 @@ async fn one_volume(State(api): Shared, Path(volume): Path<String>) -> Answered 
     }
 }
 
-/// What a name stands for.
+/// Answers what a name resolves to.
 async fn name(State(api): Shared, Path(name): Path<String>) -> Answered {
     ok(json!({"resolved": api.registry.lookup.named(&name).await?}))
 }

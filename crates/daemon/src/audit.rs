@@ -1,8 +1,8 @@
-//! The audit: one line in the log and one event for each change that a client made, and for each that was refused.
+//! The audit: one line in the log and one event for each change by a client, and for each refused request.
 //!
-//! Owns the identity of a client, and the moment of the line: after the answer is decided, whether or not the client still
-//! waits for it. A client of the unix socket is identified by the process credentials from the kernel; a client over TCP by
-//! its address, after it has shown the token. Must not know what a request does.
+//! Owns the identity of a client, and the time of the line: after the answer is decided, even if the client has
+//! disconnected. A client of the unix socket is identified by the process credentials from the kernel. A client over TCP is
+//! identified by its address, after it has shown the token. Must not know what a request does.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -20,20 +20,20 @@ use crate::asked::{Asked, Presence};
 use crate::hub::{Change, Hub};
 use crate::names::Named;
 
-/// Lines about clients that may not connect, in a [`WINDOW`]: every user of the host can cause them.
+/// Limit of the lines about refused clients in a [`WINDOW`]: every user of the host can cause such lines.
 const MOST_STRANGERS: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(60);
-/// Longest part of a request that is repeated in a line.
+/// Limit of the characters of a request that a line repeats.
 const LONGEST: usize = 300;
 
 /// The client of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Peer {
-    /// Over the unix socket.
+    /// A client of the unix socket.
     Local { uid: u32, gid: u32, pid: Option<i32> },
-    /// Over TCP, with the token.
+    /// A client over TCP that has shown the token.
     Remote(SocketAddr),
-    /// No client; the text names what asked instead.
+    /// A sender that is no client; the text names it.
     Other(&'static str),
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Writes the line and publishes the event.
+/// Writes the audit line and publishes the event.
 pub(crate) fn tell(hub: &Hub, peer: Peer, action: &str, on: &[Named], result: Result<&'static str, &str>) {
     let action: String = plain::escaped(action).chars().take(LONGEST).collect();
     let devices: Vec<String> = on.iter().map(ToString::to_string).collect();
@@ -93,12 +93,12 @@ impl Audit {
         Asked { what: self.lock().action.clone(), client: self.client.clone() }
     }
 
-    /// The action, with the names in the request.
+    /// Sets the action, with the names in the request.
     pub(crate) fn does(&self, action: impl Into<String>) {
         self.lock().action = action.into();
     }
 
-    /// The device of the action. If its volume changes during the request, the last name counts.
+    /// Adds a device of the action. If its volume changes during the request, the last name counts.
     pub(crate) fn on(&self, named: &Named) {
         let on = &mut self.lock().on;
         let same = |n: &Named| (&n.device, &n.uuid) == (&named.device, &named.uuid) && n.uuid.is_some();
@@ -109,8 +109,9 @@ impl Audit {
     }
 }
 
-/// Sees to it that every request which may change something has its line. One that has begun is carried out to its end, also
-/// when its client goes away.
+/// Writes the audit line of every request that may change something.
+///
+/// Such a request is carried out to its end even if its client disconnects.
 pub(crate) async fn log_changes(State(hub): State<Arc<Hub>>, mut request: Request, next: Next) -> Response {
     // Dropped with this future, when the client disconnects.
     let (_here, client) = Presence::new();
@@ -141,7 +142,7 @@ pub(crate) async fn log_changes(State(hub): State<Arc<Hub>>, mut request: Reques
     }
 }
 
-/// Lines about refused clients: a few a minute, then a count of the others.
+/// Limits the lines about refused clients: [`MOST_STRANGERS`] in a [`WINDOW`], then a count of the others.
 #[derive(Default)]
 pub(crate) struct Strangers {
     window: Option<Instant>,
@@ -149,7 +150,7 @@ pub(crate) struct Strangers {
 }
 
 impl Strangers {
-    /// One has been refused.
+    /// Records that a client was refused.
     pub(crate) fn refused(&mut self, hub: &Hub, peer: Peer, why: &str) {
         if self.window.is_none_or(|began| began.elapsed() >= WINDOW) {
             let left_out = self.count.saturating_sub(MOST_STRANGERS);

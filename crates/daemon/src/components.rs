@@ -1,12 +1,14 @@
-//! The components of the registry. From the ground up, each names only those above it:
+//! The components of the registry.
+//!
+//! From the ground up; each component names only those above it in this list:
 //!
 //! * `devices`: the registered devices and their states; `workers`: the threads of sets; `inventory`: both.
-//! * `views`: both as clients see them; `lookup`: names become devices, sets and volumes.
-//! * `admission`: which device may be served.
-//! * `changes`: which command changes what; `placement`: devices are given to threads.
-//! * `replug`: unplugged devices are plugged in again; `startup`: stored and configured devices are registered.
-//! * `registration`: commands of the operator about devices; `hotplug`: devices that are plugged in.
-//! * `exports`: the exports of all volumes.
+//! * `views`: devices and threads as clients see them; `lookup`: resolves names to devices, sets and volumes.
+//! * `admission`: decides which device may be served.
+//! * `placement`: assigns devices to threads, one change at a time.
+//! * `replug`: serves devices that are plugged in again; `startup`: registers the stored and configured devices.
+//! * `registration`: carries out the operator's commands about devices; `hotplug`: registers devices that are plugged in.
+//! * `exports`: reports on the exports of all volumes.
 
 pub(crate) mod admission;
 pub(crate) mod changes;

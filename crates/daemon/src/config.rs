@@ -1,34 +1,39 @@
 //! The configuration file: settings of the host, of single sets and of single volumes.
 //!
 //! Owns the syntax of the file, the presets, and the precedence of settings: preset < `[tunables]` < the section of a set
-//! or volume. Unknown keys, unknown tunables and impossible values are errors with their line. TCP requires a token, and
-//! beyond this host TLS; a file without them is refused. Must not know what is running.
+//! or volume. An unknown key, an unknown tunable or an impossible value is an error with its line. TCP requires a token,
+//! and on an address that other hosts reach also TLS; a file without them is refused. Must not know what is running.
 
 mod key;
+mod list;
+mod mistake;
 mod places;
 mod presets;
+mod tunables;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use blockio::BusyPoll;
-use engine::tunables::{DeviceTunables, SetTunables};
 use serde::Deserialize;
 use serve::Failure;
 use serve::exports::{Endpoint, SaidBy, Spec, is_remote, why_not, why_not_remote};
+use serve::tunables::{Owner, owners};
 use toml::Spanned;
 
 pub(crate) use key::Key;
+pub(crate) use mistake::ConfigError;
 
+use mistake::Mistake;
 use presets::PRESETS;
 
-/// Path of the configuration unless another is given.
+/// Path of the configuration, if no other is given.
 pub const DEFAULT_CONFIG: &str = "/etc/ubcache/ubcache.toml";
-/// Texts of tunables by name.
+/// Values of tunables as text, by name.
 pub(crate) type Values = BTreeMap<String, String>;
 
-/// The whole file.
+/// The whole file, before its checks.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct File {
@@ -36,6 +41,7 @@ struct File {
     group: Option<String>,
     state_dir: Option<PathBuf>,
     sysfs_view: Option<PathBuf>,
+    #[serde(deserialize_with = "list::listen")]
     listen: Vec<Spanned<String>>,
     token_file: Option<Spanned<PathBuf>>,
     tls_certificate: Option<Spanned<PathBuf>>,
@@ -47,7 +53,9 @@ struct File {
     nbd_allow_unauthenticated_tcp: bool,
     scan: bool,
     scan_on_events: bool,
+    #[serde(deserialize_with = "list::devices")]
     devices: Vec<PathBuf>,
+    #[serde(deserialize_with = "list::exports")]
     exports: Option<Vec<Spanned<String>>>,
     preset: Option<Spanned<String>>,
     drain_on_stop: bool,
@@ -59,7 +67,7 @@ struct File {
 }
 
 impl File {
-    /// The exports of the sections that name any, by the volume.
+    /// The exports of the sections of volumes that name any.
     fn volumes_with_exports(&self) -> impl Iterator<Item = (&str, &[Spanned<String>])> {
         self.volume.iter().filter_map(|(id, section)| Some((&**id, section.exports.as_deref()?)))
     }
@@ -77,40 +85,41 @@ struct SetSection {
 #[serde(deny_unknown_fields, default)]
 struct VolumeSection {
     preset: Option<Spanned<String>>,
+    #[serde(deserialize_with = "list::exports")]
     exports: Option<Vec<Spanned<String>>>,
     tunables: BTreeMap<String, Spanned<toml::Value>>,
 }
 
-/// A file that is named in the configuration, and in which line.
+/// A file that the configuration names, and the line that names it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Named {
     pub(crate) path: PathBuf,
     pub(crate) line: usize,
 }
 
-/// Addresses and permissions of TCP.
+/// Addresses and access rules of TCP.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Tcp {
     /// Never empty.
     pub(crate) listen: Vec<SocketAddr>,
     pub(crate) token_file: Named,
-    /// Certificates and their key; there is always one if an address is not of this host alone.
+    /// The certificate file and the key file; always present if an address is reachable from other hosts.
     pub(crate) tls: Option<(Named, Named)>,
     pub(crate) metrics_without_token: bool,
 }
 
-/// Permissions of NBD over TCP.
+/// Access rules of NBD over TCP.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Nbd {
-    /// Certificates and their key.
+    /// The certificate file and the key file.
     pub(crate) tls: Option<(Named, Named)>,
-    /// Authorities of the clients.
+    /// The file with the authorities that sign the certificates of clients.
     pub(crate) client_ca: Option<Named>,
     pub(crate) allow_unauthenticated: bool,
 }
 
 impl Nbd {
-    /// Whether the configuration restricts the NBD clients over TCP.
+    /// Whether the configuration permits NBD over TCP.
     fn opens_tcp(&self) -> bool {
         self.allow_unauthenticated || self.has_certificates()
     }
@@ -128,19 +137,19 @@ struct Section {
     tunables: Values,
 }
 
-/// The contents of a configuration file; [`Config::default`] holds without a file.
+/// The contents of a configuration file; [`Config::default`] applies without a file.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Config {
     pub(crate) socket: Option<PathBuf>,
     pub(crate) group: Option<String>,
     pub(crate) state_dir: Option<PathBuf>,
-    /// Directory of the sysfs view.
+    /// Directory of the sysfs view, if the view is enabled.
     pub(crate) sysfs_view: Option<PathBuf>,
-    /// TCP, if it is wanted.
+    /// TCP, if it is enabled.
     pub(crate) tcp: Option<Tcp>,
     pub(crate) nbd: Nbd,
     pub(crate) scan: bool,
-    /// Devices that appear later are registered, too.
+    /// Whether devices that are plugged in later are registered, too.
     pub(crate) scan_on_events: bool,
     pub(crate) devices: Vec<PathBuf>,
     pub(crate) drain_on_stop: bool,
@@ -176,19 +185,14 @@ impl Default for Config {
     }
 }
 
-/// Addresses that are listened to over TCP.
+/// Limit of the addresses of TCP.
 const MOST_ADDRESSES: usize = 16;
 
-/// Whether `name` is a tunable of sets, and of devices.
-pub(crate) fn owners(name: &str) -> (bool, bool) {
-    (SetTunables::default().get(name).is_ok(), DeviceTunables::default().get(name).is_ok())
-}
-
 impl Config {
-    /// Reads a configuration. Where there is no file in the usual place, the defaults hold.
+    /// Reads a configuration. Without a file at the default path, the defaults apply.
     ///
     /// # Errors
-    /// If it cannot be read or makes no sense; the message names file and line.
+    /// If the file cannot be read or is not valid; the message names file and line.
     pub(crate) fn read(path: &Path) -> Result<Config, Failure> {
         match std::fs::read_to_string(path) {
             Ok(text) => Config::parse(&text).map_err(|e| Failure::because(path.display(), e)),
@@ -199,27 +203,27 @@ impl Config {
         }
     }
 
-    pub(crate) fn parse(text: &str) -> Result<Config, String> {
-        let file: File = toml::from_str(text).map_err(|e| match e.span() {
-            Some(span) => format!("line {}: {}", line_of(text, span.start), e.message()),
-            None => e.message().to_owned(),
+    pub(crate) fn parse(text: &str) -> Result<Config, ConfigError> {
+        let file: File = toml::from_str(text).map_err(|e| ConfigError {
+            line: e.span().map(|span| line_of(text, span.start)),
+            why: Mistake::Syntax(e),
         })?;
         let parser = Parser { text };
         let tcp = parser.tcp(&file)?;
         let nbd = parser.nbd(&file)?;
         if let Some((spec, why)) = places::shared(file.exports.as_deref(), file.volumes_with_exports()) {
-            return Err(parser.at(spec, why));
+            return Err(parser.at(spec, Mistake::SharedPlace(why)));
         }
         let mut config = Config {
-            socket: file.socket,
-            group: file.group,
-            state_dir: file.state_dir,
-            sysfs_view: file.sysfs_view,
+            socket: file.socket.clone(),
+            group: file.group.clone(),
+            state_dir: file.state_dir.clone(),
+            sysfs_view: file.sysfs_view.clone(),
             tcp,
             nbd,
             scan: file.scan,
             scan_on_events: file.scan_on_events,
-            devices: file.devices,
+            devices: file.devices.clone(),
             drain_on_stop: file.drain_on_stop,
             drain_deadline_s: file.drain_deadline_s.unwrap_or(300),
             ..Config::default()
@@ -233,17 +237,18 @@ impl Config {
         config.everywhere.preset = parser.preset(file.preset.as_ref())?;
         config.everywhere.tunables = parser.values(&file.tunables, None)?;
         for (id, section) in &file.set {
-            let tunables = parser.values(&section.tunables, Some(true))?;
+            let tunables = parser.values(&section.tunables, Some(Owner::Set))?;
             config.sets.insert(id.to_lowercase(), Section { tunables, ..Section::default() });
         }
         for (id, section) in &file.volume {
             let section = Section {
                 exports: section.exports.as_ref().map(|e| parser.exports(e, &config.nbd)).transpose()?,
                 preset: parser.preset(section.preset.as_ref())?,
-                tunables: parser.values(&section.tunables, Some(false))?,
+                tunables: parser.values(&section.tunables, Some(Owner::Device))?,
             };
             config.volumes.insert(id.to_lowercase(), section);
         }
+        parser.fit_together(&file, &config)?;
         Ok(config)
     }
 
@@ -252,7 +257,7 @@ impl Config {
         sections.get(&key.id).or_else(|| sections.get(&key.section_label()?))
     }
 
-    /// Tunables of a set or volume: those of all, overridden by those of its section.
+    /// Tunables of a set or volume: the common ones, overridden by those of its section.
     pub(crate) fn tunables(&self, key: &Key) -> Values {
         let section = self.section(key);
         let own = section.into_iter().flat_map(|s| s.preset.iter().chain(&s.tunables));
@@ -264,18 +269,18 @@ impl Config {
         all.filter(|(k, _)| belongs(k)).map(|(k, v)| (k.clone(), v.clone())).collect()
     }
 
-    /// Whether there is a section of a single set or volume.
+    /// Whether any set or volume has a section of its own.
     pub(crate) fn has_sections(&self) -> bool {
         !self.volumes.is_empty() || !self.sets.is_empty()
     }
 
-    /// Sections that apply to none of these volumes and sets; what to say of each.
+    /// Messages about the sections that apply to none of these volumes and sets.
     pub(crate) fn unmatched(&self, known: &[(Key, Option<String>)]) -> Vec<String> {
         let volumes = places::unmatched_volumes(self.volumes.keys(), known);
         volumes.into_iter().chain(places::unmatched_sets(self.sets.keys(), known)).collect()
     }
 
-    /// How a volume of this name is exported. `{volume}` stands for its name.
+    /// The exports of a volume with this name, which replaces `{volume}`.
     pub(crate) fn exports(&self, key: &Key, name: &str) -> Vec<String> {
         let own = self.section(key).and_then(|s| s.exports.as_ref());
         own.unwrap_or(&self.exports).iter().map(|e| e.replace("{volume}", name)).collect()
@@ -287,23 +292,26 @@ struct Parser<'a> {
 }
 
 impl Parser<'_> {
-    fn at<T>(&self, place: &Spanned<T>, what: impl std::fmt::Display) -> String {
-        format!("line {}: {what}", line_of(self.text, place.span().start))
+    fn at<T>(&self, place: &Spanned<T>, why: Mistake) -> ConfigError {
+        ConfigError { line: Some(line_of(self.text, place.span().start)), why }
     }
 
     fn named(&self, file: &Spanned<PathBuf>) -> Named {
         Named { path: file.get_ref().clone(), line: line_of(self.text, file.span().start) }
     }
 
-    /// Certificates and their key: both or none. The names of the settings begin with `prefix`.
+    /// The certificate file and the key file, of which both or none must be named. The names of the settings begin with
+    /// `prefix`.
     fn tls(
         &self,
         prefix: &str,
         certificate: Option<&Spanned<PathBuf>>,
         key: Option<&Spanned<PathBuf>>,
-    ) -> Result<Option<(Named, Named)>, String> {
-        let expected =
-            |alone, is, needs| self.at(alone, format!("{prefix}{is}: expected {prefix}{needs} as well"));
+    ) -> Result<Option<(Named, Named)>, ConfigError> {
+        let expected = |alone, is, needs| {
+            let (setting, missing) = (format!("{prefix}{is}"), format!("{prefix}{needs}"));
+            self.at(alone, Mistake::Alone { setting, missing })
+        };
         match (certificate, key) {
             (Some(certificate), Some(key)) => Ok(Some((self.named(certificate), self.named(key)))),
             (Some(alone), None) => Err(expected(alone, "tls_certificate", "tls_key")),
@@ -312,11 +320,12 @@ impl Parser<'_> {
         }
     }
 
-    fn nbd(&self, file: &File) -> Result<Nbd, String> {
+    fn nbd(&self, file: &File) -> Result<Nbd, ConfigError> {
         let tls = self.tls("nbd_", file.nbd_tls_certificate.as_ref(), file.nbd_tls_key.as_ref())?;
         match &file.nbd_tls_client_ca {
             Some(ca) if tls.is_none() => {
-                Err(self.at(ca, "nbd_tls_client_ca: expected nbd_tls_certificate and nbd_tls_key as well"))
+                let missing = "nbd_tls_certificate and nbd_tls_key".to_owned();
+                Err(self.at(ca, Mistake::Alone { setting: "nbd_tls_client_ca".into(), missing }))
             }
             ca => Ok(Nbd {
                 tls,
@@ -326,26 +335,22 @@ impl Parser<'_> {
         }
     }
 
-    fn tcp(&self, file: &File) -> Result<Option<Tcp>, String> {
+    fn tcp(&self, file: &File) -> Result<Option<Tcp>, ConfigError> {
         let tls = self.tls("", file.tls_certificate.as_ref(), file.tls_key.as_ref())?;
         let Some(first) = file.listen.first() else { return Ok(None) };
         if let Some(more) = file.listen.get(MOST_ADDRESSES) {
-            return Err(self.at(more, format!("listen: expected at most {MOST_ADDRESSES} addresses")));
+            return Err(self.at(more, Mistake::TooManyAddresses));
         }
         let Some(token_file) = &file.token_file else {
-            let text = "listen: expected token_file as well: TCP requires a token";
-            return Err(self.at(first, text));
+            return Err(self.at(first, Mistake::NoToken));
         };
         let mut listen = Vec::new();
         for text in &file.listen {
-            let address: SocketAddr = text.get_ref().parse().map_err(|_| {
-                let what =
-                    "expected ADDRESS:PORT with an address in numbers, such as 127.0.0.1:9420 or [::1]:9420";
-                self.at(text, format!("listen: {:?}: {what}", text.get_ref()))
-            })?;
+            let found = || text.get_ref().clone();
+            let no_address = |source| self.at(text, Mistake::Address { found: found(), source });
+            let address: SocketAddr = text.get_ref().parse().map_err(no_address)?;
             if tls.is_none() && !address.ip().to_canonical().is_loopback() {
-                let what = "can be reached from other hosts: expected tls_certificate and tls_key as well";
-                return Err(self.at(text, format!("listen: {address}: {what}")));
+                return Err(self.at(text, Mistake::OpenAddress(address)));
             }
             listen.push(address);
         }
@@ -353,87 +358,52 @@ impl Parser<'_> {
         Ok(Some(Tcp { listen, token_file: self.named(token_file), tls, metrics_without_token }))
     }
 
-    fn busy_poll(&self, value: &Spanned<toml::Value>) -> Result<BusyPoll, String> {
+    fn busy_poll(&self, value: &Spanned<toml::Value>) -> Result<BusyPoll, ConfigError> {
         let text = match value.get_ref() {
             toml::Value::String(text) => text.clone(),
             toml::Value::Integer(us) => us.to_string(),
-            _ => return Err(self.at(value, "busy_poll: expected \"auto\", \"never\" or microseconds")),
+            _ => return Err(self.at(value, Mistake::BusyPollType)),
         };
-        text.parse().map_err(|e| self.at(value, format!("busy_poll: {e}")))
+        text.parse().map_err(|e| self.at(value, Mistake::BusyPoll(e)))
     }
 
-    fn preset(&self, name: Option<&Spanned<String>>) -> Result<Values, String> {
+    fn preset(&self, name: Option<&Spanned<String>>) -> Result<Values, ConfigError> {
         let Some(name) = name else { return Ok(Values::new()) };
         let found = PRESETS.iter().find(|(n, _)| n == name.get_ref());
-        let known: Vec<&str> = PRESETS.iter().map(|(n, _)| *n).collect();
-        let (_, values) = found.ok_or_else(|| {
-            self.at(name, format!("preset {:?}: expected one of {}", name.get_ref(), known.join(", ")))
-        })?;
+        let (_, values) =
+            found.ok_or_else(|| self.at(name, Mistake::Preset { found: name.get_ref().clone() }))?;
         Ok(values.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect())
     }
 
-    fn exports(&self, specs: &[Spanned<String>], nbd: &Nbd) -> Result<Vec<String>, String> {
+    fn exports(&self, specs: &[Spanned<String>], nbd: &Nbd) -> Result<Vec<String>, ConfigError> {
         let checked = specs.iter().map(|text| {
-            let spec: Spec =
-                text.get_ref().parse().map_err(|e| self.at(text, format!("{:?}: {e}", text.get_ref())))?;
+            let found = || text.get_ref().clone();
+            let no_export = |source| self.at(text, Mistake::Export { found: found(), source });
+            let spec: Spec = text.get_ref().parse().map_err(no_export)?;
             match spec.endpoint() {
                 Some(endpoint @ Endpoint::Tcp { .. }) if !nbd.opens_tcp() => {
-                    Err(self.at(text, why_not(endpoint, nbd.tls.is_some(), SaidBy::Configuration)))
+                    let why = why_not(endpoint, nbd.tls.is_some(), SaidBy::Configuration);
+                    Err(self.at(text, Mistake::OpenExport(why)))
                 }
                 Some(endpoint) if !nbd.has_certificates() && is_remote(endpoint) => {
-                    Err(self.at(text, why_not_remote(endpoint)))
+                    Err(self.at(text, Mistake::OpenExport(why_not_remote(endpoint))))
                 }
                 _ => Ok(text.get_ref().clone()),
             }
         });
         checked.collect()
     }
-
-    /// `of_set`: whether these have to be tunables of a set or of a volume; `None` for either.
-    fn values(
-        &self,
-        values: &BTreeMap<String, Spanned<toml::Value>>,
-        of_set: Option<bool>,
-    ) -> Result<Values, String> {
-        let mut checked = Values::new();
-        for (name, value) in values {
-            let (set, device) = owners(name);
-            let whose = match of_set {
-                Some(true) => (set, "tunable of a set"),
-                Some(false) => (device, "tunable of a volume"),
-                None => (set || device, "tunable"),
-            };
-            if !whose.0 {
-                return Err(self.at(value, format!("{name}: no such {}", whose.1)));
-            }
-            let text = match value.get_ref() {
-                toml::Value::String(s) => s.clone(),
-                toml::Value::Integer(n) => n.to_string(),
-                toml::Value::Boolean(b) => u8::from(*b).to_string(),
-                other => {
-                    return Err(self.at(
-                        value,
-                        format!("{name}: {} cannot be the value of a tunable", other.type_str()),
-                    ));
-                }
-            };
-            let fits_set = || SetTunables::default().set(name, &text);
-            let fits_device = || DeviceTunables::default().set(name, &text);
-            let fits = if set && of_set != Some(false) { fits_set() } else { fits_device() };
-            fits.map_err(|e| self.at(value, e))?;
-            checked.insert(name.clone(), text);
-        }
-        Ok(checked)
-    }
 }
 
-/// The line, counted from 1, in which byte `at` stands.
+/// The line that contains byte `at`, counted from 1.
 fn line_of(text: &str, at: usize) -> usize {
     text.bytes().take(at).filter(|b| *b == b'\n').count() + 1
 }
 
 #[cfg(test)]
 mod tests {
+    use engine::tunables::{DeviceTunables, SetTunables};
+
     use super::*;
 
     fn key(id: &str, label: &str, set: bool) -> Key {
@@ -498,7 +468,16 @@ mod tests {
             ("[tunables]\nwriteback_percent = \"x\"\n", 2, "writeback_percent"),
             ("[volume.a]\npreset = \"fast\"\n", 2, "quiet-disk"),
             ("[volume.a]\n\ncolour = 1\n", 3, "colour"),
-            ("[set.a.tunables]\nsequential_cutoff = 5\n", 2, "no such tunable of a set"),
+            ("[set.a.tunables]\nsequential_cutoff = 5\n", 2, "sequential_cutoff is a tunable of volumes"),
+            ("[volume.a.tunables]\njournal_delay_ms = 5\n", 2, "write it in [tunables] or [set.ID.tunables]"),
+            ("[tunables]\nwriteback_precent = 5\n", 2, "did you mean writeback_percent?"),
+            ("[tunables]\nwriteback_percent = 99\n", 2, "expected 0 to 70 %, found 99"),
+            ("[tunables]\nwriteback_percent = 50\n", 2, "expected 0 to 40 %, found 50"),
+            ("[volume.a.tunables]\nwriteback_running = 2\n", 2, "expected 0 or 1, found 2"),
+            ("scan = true\nexports = \"auto\"\n", 2, "exports takes a list: [\"auto\"]"),
+            ("[volume.a]\nexports = \"auto\"\n", 2, "exports takes a list: [\"auto\"]"),
+            ("devices = \"/dev/sda\"\n", 1, "devices takes a list: [\"/dev/sda\"]"),
+            ("listen = \"127.0.0.1:1\"\n", 1, "listen takes a list: [\"127.0.0.1:9420\"]"),
             ("exports = [\"nbd\"]\n", 1, "expected auto"),
             ("\nexports = [\"nbd=127.0.0.1:1\"]\n", 2, "nbd_allow_unauthenticated_tcp = true"),
             ("[volume.a]\nexports = [\"nbd=localhost:1\"]\n", 2, "nbd_tls_client_ca"),
@@ -521,9 +500,41 @@ mod tests {
             ("tls_certificate = \"/c\"\n", 1, "expected tls_key as well"),
             ("metrics_without_token = 1\n", 1, ""),
         ] {
-            let said = Config::parse(text).unwrap_err();
+            let said = Config::parse(text).unwrap_err().to_string();
             assert!(said.starts_with(&format!("line {line}: ")) && said.contains(words), "{text:?}: {said}");
         }
+    }
+
+    /// The error of a value was turned into text.
+    #[test]
+    fn a_mistake_has_its_cause() {
+        use std::error::Error;
+        let cause_of = |text: &str| {
+            let mistake = Config::parse(text).expect_err(text);
+            mistake.source().and_then(Error::source).map(ToString::to_string).expect(text)
+        };
+        assert!(cause_of("busy_poll = \"x\"").contains("`x`"));
+        assert!(cause_of("exports = [\"ublk=x\"]").contains("expected a device number"));
+        assert!(cause_of("listen = [\"x\"]\ntoken_file = \"/t\"").contains("socket address"));
+        assert!(cause_of("scan = 1").contains("boolean"));
+    }
+
+    /// Ranges that depend on other tunables are checked with the values of the whole file, in any order.
+    #[test]
+    fn values_that_need_each_other_are_accepted_together() {
+        for text in [
+            "[tunables]\nwriteback_percent = 50\ncutoff_writeback = 60\n",
+            "[set.a.tunables]\ncutoff_writeback = 60\n[volume.b.tunables]\nwriteback_percent = 50\n",
+            "[tunables]\ncutoff_writeback = 70\ncutoff_writeback_sync = 80\n",
+            "[volume.a.tunables]\nwriteback_rate_fp_term_low = 2000\nwriteback_rate_fp_term_mid = 3000\n\
+             writeback_rate_fp_term_high = 4000\n",
+            "[tunables]\nwriteback_rate_fp_term_mid = 500\n[volume.a.tunables]\nwriteback_rate_fp_term_low = 400\n",
+        ] {
+            assert!(Config::parse(text).is_ok(), "{text}: {:?}", Config::parse(text));
+        }
+        let text = "[volume.a.tunables]\nwriteback_rate_fp_term_low = 400\n";
+        let said = Config::parse(text).expect_err(text).to_string();
+        assert!(said.starts_with("line 2: ") && said.contains("have to ascend"), "{said}");
     }
 
     #[test]
@@ -555,7 +566,7 @@ mod tests {
         let fifty: BusyPoll = "50".parse().unwrap();
         assert_eq!(Config::parse("busy_poll = 50").unwrap().busy_poll, fifty);
         for bad in ["scan = true\nbusy_poll = 20000", "\nbusy_poll = true", "\nbusy_poll = \"much\""] {
-            let said = Config::parse(bad).unwrap_err();
+            let said = Config::parse(bad).unwrap_err().to_string();
             assert!(said.starts_with("line 2: busy_poll: "), "{said}");
         }
     }

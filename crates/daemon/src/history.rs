@@ -1,10 +1,11 @@
-//! History: one sample a second of each set and volume, for fifteen minutes.
+//! History: one sample a second of each set and volume, for 15 minutes.
 //!
-//! Owns the rings of samples and the task that fills them: once a second it gets the figures of the engines, and the
-//! difference to the second before is a sample. While no client reads samples, it asks an idle thread only every three
-//! seconds, because waking a sleeping thread is most of the cost of a sample. A thread that does not answer causes a gap, and
-//! is asked again only after it has answered. The ring of a volume without a sample in fifteen minutes is dropped.
-//! Must not know how samples are shown.
+//! Owns the rings of samples and the task that fills them. The task gets the figures of the engines once a second; the
+//! difference from the figures before is a sample. While no client reads samples, the task asks an idle thread only every
+//! 3 s, because waking a sleeping thread is most of the cost of a sample. A thread that does not answer causes a gap, and
+//! is
+//! asked again only after it has answered. The ring of a volume without a sample in 15 minutes is dropped. Must not know
+//! how samples are shown.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,18 +24,20 @@ use crate::worker::{Phase, Worker};
 
 /// Time between samples.
 pub(crate) const EVERY: Duration = Duration::from_secs(1);
-/// Samples in a ring: those of a quarter of an hour.
+/// Number of samples in a ring: 15 minutes.
 const SAMPLES: usize = 900;
-/// Time between samples of an idle thread while no client asks for them: three ticks, which may come a little early. Charts
-/// draw a line over it.
+/// Shortest time between samples of an idle thread while no client asks for them: three ticks, which may come early.
+///
+/// Charts draw a line across this time.
 const AT_REST_EVERY: Nanos = Nanos::from_ms(2500);
-/// Time after a request for samples in which a client counts as connected: an open page asks every second.
+/// Time after a request for samples, in ms, during which a client counts as connected. An open page asks every second.
 const LOOKS_FOR_MS: u64 = 10_000;
-/// Longest time between two samples; after a longer gap the difference is not a sample.
+/// Longest time between two samples of one ring. After a longer gap the difference is no sample.
 const LONGEST_STEP: Nanos = Nanos::from_secs(30);
 
-/// The value of a column; `None` if nothing was measured. Whole numbers are enough for what is drawn, and 24 bits of
-/// them: so a volume's ring takes some 100 kB.
+/// The columns of a sample; a value is `None` if nothing was measured.
+///
+/// Charts need at most 24 bits of a value, so `f32` is enough and the ring of a volume takes some 100 kB.
 type Values = Vec<(&'static str, Option<f32>)>;
 
 struct Sample {
@@ -49,11 +52,11 @@ struct Series {
     samples: VecDeque<Sample>,
 }
 
-/// The rings, by set and by volume. See the module head.
+/// The rings of samples, by set and by volume.
 #[derive(Default)]
 pub(crate) struct History {
     series: Mutex<BTreeMap<(Whose, String), Series>>,
-    /// When samples were last asked for, in milliseconds since 1970.
+    /// Time of the last request for samples, in milliseconds since 1970.
     asked_for_ms: AtomicU64,
 }
 
@@ -80,7 +83,7 @@ impl History {
         }
     }
 
-    /// Drops rings without a sample in the time that a ring covers.
+    /// Drops rings whose last sample is older than the time that a ring covers.
     fn forget(&self, now_ms: u64) {
         let span = u64::try_from(EVERY.as_millis()).unwrap_or(u64::MAX).saturating_mul(SAMPLES as u64);
         self.lock().retain(|_, series| {
@@ -88,13 +91,12 @@ impl History {
         });
     }
 
-    /// Whether a client asks for samples.
+    /// Whether a client has asked for samples in the last [`LOOKS_FOR_MS`].
     fn is_watched(&self, now_ms: u64) -> bool {
         now_ms.abs_diff(self.asked_for_ms.load(Ordering::Relaxed)) < LOOKS_FOR_MS
     }
 
-    /// Samples that came after `since_ms`, in columns of equal length; `time_ms` is one of them. Nothing of what has no
-    /// samples.
+    /// The samples after `since_ms`, in columns of equal length, one of which is `time_ms`. Empty for an unknown name.
     pub(crate) fn after(&self, whose: Whose, name: &str, since_ms: u64) -> Map<String, Value> {
         self.asked_for_ms.store(wall_ms(), Ordering::Relaxed);
         let all = self.lock();
@@ -110,7 +112,7 @@ impl History {
     }
 }
 
-/// With one decimal, where there is need for it.
+/// A number with one decimal, or without decimals if it is whole.
 fn number(value: Option<f32>) -> Value {
     let Some(value) = value else { return Value::Null };
     let tenths = (f64::from(value) * 10.0).round();
@@ -126,16 +128,16 @@ fn wall_ms() -> u64 {
 struct Last {
     at: Nanos,
     figures: metrics::Figures,
-    /// It had done nothing since the time before.
+    /// Whether the thread had done nothing since the figures before.
     at_rest: bool,
 }
 
-/// Whether a thread is to be asked: after a second; later, if it is idle and no client asks for samples.
+/// Whether a thread is to be asked at this tick: an idle thread is asked less often while no client asks for samples.
 fn is_due(last: Option<&Last>, now: Nanos, watched: bool) -> bool {
     last.is_none_or(|last| watched || !last.at_rest || now.since(last.at) >= AT_REST_EVERY)
 }
 
-/// A number that grows with everything a thread does for its clients or with its devices.
+/// A number that grows with every request of a client and of a device.
 fn work(figures: &metrics::Figures) -> u64 {
     let device = |d: &DeviceFigures| d.reads.latency.count() + d.writes.latency.count();
     let of_volume = |v: &VolumeFigures| {
@@ -146,7 +148,7 @@ fn work(figures: &metrics::Figures) -> u64 {
     of_volumes + figures.sets.iter().map(|s| device(&s.device)).sum::<u64>()
 }
 
-/// Takes samples until it is dropped.
+/// Takes samples until the future is dropped.
 pub(crate) async fn record(workers: Arc<Workers>, history: Arc<History>) {
     let began = std::time::Instant::now();
     let before: Arc<Mutex<BTreeMap<String, Last>>> = Arc::default();
@@ -187,14 +189,14 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for the answer of the thread; `None` if the thread has ended.
+/// Asks a thread for its figures; `None` if the thread has ended or cannot answer.
 async fn figures_of(worker: &Worker) -> Option<metrics::Figures> {
     let (reply, answer) = oneshot();
     worker.order(Order::Figures(reply)).ok()?;
     answer.await.ok()?.ok()
 }
 
-/// Makes samples of what a thread counted in `step`.
+/// Adds samples of what a thread counted in `step`.
 fn take(history: &History, now: &metrics::Figures, then: &metrics::Figures, step: Nanos) {
     if step == Nanos(0) || step > LONGEST_STEP {
         return;
@@ -222,7 +224,7 @@ fn bytes(value: u64) -> Option<f32> {
     Some(value as f32)
 }
 
-/// A quantile in microseconds.
+/// A quantile in microseconds; `None` without measurements.
 fn quantile(times: &Histogram, share: f64) -> Option<f32> {
     (!times.is_empty()).then(|| (times.quantile(share).0 as f64 / 1000.0) as f32)
 }

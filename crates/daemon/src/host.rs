@@ -1,7 +1,7 @@
 //! The volumes of one thread: its session, and the exports of each volume.
 //!
 //! Owns the order of start (device, name, tunables, exports) and stop (exports, volume, device) of single volumes while
-//! others are served. Must not know which thread sends orders, nor wait for it.
+//! other volumes are served. Must not know the sender of orders.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -20,9 +20,10 @@ use io::Nanos;
 use io::sync::{Either, select};
 use serve::exports::{self, Context, Export, Force, Occupied, Sharing, Spec, Way};
 use serve::session::{Devices, Session, Simulation, open_backing};
+use serve::tunables::in_any_order;
 use serve::{Answer, Command, Failure, Snapshot, message};
 
-use crate::config::Key;
+use crate::config::{Key, Values};
 use crate::jobs::{self, End, Job};
 use crate::order::{DiskTrace, Order, Plan};
 use crate::places;
@@ -30,11 +31,11 @@ use crate::shared::Shared;
 
 /// Interval at which a job reports its progress and checks for cancellation.
 const JOB_TICK: Nanos = Nanos::from_ms(100);
-/// Time limit of running commands at a stop.
+/// Time limit of running commands when the thread stops.
 const TASKS_END_WITHIN: Nanos = Nanos::from_secs(10);
-/// Time limit for users of a stopped volume to close it.
+/// Time limit for the tasks of the engine to let go of a stopped volume.
 const LET_GO_WITHIN: Nanos = Nanos::from_secs(2);
-/// Time for which requests to a backing device are recorded after a client has requested them.
+/// Time for which requests to a backing device are recorded after a client has asked for the record.
 const TRACE_LEASE: Nanos = Nanos::from_secs(10);
 
 /// A volume that is served.
@@ -63,7 +64,7 @@ pub(crate) struct Host<'a> {
     stopping: Cell<bool>,
 }
 
-/// Orders that are being carried out, side by side.
+/// The orders that are being carried out concurrently.
 #[derive(Default)]
 pub(crate) struct Tasks<'a>(Vec<Pin<Box<dyn Future<Output = ()> + 'a>>>);
 
@@ -73,7 +74,7 @@ impl Tasks<'_> {
     }
 }
 
-/// The UUID by which a volume is known; set and slot of one that has no device of its own.
+/// The key of a volume: the UUID of its backing device, or set and slot of a flash-only volume.
 fn key(session: &Session, volume: &Volume) -> Key {
     let id = match (volume.backing_uuid(), &session.set) {
         (Some(uuid), _) => uuid.to_string(),
@@ -84,7 +85,7 @@ fn key(session: &Session, volume: &Volume) -> Key {
 }
 
 impl<'a> Host<'a> {
-    /// Brings up the cache device, or the backing device that is served alone, and the volumes that are there then.
+    /// Starts the cache device, or the backing device that is served alone, and the volumes that are present.
     pub(crate) async fn start(
         driver: &'a Driver,
         plan: &'a Plan,
@@ -104,15 +105,15 @@ impl<'a> Host<'a> {
         };
         if let Some(set) = &host.session.set {
             let key = Key { id: plan.id.clone(), label: String::new(), set: true };
-            for (name, value) in shared.tunables(&key) {
-                if let Err(e) = set.set(&name, &value).await {
-                    message::warn(format!("set {}: {name}={value}: {e}", plan.id));
-                }
-            }
+            tune(&format!("set {}", plan.id), shared.tunables(&key), async |name, value| {
+                set.tunables().check(name, value).map_err(Failure::bad_value)?;
+                Ok(set.set(name, value).await?)
+            })
+            .await;
         }
         for volume in host.session.volumes() {
             if let Err(e) = host.serve(volume).await {
-                // An error of this stop is less important than the first error.
+                // The error of this stop is less important than the first error.
                 let _ = host.bring_down().await;
                 return Err(e);
             }
@@ -120,16 +121,16 @@ impl<'a> Host<'a> {
         Ok(host)
     }
 
-    /// Gives a volume its name, its tunables and its exports.
+    /// Sets the name and the tunables of a volume, and starts its exports.
     async fn serve(&self, volume: Rc<Volume>) -> Result<(), Failure> {
         let key = key(&self.session, &volume);
         let name = self.shared.state().name(&key.id)?;
         volume.set_name(&name);
-        for (tunable, value) in self.shared.tunables(&key) {
-            if let Err(e) = volume.set(&tunable, &value).await {
-                message::warn(format!("{name}: {tunable}={value}: {e}"));
-            }
-        }
+        tune(&name, self.shared.tunables(&key), async |tunable, value| {
+            volume.tunables().check(tunable, value).map_err(Failure::bad_value)?;
+            Ok(volume.set(tunable, value).await?)
+        })
+        .await;
         let mut exports = Vec::new();
         let mut problem = None;
         for (spec, allowed) in places::claim(self.shared, &key, &name)? {
@@ -176,7 +177,7 @@ impl<'a> Host<'a> {
         Ok(Running { spec, sharing, export })
     }
 
-    /// Carries out orders until a stop, or until no sender of orders is left.
+    /// Carries out orders until a stop, or until all senders of orders are dropped.
     pub(crate) async fn obey<'t>(&'t self, orders: &mut RemoteReceiver<Order>, tasks: &mut Tasks<'t>) {
         let rt = self.driver.handle();
         while !self.stopping.get() {
@@ -248,7 +249,7 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// All figures, with what only this place knows of the volumes.
+    /// All figures, with the name, exports and problem of each volume.
     fn figures(&self) -> Snapshot {
         let mut snapshot = Snapshot::of(&self.session);
         let served = self.served.borrow();
@@ -290,7 +291,7 @@ impl<'a> Host<'a> {
         self.session.log_events();
         let served = self.serve(volume.clone()).await;
         if served.is_err() {
-            // It can be had again.
+            // The device is free again after this, so another attempt is possible.
             let _ = self.let_go(volume).await;
         }
         served
@@ -384,7 +385,7 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Ends a volume that nothing exports, and lets its device go.
+    /// Stops a volume that nothing exports, and releases its device.
     async fn let_go(&self, volume: Rc<Volume>) -> Result<(), Failure> {
         let result = match &self.session.set {
             Some(set) => set.release(&volume).await,
@@ -392,11 +393,12 @@ impl<'a> Host<'a> {
         };
         self.session.log_events();
         if result.is_err() && volume.inode().is_some() {
-            // The set keeps it, and so does the session. A flush that failed stays failed: stopping the set lets go of it.
+            // The set and the session still have the volume. A failed flush stays failed; a stop of the set releases the
+            // volume.
             return result.map_err(Failure::from);
         }
         self.session.forget(&volume);
-        // What the engine does for it ends with the next turns.
+        // The engine's tasks of the volume end within the next turns of the driver.
         let rt = self.driver.handle();
         let deadline = rt.now().after(LET_GO_WITHIN);
         while Rc::strong_count(&volume) > 1 && rt.now() < deadline {
@@ -428,7 +430,7 @@ impl<'a> Host<'a> {
         Err(serve::not_wiped(why))
     }
 
-    /// Overwrites what no volume needs on the cache device.
+    /// Overwrites the space on the cache device that no volume needs.
     async fn wipe(&self, job: &Job) -> Result<End, Failure> {
         let set = self.session.needs_set()?;
         let status = set.status();
@@ -454,7 +456,7 @@ impl<'a> Host<'a> {
             let cached = volumes.iter().filter(|v| !v.is_flash_only());
             cached.map(|v| v.dirty_sectors().bytes()).sum::<u64>()
         };
-        // Side by side: the devices' heads move independently.
+        // The drains run concurrently, because the devices are independent.
         let parts = volumes.iter().map(|v| Box::pin(v.drained())).collect();
         match self.watched(job, dirty(), dirty, all(parts)).await {
             None => Ok(End::Cancelled),
@@ -502,7 +504,7 @@ impl<'a> Host<'a> {
         tasks.0.clear();
         let mut down = pin!(self.bring_down());
         loop {
-            // The sender of orders may have ended; then no order to force the stop can come.
+            // If all senders of orders are dropped, no order to force the stop can come.
             let order = pin!(async {
                 match orders.recv().await {
                     Some(order) => order,
@@ -550,16 +552,23 @@ fn in_use(volume: &str, users: &str) -> Failure {
     ))
 }
 
+/// Sets configured and stored tunables. One that is refused keeps its value, with a warning.
+async fn tune(whose: &str, values: Values, mut set: impl AsyncFnMut(&str, &str) -> Result<(), Failure>) {
+    let wishes = values.into_iter().collect();
+    let refused = in_any_order(wishes, async |(name, value): &(String, String)| set(name, value).await).await;
+    for (_, e) in refused {
+        message::warn(format!("{whose}: {e}; the value stays"));
+    }
+}
+
 fn end_of(job: &jobs::Running, result: Result<End, Failure>) {
     job.0.ended(match result {
         Ok(end) => end,
-        Err(e) => End::Failed(
-            e.message().unwrap_or("the command found a problem; see the messages before").to_owned(),
-        ),
+        Err(e) => End::Failed(e.into()),
     });
 }
 
-/// Waits for all of them; the first error is the one that counts.
+/// Waits for all parts, and returns the first error.
 async fn all<E>(mut parts: Vec<Pin<Box<impl Future<Output = Result<(), E>>>>>) -> Result<(), E> {
     let mut result = Ok(());
     poll_fn(|cx| {

@@ -1,7 +1,7 @@
 //! The event hub: threads publish events, and clients receive them.
 //!
-//! Owns the numbers of events, the kinds of events, the last events for `status`, and the rule that publishing never blocks:
-//! a listener whose queue is full is dropped.
+//! Owns the numbers of events, the kinds of events, the last events for `status`, and the rule that publishing never
+//! blocks: a listener whose queue is full is dropped. Must not know the causes of events.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -13,11 +13,11 @@ use tokio::sync::mpsc;
 
 use crate::names::Named;
 
-/// Events that a listener may be behind.
+/// Capacity of the queue of a listener, in events.
 const QUEUE: usize = 256;
-/// Events that are remembered.
+/// Number of events that the hub stores.
 const REMEMBERED: usize = 256;
-/// Listeners at a time.
+/// Limit of the listeners at a time.
 const MOST_LISTENERS: usize = 64;
 
 /// The kind of an event, with its name for clients and its description for the guide.
@@ -52,23 +52,23 @@ kinds! {
     Audit = "audit": "A client made a change or was refused; the event has `change`.",
 }
 
-/// Something that happened.
+/// An event as clients see it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Event {
-    /// Counts from 1 since the daemon began.
+    /// Number of the event, counted from 1 since the daemon started.
     pub(crate) seq: u64,
     /// Milliseconds since 1970.
     pub(crate) time_ms: u64,
     /// Kind of the event: one of [`EVENT_KINDS`].
     #[serde(rename = "type")]
     pub(crate) kind: &'static str,
-    /// The set (or the backing device that is served alone), if it concerns one.
+    /// The set, or the backing device that is served alone, if the event concerns one.
     pub(crate) set: Option<String>,
     /// `error`, `warning` or `info`.
     pub(crate) level: &'static str,
     /// The text of the event.
     pub(crate) text: String,
-    /// With kind `audit`: the client and its change.
+    /// The client and its change, in an event of kind `audit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) change: Option<Change>,
 }
@@ -76,10 +76,10 @@ pub(crate) struct Event {
 /// The fields of an audit event, besides its text.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Change {
-    /// Of a client over the unix socket.
+    /// User of a client over the unix socket.
     pub(crate) uid: Option<u32>,
     pub(crate) pid: Option<i32>,
-    /// Of a client over TCP.
+    /// Address of a client over TCP.
     pub(crate) address: Option<SocketAddr>,
     /// The client, as text.
     pub(crate) by: String,
@@ -89,7 +89,7 @@ pub(crate) struct Change {
     pub(crate) devices: Vec<Named>,
     /// `done`, `begun` or `refused`.
     pub(crate) outcome: &'static str,
-    /// Why it was refused.
+    /// Why the change was refused.
     pub(crate) why: Option<String>,
 }
 
@@ -100,7 +100,7 @@ struct Inner {
     listeners: Vec<mpsc::Sender<Arc<Event>>>,
 }
 
-/// See the module head.
+/// The hub: the last events, and the listeners.
 #[derive(Default)]
 pub(crate) struct Hub {
     inner: Mutex<Inner>,
@@ -116,7 +116,7 @@ impl Hub {
         self.tell(kind, set, level, text, None);
     }
 
-    /// Sends the event of a change, or of a refused one, to all listeners.
+    /// Sends an audit event of a change or of a refused request to all listeners.
     pub(crate) fn publish_change(&self, text: &str, change: Change) {
         self.tell(Kind::Audit, None, "info", text, Some(change));
     }
@@ -146,7 +146,7 @@ impl Hub {
         inner.listeners.retain(|l| l.try_send(event.clone()).is_ok());
     }
 
-    /// Everything from now on; `None` if too many listen already.
+    /// The events from now on; `None` if there are too many listeners.
     pub(crate) fn listen(&self) -> Option<mpsc::Receiver<Arc<Event>>> {
         let inner = &mut *self.lock();
         inner.listeners.retain(|l| !l.is_closed());
@@ -158,7 +158,7 @@ impl Hub {
         Some(receiver)
     }
 
-    /// The last events, the oldest first, as far as `wanted`; at most `most`.
+    /// The last events for which `wanted` is true, the oldest first; at most `most`.
     pub(crate) fn last(&self, most: usize, wanted: impl Fn(&Event) -> bool) -> Vec<Arc<Event>> {
         let inner = self.lock();
         let mut found: Vec<_> = inner.last.iter().rev().filter(|e| wanted(e)).take(most).cloned().collect();
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(hub.lock().last.len(), REMEMBERED);
     }
 
-    /// Clients are made from the document.
+    /// Clients are generated from the OpenAPI document.
     #[test]
     fn the_document_has_every_kind() {
         let document: serde_json::Value = serde_json::from_str(include_str!("openapi.json")).unwrap();

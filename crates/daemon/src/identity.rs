@@ -1,10 +1,11 @@
 //! The identity of a device: the hardware or file with the superblock, which distinguishes the device from its copies.
 //!
 //! Owns the sources of identities in the system, and the comparison. A copy of a device has the same superblock and UUIDs,
-//! but not the same serial number, WWN, or inode with its time of birth. Nothing here reads the device itself.
+//! but not the same serial number, WWN, or inode with its time of birth. Nothing here reads the device itself. Must not
+//! know what an identity is used for.
 //!
-//! Identities are compared key by key; a key that only one of them has is no difference. Names that the kernel assigns at each
-//! boot (`sdb`, device numbers) are never part of an identity.
+//! Identities are compared key by key; a key that only one of them has is no difference. Names that the kernel assigns at
+//! each boot (`sdb`, device numbers) are never part of the identity of hardware.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -14,11 +15,11 @@ use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 
-/// Longest stored value of a key.
+/// Longest stored value of a key, in characters.
 const LONGEST: usize = 256;
-/// File systems in user space, `include/uapi/linux/magic.h`.
+/// Magic number of FUSE file systems, `include/uapi/linux/magic.h`.
 const FUSE_MAGIC: u64 = 0x6573_5546;
-/// Files of a disk in sysfs, and the key that each becomes. The first of a key counts.
+/// Files of a disk in sysfs, and the key for each. Of several files for a key, the first with a value counts.
 const DISK_FILES: &[(&str, &str)] = &[
     ("wwid", "wwid"),
     ("device/wwid", "wwid"),
@@ -27,9 +28,9 @@ const DISK_FILES: &[(&str, &str)] = &[
     ("device/cid", "cid"),
     ("dm/uuid", "dm uuid"),
 ];
-/// Properties of udev, for what the kernel does not say itself.
+/// Properties of udev for identities that the kernel does not report, and the key for each.
 const DISK_PROPERTIES: &[(&str, &str)] = &[("ID_SERIAL", "udev serial"), ("MD_UUID", "md uuid")];
-/// Keys that show that two devices differ, but not that they are the same: a copy of a disk has them, too.
+/// Keys that show that two devices differ, but not that they are the same: a copy of a disk has these values, too.
 const WEAK: &[&str] = &["partition", "partuuid", "cache uuid"];
 
 /// The identity of a device, apart from its contents. Empty if the system reports nothing.
@@ -42,9 +43,9 @@ pub(crate) struct Identity(BTreeMap<String, String>);
 pub(crate) enum Likeness {
     /// The same device.
     Same,
-    /// The first identity is empty: unknown.
+    /// The stored identity has no key that can show that they are the same.
     Unknown,
-    /// Another device; what differs.
+    /// Another device; the text has the differences.
     Other(String),
 }
 
@@ -55,7 +56,7 @@ struct System<'a> {
 }
 
 impl Identity {
-    /// The identity that the system reports for a block device or a file, whose path has no links.
+    /// The identity that the system reports for a block device or a file. `path` must not have links.
     pub(crate) fn of(path: &Path) -> Identity {
         let system =
             System { class_block: Path::new("/sys/class/block"), udev_data: Path::new("/run/udev/data") };
@@ -66,7 +67,7 @@ impl Identity {
         }
     }
 
-    /// This identity with the UUID of a cache device: another cache device may have the UUID of its set.
+    /// Adds the UUID of a cache device, because another cache device may have the UUID of its set.
     pub(crate) fn with_cache(mut self, uuid: &str) -> Identity {
         self.0.insert("cache uuid".into(), uuid.into());
         self
@@ -78,13 +79,13 @@ impl Identity {
         self
     }
 
-    /// Whether `found` is the device that this is the identity of.
+    /// Compares this identity with that of the device that was found.
     pub(crate) fn compare(&self, found: &Identity) -> Likeness {
         let (mut same, mut different) = (false, Vec::new());
         let by_uuid = self.0.contains_key("partuuid") && found.0.contains_key("partuuid");
         for (key, was) in &self.0 {
             match found.0.get(key) {
-                // Partitions are numbered anew; their UUIDs stay.
+                // A new partition table may number the partitions anew; their UUIDs stay.
                 Some(_) if key == "partition" && by_uuid => {}
                 Some(is) if is == was => same |= !WEAK.contains(&key.as_str()),
                 Some(is) => different.push(format!("{key}: expected {was}, found {is}")),
@@ -104,7 +105,7 @@ impl Identity {
         }
     }
 
-    /// The part of the identity that no other device has, as text.
+    /// The keys that no other device shares, as text.
     fn hardware(&self) -> Option<String> {
         let strong = self.0.iter().filter(|(key, _)| !WEAK.contains(&key.as_str()));
         let words: Vec<String> = strong.map(|(key, value)| format!("{key} {value}")).collect();
@@ -112,9 +113,9 @@ impl Identity {
     }
 }
 
-/// The inode of a file and its time of birth: a rename and a boot do not change them, a copy has others.
+/// The inode of a file and its time of birth. A rename and a boot do not change them; a copy has others.
 fn of_file(path: &Path, meta: &fs::Metadata) -> BTreeMap<String, String> {
-    // What a process makes up about its files may be other things the next time.
+    // A FUSE server may report other inodes and times for the same file at its next start.
     let made_up = rustix::fs::statfs(path)
         .is_ok_and(|about| u64::try_from(about.f_type).is_ok_and(|magic| magic == FUSE_MAGIC));
     if made_up {
@@ -123,7 +124,8 @@ fn of_file(path: &Path, meta: &fs::Metadata) -> BTreeMap<String, String> {
     let born = meta.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
     let more = match born {
         Some(at) => ("born".to_owned(), at.as_nanos().to_string()),
-        // Other file systems have files with that inode, too. The number of this one holds for this boot.
+        // A file of another file system can have the same inode. The device number distinguishes file systems until the
+        // next boot.
         None => {
             let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
             (format!("device number in boot {}", boot.trim()), meta.dev().to_string())
@@ -170,7 +172,7 @@ impl System<'_> {
         Identity(found)
     }
 
-    /// The properties in udev's database of the device that sysfs describes in `about`.
+    /// A property of a device in the database of udev; `about` is the directory of the device in sysfs.
     fn property(&self, about: &Path, name: &str) -> Option<String> {
         let numbers = read(&about.join("dev"))?;
         let kept = fs::read(self.udev_data.join(format!("b{numbers}"))).ok()?;
@@ -188,20 +190,20 @@ fn read(path: &Path) -> Option<String> {
     sane(&fs::read(path).ok()?)
 }
 
-/// The properties of a partition that newer kernels report.
+/// The UUID of a partition, which newer kernels report.
 fn partuuid(about: &Path) -> Option<String> {
     let said = fs::read_to_string(about.join("uevent")).ok()?;
     said.lines().find_map(|line| line.strip_prefix("PARTUUID=")).map(str::to_lowercase)
 }
 
-/// The unit serial number of SCSI: four bytes of head, the last two of which are the length, then text.
+/// The unit serial number of SCSI: a header of 4 bytes, whose last 2 bytes are the length, then the text.
 fn serial_of(page: &[u8]) -> Option<String> {
     let (head, rest) = page.split_at_checked(4)?;
     let length = usize::from(*head.get(2)?) << 8 | usize::from(*head.get(3)?);
     sane(rest.get(..length.min(rest.len()))?)
 }
 
-/// A loop device is the file that it stands on.
+/// The identity of the file under a loop device.
 fn of_loop(disk: &Path) -> BTreeMap<String, String> {
     let Ok(file) = fs::read_to_string(disk.join("loop/backing_file")) else { return BTreeMap::new() };
     let file = Path::new(file.trim_end_matches('\n'));
@@ -227,7 +229,7 @@ mod tests {
         Identity(pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect())
     }
 
-    /// Directories as sysfs and udev have them, for machines without the hardware.
+    /// The test makes directories like those of sysfs and udev, so it needs no hardware.
     #[test]
     fn hardware_is_known_by_what_the_system_says() {
         let dir = tempfile::tempdir().unwrap();
@@ -255,7 +257,7 @@ mod tests {
         assert_eq!(of("dm-0"), identity(&[("dm uuid", "LVM-abc")]));
         assert_eq!(of("vdb"), Identity::default(), "an empty serial number is none");
         assert_eq!(of("none"), Identity::default());
-        // A partition has that of its disk, and its own.
+        // A partition has the identity of its disk, and keys of its own.
         put(&class_block, "disks/sdb/device/wwid", "t10.one");
         put(&class_block, "disks/sdb/sdb2/partition", "2");
         put(&class_block, "disks/sdb/sdb2/uevent", "PARTN=2\nPARTUUID=AB-CD\n");
@@ -291,11 +293,11 @@ mod tests {
             identity(&[("partition", "1")]).compare(&identity(&[("partition", "1")])),
             Likeness::Unknown
         );
-        // A partition keeps its identity when the disk is partitioned again in the same order; another partition has another one.
+        // A partition that gets another number keeps its identity by its UUID; another UUID is another partition.
         let part = |n, uuid| identity(&[("wwid", "w"), ("partition", n), ("partuuid", uuid)]);
         assert_eq!(part("1", "u").compare(&part("2", "u")), Likeness::Same);
         assert!(matches!(part("1", "u").compare(&part("1", "v")), Likeness::Other(_)));
-        // Another cache device of the same set.
+        // A set can get another cache device.
         let cache = |uuid: &str| identity(&[("wwid", "w")]).with_cache(uuid);
         assert!(matches!(cache("a").compare(&cache("b")), Likeness::Other(_)));
     }

@@ -1,7 +1,7 @@
-//! Jobs, which are long operations: their progress, and how they are cancelled.
+//! Jobs, which are long operations: their progress and their cancellation.
 //!
 //! Owns the list of running and ended jobs; newer jobs replace the oldest ended ones. The holder of a [`Running`] carries
-//! the job out; progress is a number of bytes. Must not know what a job does.
+//! the job out. Progress is a number of bytes. Must not know what a job does.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -13,10 +13,11 @@ use serde::Serialize;
 
 use crate::hub::{Hub, Kind};
 use crate::names::Named;
+use crate::why::SharedFailure;
 
-/// Jobs that are remembered.
+/// Number of jobs that the list holds.
 const REMEMBERED: usize = 100;
-/// Jobs that run at a time.
+/// Limit of the jobs that run at a time.
 const MOST_RUNNING: usize = 32;
 
 /// The result of a job.
@@ -24,7 +25,7 @@ const MOST_RUNNING: usize = 32;
 pub(crate) enum End {
     Done,
     Cancelled,
-    Failed(String),
+    Failed(SharedFailure),
 }
 
 /// One job.
@@ -48,7 +49,7 @@ pub(crate) struct JobView {
     id: u64,
     kind: &'static str,
     target: String,
-    /// Path and UUID of the device that it works on, if it is one.
+    /// Path of the device that the job works on, if it works on one.
     device: Option<PathBuf>,
     uuid: Option<String>,
     /// `running`, `done`, `cancelled` or `failed`.
@@ -59,7 +60,7 @@ pub(crate) struct JobView {
     seconds: u64,
     eta_seconds: Option<u64>,
     error: Option<String>,
-    /// The findings of a check.
+    /// The findings of a check, if the job is one.
     report: Option<serde_json::Value>,
 }
 
@@ -74,7 +75,7 @@ impl Job {
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `done` of `total` bytes are done.
+    /// Sets the progress: `done` of `total` bytes.
     pub(crate) fn progress(&self, done: u64, total: u64) {
         self.total.store(total, Ordering::Relaxed);
         self.done.store(done.min(total), Ordering::Relaxed);
@@ -84,7 +85,7 @@ impl Job {
         self.cancel.load(Ordering::Relaxed)
     }
 
-    /// Asks the job to end. Work that is done stays done.
+    /// Asks the job to end. Finished work is not undone.
     pub(crate) fn cancel(&self) {
         self.cancel.store(true, Ordering::Relaxed);
     }
@@ -93,7 +94,7 @@ impl Job {
         self.end_now().is_none()
     }
 
-    /// It has ended; only the first end counts.
+    /// Marks the job as ended; only the first end counts.
     pub(crate) fn ended(&self, end: End) {
         {
             let now = &mut *self.end_now();
@@ -127,7 +128,7 @@ impl Job {
                 ("done", None)
             }
             Some(End::Cancelled) => ("cancelled", None),
-            Some(End::Failed(why)) => ("failed", Some(why)),
+            Some(End::Failed(why)) => ("failed", Some(why.text())),
         };
         JobView {
             id: self.id,
@@ -154,19 +155,19 @@ impl Job {
         }
     }
 
-    /// One line for a log.
+    /// The progress of the job as one line for a log.
     pub(crate) fn in_words(&self) -> String {
         let v = self.view();
         let eta = v.eta_seconds.map(|s| format!(", {s} s left")).unwrap_or_default();
         format!("{} {}: {} %, {} of {} bytes{eta}", v.kind, v.target, v.percent, v.done_bytes, v.total_bytes)
     }
 
-    /// The kind of the job and its target, as text.
+    /// The kind of the job and its target as text, and the device it works on.
     pub(crate) fn title(&self) -> (String, Option<&Named>) {
         (format!("{} {}", self.kind, self.target), self.on.as_ref())
     }
 
-    /// Stores the findings.
+    /// Stores the findings of a check.
     pub(crate) fn reports(&self, found: serde_json::Value) {
         *self.report.lock().unwrap_or_else(PoisonError::into_inner) = Some(found);
     }
@@ -176,7 +177,7 @@ fn percent(done: u64, total: u64) -> u64 {
     u64::try_from(u128::from(done) * 100 / u128::from(total.max(1))).unwrap_or(100)
 }
 
-/// Estimated seconds until the end, by the progress so far; `None` at the beginning.
+/// Estimated seconds until the end, from the progress so far; `None` at the beginning.
 fn eta(done: u64, total: u64, elapsed: f64) -> Option<u64> {
     if done == 0 || elapsed < 0.5 {
         return None;
@@ -184,16 +185,16 @@ fn eta(done: u64, total: u64, elapsed: f64) -> Option<u64> {
     Some((elapsed * (total.saturating_sub(done)) as f64 / done as f64).ceil() as u64)
 }
 
-/// A job that is being carried out; dropped without an end it has failed, because its set has stopped.
+/// A job that is being carried out. If it is dropped without an end, the job has failed, because its set has stopped.
 pub(crate) struct Running(pub(crate) Arc<Job>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.ended(End::Failed("its set has stopped".into()));
+        self.0.ended(End::Failed(SharedFailure::of_words("its set has stopped")));
     }
 }
 
-/// All jobs.
+/// The running and the last ended jobs.
 pub(crate) struct Jobs {
     list: Mutex<(u64, VecDeque<Arc<Job>>)>,
     hub: Arc<Hub>,
@@ -208,7 +209,7 @@ impl Jobs {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new job, unless too many are running.
+    /// Starts a new job; `None` if too many jobs are running.
     pub(crate) fn begin(&self, kind: &'static str, target: &str, on: Option<&Named>) -> Option<Arc<Job>> {
         let (last, list) = &mut *self.lock();
         if list.iter().filter(|j| j.is_running()).count() >= MOST_RUNNING {

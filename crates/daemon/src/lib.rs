@@ -1,13 +1,14 @@
 //! The daemon: all sets and volumes of a host in one process, configured, watched and changed while it runs.
 //!
-//! Owns the control thread (only this crate uses tokio) and the threads of the sets, to which it sends orders through bounded
-//! queues only. Must not know the format beyond superblocks, nor how a request is served.
+//! Owns the control thread (only this crate uses tokio) and the threads of the sets, to which it sends orders through
+//! bounded queues only. Must not know the format beyond superblocks, nor how a request is served.
 //!
 //! Modules: `config` has the configuration and `state` the stored state; `probe` reads superblocks and `uevents` receives
 //! hotplug events; `registry` decides what is served; `worker` is the thread of a set and `host` the volumes on it; `names`
 //! resolves the names of devices and `identity` distinguishes a device from its copies; `settings` and `reload` change
 //! tunables; `jobs` has long operations, `hub` events, `audit` the record of changes; `server` and `tcp` accept clients and
-//! `api` answers them; `stop` ends the daemon. Modules name each other in one direction only. The decisions are in
+//! `api` answers them; `stop` ends the daemon;
+//! `why` has the failure that a state stores. Modules name each other in one direction only. The decisions are in
 //! `docs/decisions/010-daemon.md`.
 #![forbid(unsafe_code)]
 
@@ -43,6 +44,7 @@ mod tcp;
 mod testing;
 mod uevents;
 mod web;
+mod why;
 mod worker;
 
 use std::path::{Path, PathBuf};
@@ -71,18 +73,18 @@ pub const DEFAULT_STATE_DIR: &str = "/var/lib/ubcache";
 /// Options of the daemon; they override the configuration.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Configuration file.
+    /// Path of the configuration file.
     pub config: PathBuf,
-    /// Control socket.
+    /// Path of the control socket.
     pub socket: Option<PathBuf>,
     /// The state directory.
     pub state_dir: Option<PathBuf>,
 }
 
-/// Serves until SIGTERM or SIGINT.
+/// Runs the daemon until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// If it cannot begin, or something could not be stopped in good order.
+/// If the daemon cannot start, or something could not be stopped without an error.
 pub fn run(options: &Options) -> Result<(), Failure> {
     serve::pressure::prepare_process();
     let Read { config, remote, nbd } = read(&options.config)?;
@@ -125,7 +127,7 @@ async fn control(
         tokio::spawn(history::record(registry.inventory.workers.clone(), registry.history.clone()));
     let view = sysfs::mount(&registry, shared.config().sysfs_view.as_deref());
     let scan = shared.config().scan;
-    // Before the first scan, so that no event is missed.
+    // The monitor starts before the first scan, so that no event is missed.
     let monitor = uevents::Monitor::new();
     let take_all = shared.config().scan_on_events;
     let beginning = registry.clone();
@@ -155,12 +157,12 @@ async fn control(
     message::note(format!("{name}: stopping"));
     notify::stopping();
     let result = stop::stop(&mut signals, &registry).await;
-    // It asks the control thread, which must not wait for it.
+    // The view asks the control thread, so the control thread must not wait for the end of the view.
     let _ = tokio::task::spawn_blocking(move || drop(view)).await;
     for task in [serving, serving_tcp, begun, alive, sampling] {
         task.abort();
     }
-    // Clients get an error at once instead of a connection that is not answered.
+    // Without the socket, clients get an error at once instead of a connection that is not answered.
     let _ = std::fs::remove_file(socket);
     result
 }

@@ -7,8 +7,8 @@
 //! 3. `bcache` and a number is the name of a volume and nothing else;
 //! 4. anything else is a label.
 //!
-//! Labels come last, because the label of a disk is set elsewhere. If a name fits several, the error lists all of them and
-//! nothing is done. Must not know the command.
+//! Labels come last, because a label is written on the disk, also by other hosts. If a name fits several devices or
+//! volumes, the error lists all of them and nothing is done. Must not know the command.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -16,23 +16,25 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serve::{Failure, plain};
 
+use crate::why::SharedFailure;
+
 /// Something that can be named: a registered device with its volume, or a volume without a device of its own.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub(crate) struct Named {
-    /// Name of the volume, if there is one or was one.
+    /// Name of the volume, if the device has or had one.
     pub(crate) name: Option<String>,
     /// Path of the device.
     pub(crate) device: Option<PathBuf>,
     /// UUID of the device.
     pub(crate) uuid: Option<String>,
-    /// Label of the device or of the volume, or empty.
+    /// Label of the device or of the volume; empty if there is none.
     pub(crate) label: String,
-    /// Of a cache device: UUID of its set.
+    /// UUID of the set, for a cache device.
     pub(crate) set: Option<String>,
-    /// The thread that serves the volume.
+    /// Id of the thread that serves the volume.
     #[serde(skip)]
     pub(crate) served_by: Option<String>,
-    /// Another device is at the path by now.
+    /// Whether another device is at the path by now.
     #[serde(skip)]
     pub(crate) displaced: bool,
 }
@@ -61,13 +63,15 @@ impl fmt::Display for Named {
 /// Why a name does not resolve.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Unresolved {
-    /// It can be no name at all.
+    /// The text cannot be a name.
     Malformed(String),
-    /// Nothing is called so.
+    /// No device, set or volume has this name.
     Unknown(String),
+    /// No registered device has this path, and the system does not find it either.
+    NoPath(SharedFailure),
     /// A path of this host that no registered device has.
     NotRegistered(PathBuf),
-    /// Several are called so, or another device has taken its place.
+    /// Several devices or volumes have this name, or another device is at the path.
     Refused(String),
 }
 
@@ -75,25 +79,22 @@ impl Unresolved {
     pub(crate) fn unknown(what: impl fmt::Display) -> Unresolved {
         Unresolved::Unknown(what.to_string())
     }
-
-    fn message(self) -> String {
-        match self {
-            Unresolved::Malformed(why) | Unresolved::Unknown(why) | Unresolved::Refused(why) => why,
-            Unresolved::NotRegistered(path) => format!("{}: is not registered", path.display()),
-        }
-    }
 }
 
 impl From<Unresolved> for Failure {
     fn from(unresolved: Unresolved) -> Failure {
         match unresolved {
             Unresolved::Malformed(why) => Failure::Usage(why),
-            other => Failure::Failed(other.message()),
+            Unresolved::Unknown(why) | Unresolved::Refused(why) => Failure::Failed(why),
+            Unresolved::NotRegistered(path) => {
+                Failure::Failed(format!("{}: is not registered", path.display()))
+            }
+            Unresolved::NoPath(why) => Failure::of(why),
         }
     }
 }
 
-/// The four things that a name can be.
+/// The four forms of a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Form {
     Path,
@@ -145,7 +146,10 @@ pub(crate) fn resolve<'a>(text: &str, among: &'a [Named]) -> Result<&'a Named, U
         ([one], _) => Ok(one),
         ([], Form::Path) => match path.canonicalize() {
             Ok(path) => Err(Unresolved::NotRegistered(path)),
-            Err(e) => Err(Unresolved::unknown(format!("{shown}: no registered device has this path: {e}"))),
+            Err(e) => {
+                let what = format_args!("{shown}: no registered device has this path");
+                Err(Unresolved::NoPath(Failure::because(what, e).into()))
+            }
         },
         ([], Form::Uuid) => {
             Err(Unresolved::unknown(format!("{shown}: no registered device or set has this UUID")))
@@ -169,6 +173,14 @@ pub(crate) fn resolve<'a>(text: &str, among: &'a [Named]) -> Result<&'a Named, U
 mod tests {
     use super::*;
 
+    /// The error of a path was turned into text.
+    #[test]
+    fn the_error_of_a_path_is_the_cause() {
+        let missing = std::fs::metadata("/nowhere").expect_err("there is no such file").raw_os_error();
+        let failure = Failure::from(resolve("/nowhere", &[]).expect_err("nothing is registered"));
+        assert_eq!(crate::testing::errno(&failure), missing, "{failure}");
+    }
+
     const ONE: &str = "11111111-1111-1111-1111-111111111111";
     const TWO: &str = "22222222-2222-2222-2222-222222222222";
     const SET: &str = "33333333-3333-3333-3333-333333333333";
@@ -185,7 +197,7 @@ mod tests {
     }
 
     fn refused(text: &str, among: &[Named]) -> String {
-        resolve(text, among).expect_err(text).message()
+        Failure::from(resolve(text, among).expect_err(text)).to_string()
     }
 
     #[test]
@@ -214,7 +226,7 @@ mod tests {
         assert_eq!(resolve("/", &all), Err(Unresolved::NotRegistered("/".into())));
     }
 
-    /// A disk whose label is the name of another volume, a path, or the name of a missing device.
+    /// A disk has a label that is the name of another volume, a path, or the name of a missing device.
     #[test]
     fn a_label_takes_nobodys_place() {
         let hostile = |label: &str| [named("bcache1", "/nowhere/stick", TWO, label)];
@@ -226,7 +238,7 @@ mod tests {
         assert_eq!(resolve("bcache0", &all), Ok(&all[0]));
         let all = [named("bcache0", "/nowhere/hdd", ONE, ""), named("bcache1", "/s", TWO, "/nowhere/hdd")];
         assert_eq!(resolve("/nowhere/hdd", &all), Ok(&all[0]));
-        // A name that cannot be written resolves to nothing.
+        // A label with a control character resolves to nothing.
         let odd = [named("bcache1", "/nowhere/stick", TWO, "x\nerror")];
         assert_eq!(
             refused("x\nerror", &odd),

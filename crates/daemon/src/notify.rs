@@ -9,12 +9,12 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How long a notification may wait for room in the socket of the service manager.
+/// Limit of the wait for room in the socket of the service manager.
 const SEND_WITHIN: Duration = Duration::from_secs(1);
 
 static READY: AtomicBool = AtomicBool::new(false);
 
-/// Sends one notification; without a service manager nothing happens.
+/// Sends one notification; does nothing without a service manager.
 pub(crate) fn say(what: &str) {
     let Some(place) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let address = match place.as_bytes().strip_prefix(b"@") {
@@ -22,19 +22,19 @@ pub(crate) fn say(what: &str) {
         None => SocketAddr::from_pathname(&place),
     };
     if let (Ok(address), Ok(socket)) = (address, UnixDatagram::unbound()) {
-        // One that does not read is not waited for for long.
+        // A service manager that does not read must not delay the daemon for long.
         let _ = socket.set_write_timeout(Some(SEND_WITHIN));
         let _ = socket.send_to_addr(what.as_bytes(), &address);
     }
 }
 
-/// Everything is up that could be had.
+/// Tells the service manager that every device that can be served is served.
 pub(crate) fn ready() {
     READY.store(true, Ordering::SeqCst);
     say("READY=1");
 }
 
-/// As long as it lives, the configuration is being read again.
+/// Announces a reload, and its end when it is dropped.
 pub(crate) struct Reloading(bool);
 
 impl Reloading {
@@ -57,7 +57,7 @@ impl Drop for Reloading {
     }
 }
 
-/// The end has begun.
+/// Tells the service manager that the daemon stops.
 pub(crate) fn stopping() {
     READY.store(false, Ordering::SeqCst);
     say("STOPPING=1");

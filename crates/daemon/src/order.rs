@@ -1,7 +1,7 @@
 //! The orders that the thread of a set takes, and the plan that it is started with.
 //!
-//! Owns these types alone, which both the sender of an order and the thread name. An order that is answered carries the
-//! channel for its answer.
+//! Owns these types alone, which both the sender of an order and the thread name. An order with an answer carries the
+//! channel for its answer. Must not know how an order is carried out.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ pub(crate) struct Plan {
     pub(crate) id: String,
     /// Cache device.
     pub(crate) cache: Option<PathBuf>,
-    /// Backing device that is served alone, where there is no cache device.
+    /// Backing device that is served alone; `None` if there is a cache device.
     pub(crate) alone: Option<PathBuf>,
 }
 
@@ -56,23 +56,23 @@ pub(crate) enum Order {
     Buckets(Reply<Result<BucketFigures, Failure>>),
     /// Request for the contents of the buckets, for this many parts of the device.
     BucketMap(u32, Reply<Result<BucketMap, Failure>>),
-    /// Request for the recorded requests to the backing device of a volume, from this number on.
+    /// Request for the recorded requests to the backing device of a volume; the first one has this number.
     DiskTrace(String, u64, Reply<Result<DiskTrace, Failure>>),
     /// Reset the counters of the cache device.
     ClearDeviceStats(Reply<Result<(), Failure>>),
     /// Serve this backing device, too.
     Add(PathBuf, Reply<Result<(), Failure>>),
-    /// Make a flash-only volume of so many sectors and with this label, and serve it.
+    /// Make a flash-only volume of this many sectors and with this label, and serve it.
     Create(u64, String, Reply<Result<(), Failure>>),
-    /// Name the users of the block device of this volume, or of all volumes; no answer means no users.
+    /// Request for the users of the block device of this volume, or of all volumes; `None` in the answer means no users.
     Users(Option<String>, Reply<Result<Option<String>, Failure>>),
-    /// Stop a volume and let its backing device go as it is, unless the volume is in use.
+    /// Stop a volume and release its backing device without writing dirty data back.
     StopVolume(String, Reply<Result<(), Failure>>),
-    /// Write everything back, then let the backing device go; then wipe, if that is wanted.
+    /// Write all dirty data of a volume back and detach its backing device; if the flag is true, wipe afterwards.
     Detach(String, bool, Running),
-    /// Overwrite what no volume needs on the cache device.
+    /// Overwrite the space on the cache device that no volume needs.
     Wipe(Running),
-    /// Write everything back, of all volumes if none is named.
+    /// Write all dirty data back, of this volume or of all volumes.
     Flush(Option<String>, Running),
     /// Stop everything, and end, unless a volume is in use; answered when nothing is exported any more.
     StopIfFree(Reply<Result<(), Failure>>),
@@ -80,7 +80,7 @@ pub(crate) enum Order {
     Stop,
     /// Stop without waiting for users of volumes.
     Force,
-    /// Fail as a bug would.
+    /// Panic, as a bug would.
     #[cfg(test)]
     Panic,
 }
@@ -89,7 +89,7 @@ pub(crate) enum Order {
 pub(crate) struct DiskTrace {
     /// Name of the device.
     pub(crate) device: String,
-    /// Its size.
+    /// Its size in sectors.
     pub(crate) size_sectors: u64,
     pub(crate) trace: TraceFigures,
 }

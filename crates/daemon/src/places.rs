@@ -1,9 +1,8 @@
 //! The owners of export addresses: sockets, ports, numbers of ublk devices, directories.
 //!
-//! Owns the rule that an address belongs to one volume: the first volume that was exported there keeps it over restarts, as
-//! long as the configuration gives it the address and its device is registered. Other volumes are guests at an NBD socket or
-//! port, where clients name the volume that they want; elsewhere their export is refused. Without this rule a client that
-//! names no volume could get another one after each start. Must not know how an export is started.
+//! Owns the rule that an address belongs to one volume. The first volume that was exported there keeps it over restarts, as
+//! long as the configuration gives it the address and its device is registered. The export of any other volume there is
+//! refused. Without this rule a client could get another volume after each start. Must not know how an export is started.
 
 use serve::exports::{Sharing, Spec};
 use serve::{Failure, message};
@@ -13,13 +12,13 @@ use crate::names::Named;
 use crate::shared::Shared;
 use crate::state::Owner;
 
-/// A volume that is known, by its name.
+/// The key and the name of a known volume.
 pub(crate) type Known = (Key, String);
 
 /// A place that a volume is to have, and whether it may.
 pub(crate) type Decided = (Spec, Result<Sharing, Failure>);
 
-/// A volume in the words of every other message.
+/// Describes a volume in the form that all messages use.
 fn described((key, name): &Known) -> Named {
     let uuid = (!key.id.contains('/')).then(|| key.id.clone());
     Named { name: Some(name.clone()), uuid, label: key.label.clone(), ..Named::default() }
@@ -37,7 +36,7 @@ fn conflict(place: &Spec, has: &Known, wants: &Known) -> String {
     )
 }
 
-/// The places that a volume is to have.
+/// The export addresses that the configuration gives to a volume.
 fn wanted(config: &Config, (key, name): &Known) -> Vec<Spec> {
     config.exports(key, name).iter().filter_map(|text| text.parse().ok()).collect()
 }
@@ -61,7 +60,9 @@ pub(crate) fn conflicts(config: &Config, volumes: &[Known]) -> Option<String> {
     None
 }
 
-/// The places that a volume is to have, and for each whether it may. Blocks while the names of hosts are resolved.
+/// Decides for each configured export address of a volume whether the volume may have it, and stores the result.
+///
+/// Blocks while names of hosts are resolved.
 ///
 /// # Errors
 /// If the configuration cannot be parsed.
@@ -121,7 +122,7 @@ mod tests {
         Key { id: id.into(), label: label.into(), set: false }
     }
 
-    /// Comes up with its name; why it is refused at its first place.
+    /// Claims the addresses of a volume. Returns why the first one is refused.
     fn comes_up(shared: &Shared, id: &str, label: &str) -> Option<String> {
         let name = shared.state().name(id).unwrap();
         let decided = claim(shared, &key(id, label), &name).unwrap();
@@ -152,7 +153,7 @@ mod tests {
         drop(third);
         let fourth = shared(dir.path(), ONE_DIR);
         assert!(comes_up(&fourth, "u1", "one").is_some(), "it has become the other's");
-        // A device that was let go has no places.
+        // A released device owns no addresses.
         fourth.state().forget_places("u2").unwrap();
         assert_eq!(comes_up(&fourth, "u1", "one"), None);
     }

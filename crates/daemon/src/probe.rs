@@ -1,7 +1,7 @@
 //! Probes of devices: what the superblock of a device says.
 //!
 //! Owns the reading of a superblock and the scan of the host's block devices. Nothing here writes. Every probe has a thread
-//! of its own and a deadline, so that a device that hangs delays no other.
+//! of its own and a deadline, so a device that hangs delays no other. Must not know what a probe is used for.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -23,18 +23,18 @@ const PROBE_WITHIN: Duration = Duration::from_secs(15);
 pub(crate) enum Role {
     /// Cache device of this set.
     Cache { set: String },
-    /// Backing device; the set of its superblock, if any, and its relation to it.
+    /// Backing device; the set in its superblock, if any, and its relation to that set.
     Backing { set: Option<String>, attachment: Attachment, label: String },
 }
 
 /// The relation of a backing device to the set whose UUID is in its superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Attachment {
-    /// Nothing, or it has none.
+    /// It belongs to no set.
     Free,
-    /// It was made together with it and has never been attached.
+    /// It was made together with the set and has never been attached.
     Made,
-    /// It ran without it.
+    /// It was served without the set since it was attached.
     Stale,
     /// Attached.
     Clean,
@@ -45,15 +45,15 @@ pub(crate) enum Attachment {
 /// A device with a superblock of bcache.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Probe {
-    /// Without links.
+    /// Path of the device, without links.
     pub(crate) path: PathBuf,
     pub(crate) uuid: String,
     pub(crate) role: Role,
-    /// Distinguishes this block device from a later one with the same name; `None` for files.
+    /// Number that distinguishes this block device from a later one with the same name; `None` for files.
     pub(crate) appearance: Option<u64>,
-    /// Hardware or file of the device, which distinguishes it from its copies.
+    /// Hardware or file of the device, which distinguishes the device from its copies.
     pub(crate) identity: Identity,
-    /// Sequence number of its superblock.
+    /// Sequence number of the superblock.
     pub(crate) sequence: u64,
 }
 
@@ -66,13 +66,13 @@ impl Probe {
         }
     }
 
-    /// Whether this block device is there no more: its name is free, or another one's.
+    /// Whether this block device was unplugged: its name is free, or another device has it.
     pub(crate) fn is_unplugged(&self) -> bool {
         self.appearance.is_some() && self.appearance != appearance(&self.path)
     }
 }
 
-/// The number that the kernel has given a disk when it appeared, and to no other; for a partition that of its disk.
+/// The number that the kernel gives to a disk when it appears and never again; for a partition the number of its disk.
 fn appearance(path: &Path) -> Option<u64> {
     let name = path.strip_prefix("/dev").ok()?.to_string_lossy().replace('/', "!");
     let about = Path::new("/sys/class/block").join(name).canonicalize().ok()?;
@@ -85,8 +85,7 @@ fn probe_now(path: &Path) -> Result<Probe, Failure> {
     let appearance = appearance(&path);
     let source = FileSource::open(&path)?;
     serve::superblock::has_room(&source)?;
-    let superblock = inspect::read_superblock(&source)
-        .map_err(|finding| Failure::Failed(format!("{}: {finding}", path.display())))?;
+    let superblock = inspect::read_superblock(&source).map_err(|e| Failure::because(path.display(), e))?;
     let mut identity = Identity::of(&path);
     let (uuid, sequence, role) = match superblock {
         DeviceSuper::Cache(sb) => {
@@ -113,7 +112,7 @@ fn probe_now(path: &Path) -> Result<Probe, Failure> {
 /// Probes a device.
 ///
 /// # Errors
-/// If it is none of bcache's, cannot be read, or does not answer in time.
+/// If the device has no superblock of bcache, cannot be read, or does not answer in time.
 pub(crate) async fn probe_device(path: &Path) -> Result<Probe, Failure> {
     let owned = path.to_owned();
     let probed = tokio::task::spawn_blocking(move || probe_now(&owned));
@@ -128,7 +127,7 @@ pub(crate) async fn probe_device(path: &Path) -> Result<Probe, Failure> {
     }
 }
 
-/// Probes many devices at once; the results have the order of the paths.
+/// Probes many devices concurrently. The results have the order of the paths.
 pub(crate) async fn probe_all(paths: Vec<PathBuf>) -> Vec<(PathBuf, Result<Probe, Failure>)> {
     let probes: Vec<_> = paths
         .into_iter()
@@ -145,8 +144,9 @@ pub(crate) async fn probe_all(paths: Vec<PathBuf>) -> Vec<(PathBuf, Result<Probe
     probed
 }
 
-/// Whether a device with this name may be probed unasked: not our own, nor what another program has
-/// already made of bcache's devices, nor one with a medium that comes and goes.
+/// Whether a device with this name may be probed without a command.
+///
+/// The devices of ubcache itself, of the kernel's bcache, loop devices and drives with removable media are not probed.
 pub(crate) fn may_be_ours(name: &OsStr) -> bool {
     let name = name.as_bytes();
     !["ublkb", "bcache", "loop", "fd", "sr"].iter().any(|prefix| name.starts_with(prefix.as_bytes()))
@@ -171,12 +171,24 @@ pub(crate) fn block_devices() -> Vec<PathBuf> {
 mod tests {
     use super::*;
 
+    /// The finding about a superblock was turned into text.
+    #[test]
+    fn a_bad_superblock_is_the_cause() {
+        use std::error::Error;
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("hdd");
+        std::fs::write(&path, vec![0; 1 << 20]).expect("the file is written");
+        let failure = probe_now(&path).expect_err("it has no superblock");
+        let cause = failure.source().and_then(|e| e.downcast_ref::<inspect::SuperblockError>());
+        assert!(matches!(cause, Some(inspect::SuperblockError::Broken(_))), "{failure:?}");
+    }
+
     #[test]
     fn a_device_with_the_same_name_is_another_one() {
         let dir = tempfile::tempdir().unwrap();
         let file = probe_now(&crate::testing::cache_device(dir.path(), 2)).unwrap();
         assert!(file.appearance.is_none() && !file.is_unplugged(), "files do not come and go");
-        // Every Linux has some block device; kernels before 5.15 do not number them.
+        // Every Linux host has some block device. Kernels before 5.15 do not number them.
         let numbered = std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten().find_map(|e| {
             let path = Path::new("/dev").join(e.file_name());
             appearance(&path).map(|number| (path, number))

@@ -1,7 +1,7 @@
 //! The registry: the devices of this host, the threads that serve them, and the assignment of devices to threads.
 //!
-//! Wires the components (module `components`) with the history, the settings, the reload and the jobs, and owns no logic of
-//! theirs.
+//! Connects the components (module `components`) with the history, the settings, the reload and the jobs. Must not have
+//! logic of its own.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::reload::Reload;
 use crate::settings::Settings;
 use crate::shared::Shared;
 
-/// The components, wired. See the module head.
+/// The components and their connections.
 pub(crate) struct Registry {
     pub(crate) shared: Arc<Shared>,
     pub(crate) jobs: Jobs,

@@ -1,6 +1,7 @@
 //! Reload: applies a changed configuration while the daemon runs.
 //!
-//! Owns the order: the whole file is read before anything changes, and nothing starts with the old configuration meanwhile. Must not know how a tunable is set, nor how a device is registered.
+//! Owns the order: the whole file is read before anything changes, and no volume starts with the old configuration
+//! meanwhile. Must not know how a tunable is set, nor how a device is registered.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -55,7 +56,7 @@ impl Reload {
         if !said.is_empty() {
             self.shared.remote.send_replace(remote);
         }
-        // The contents of files may have changed under the same names.
+        // The contents of the files may have changed although their names have not.
         self.shared.set_nbd_tls(nbd);
         said.extend(of_the_daemon(&old, &next));
         for worker in self.workers.all() {
@@ -88,7 +89,7 @@ impl Reload {
     }
 }
 
-/// Changed settings of the daemon itself, and when they take effect.
+/// Messages about changed settings of the daemon itself, with the time when they take effect.
 fn of_the_daemon(old: &Config, next: &Config) -> Vec<String> {
     let mut said = Vec::new();
     for (what, same) in [

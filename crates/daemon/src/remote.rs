@@ -3,6 +3,7 @@
 //! Owns the comparison of the token, and the decision whether a request is answered. Neither token nor key is ever part of
 //! a message. Must not know how a client connects.
 
+use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::config::{Named, Tcp};
 
-/// Bytes of a token.
+/// Permitted lengths of a token in bytes.
 const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=512;
 
 /// The TCP configuration with the contents of its files.
@@ -26,33 +27,34 @@ pub(crate) struct Remote {
     metrics_without_token: bool,
 }
 
-/// Not to be shown: it has no `Debug`.
+/// The token. It has no `Debug`, so no message shows it.
 struct Token(Vec<u8>);
 
 pub(crate) struct Tls {
     pub(crate) acceptor: TlsAcceptor,
-    /// To tell one from another.
+    /// The certificates, to compare two configurations.
     certificates: Vec<CertificateDer<'static>>,
 }
 
-/// Whether a request is answered.
+/// The right of a request to be answered, by its token and path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Entry {
-    /// It showed the token.
+    /// The request has the token.
     Known,
-    /// A file of the dashboard, which everybody may see.
+    /// The request is for a file of the dashboard, which every client may read.
     Page,
-    /// The metrics, where the configuration lets everybody see them.
+    /// The request is for the metrics, and the configuration lets every client read them.
     Metrics,
     Missing,
     Wrong,
 }
 
 impl Remote {
-    /// Reads what the configuration names.
+    /// Reads the files that the configuration names.
     ///
     /// # Errors
-    /// If a file cannot be used, or other users can read it; the message names line and file, and nothing of its contents.
+    /// If a file cannot be used, or other users can read it; the message names line and file, and has nothing of its
+    /// contents.
     pub(crate) fn load(tcp: &Tcp) -> Result<Remote, Failure> {
         let token = Token::read(&tcp.token_file)?;
         let tls = tcp.tls.as_ref().map(|(certificate, key)| Tls::read(certificate, key)).transpose()?;
@@ -60,7 +62,7 @@ impl Remote {
         Ok(Remote { listen: tcp.listen.clone(), token, tls, metrics_without_token })
     }
 
-    /// The differences to an older configuration, as text.
+    /// The differences from an older configuration, as text.
     pub(crate) fn differences(old: Option<&Remote>, new: Option<&Remote>) -> Vec<String> {
         let (old, new) = match (old, new) {
             (None, None) => return Vec::new(),
@@ -94,7 +96,7 @@ impl Remote {
     pub(crate) fn entry(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Entry {
         let mut shown = headers.get_all(header::AUTHORIZATION).iter();
         let first = shown.next();
-        // Two headers: it is not defined which one counts.
+        // With two headers it is not defined which one applies.
         let only = first.filter(|_| shown.next().is_none());
         if only.and_then(|value| bearer(value.as_bytes())).is_some_and(|token| self.token.is(token)) {
             return Entry::Known;
@@ -122,20 +124,12 @@ impl Token {
         let token = bytes.trim_ascii();
         let wanted = TOKEN_BYTES.contains(&token.len()) && token.iter().all(u8::is_ascii_graphic);
         if !wanted {
-            return Err(in_line(
-                "token_file",
-                file,
-                format!(
-                    "expected one line of {} to {} visible ASCII characters, such as `openssl rand -hex 32` makes",
-                    TOKEN_BYTES.start(),
-                    TOKEN_BYTES.end()
-                ),
-            ));
+            return Err(in_line("token_file", file, RemoteError::NoToken));
         }
         Ok(Token(token.to_vec()))
     }
 
-    /// Takes as long for one that is nearly right as for one that is not.
+    /// Compares in a time that does not depend on the number of equal bytes.
     fn is(&self, shown: &[u8]) -> bool {
         self.0.ct_eq(shown).into()
     }
@@ -143,16 +137,15 @@ impl Token {
 
 impl Tls {
     fn read(certificate: &Named, key: &Named) -> Result<Tls, Failure> {
-        let of_certificate = |e: String| in_line("tls_certificate", certificate, e);
-        let pem = serve::secret::read_public(&certificate.path).map_err(of_certificate)?;
+        let of_certificate = |e: RemoteError| in_line("tls_certificate", certificate, e);
+        let pem = serve::secret::read_public(&certificate.path);
+        let pem = pem.map_err(|e| in_line("tls_certificate", certificate, e))?;
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
-        let certificates =
-            chain.map_err(|e| of_certificate(format!("expected certificates in PEM form: {e}")))?;
+        let certificates = chain.map_err(|e| of_certificate(RemoteError::NotCertificates(e)))?;
         if certificates.is_empty() {
-            return Err(of_certificate("expected certificates in PEM form, found none".into()));
+            return Err(of_certificate(RemoteError::NoCertificates));
         }
-        // The message about a key contains no part of the key.
-        let no_key = |_| in_line("tls_key", key, "expected a private key in PEM form".into());
+        let no_key = |_| in_line("tls_key", key, RemoteError::NoKey);
         let private = PrivateKeyDer::from_pem_slice(&secret("tls_key", key)?).map_err(no_key)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = rustls::ServerConfig::builder_with_provider(provider)
@@ -160,15 +153,35 @@ impl Tls {
             .map_err(Failure::of)?
             .with_no_client_auth()
             .with_single_cert(certificates.clone(), private);
-        let mut config =
-            config.map_err(|e| in_line("tls_key", key, format!("does not fit tls_certificate: {e}")))?;
+        let mut config = config.map_err(|e| in_line("tls_key", key, RemoteError::OtherCertificate(e)))?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Tls { acceptor: TlsAcceptor::from(Arc::new(config)), certificates })
     }
 }
 
-pub(crate) fn in_line(key: &str, file: &Named, what: String) -> Failure {
-    Failure::Failed(format!("line {}: {key}: {}: {what}", file.line, file.path.display()))
+/// The reason why the contents of a file for TCP cannot be used. No message contains a part of a token or key.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RemoteError {
+    #[error(
+        "expected one line of {} to {} visible ASCII characters, such as `openssl rand -hex 32` makes",
+        TOKEN_BYTES.start(),
+        TOKEN_BYTES.end()
+    )]
+    NoToken,
+    #[error("expected certificates in PEM form: {0}")]
+    NotCertificates(#[source] rustls::pki_types::pem::Error),
+    #[error("expected certificates in PEM form, found none")]
+    NoCertificates,
+    /// The cause is left out, because it could quote the key.
+    #[error("expected a private key in PEM form")]
+    NoKey,
+    #[error("does not fit tls_certificate: {0}")]
+    OtherCertificate(#[source] rustls::Error),
+}
+
+/// The failure of the file that a line of the configuration names.
+pub(crate) fn in_line(key: &str, file: &Named, e: impl Error + Send + Sync + 'static) -> Failure {
+    Failure::because(format_args!("line {}: {key}: {}", file.line, file.path.display()), e)
 }
 
 /// The contents of a secret file.

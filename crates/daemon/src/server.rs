@@ -1,8 +1,8 @@
 //! The control socket, and the limits of every connection.
 //!
-//! Owns the peer check (root, this daemon's own user, a group), the limits on connections, headers and bodies, and the
-//! deadlines: the connection of a client that sends half a request, or does not read its answer, is closed. Must not know the
-//! requests.
+//! Owns the peer check (root, the user of this daemon, a group), the limits on connections, headers and bodies, and the
+//! deadlines. The connection of a client that sends half a request, or does not read its answer, is closed. Must not know
+//! the requests.
 
 use std::convert::Infallible;
 use std::io;
@@ -34,17 +34,17 @@ use crate::answer::words;
 use crate::audit::{Peer, Strangers};
 use crate::hub::Hub;
 
-/// Clients at a time.
+/// Limit of the connected clients.
 const MOST_CLIENTS: usize = 128;
-/// Number of refused clients that get the error at a time.
+/// Limit of the refused clients that get the error at a time.
 const MOST_REFUSED: usize = 16;
-/// How long a client may take for the head of a request, and then for its body.
+/// Time limit of a client for the head of a request, and then for its body.
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
-/// Time limit in which a client has to read a part of its answer.
+/// Time limit of a client to read a part of its answer.
 const READS_WITHIN: Duration = Duration::from_secs(10);
 const HEADER_LINES: usize = 64;
 const HEADER_BYTES: usize = 32 << 10;
-/// Most bytes of a request's body.
+/// Limit of the bytes of a request's body.
 const BODY_BYTES: usize = 64 << 10;
 
 /// The users who may control the daemon.
@@ -56,7 +56,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// Root, the user of this process, and a group, by name or number.
+    /// Permits root, the user of this process, and the members of a group, which is a name or a number.
     ///
     /// # Errors
     /// If there is no such group.
@@ -87,7 +87,7 @@ impl Access {
     }
 }
 
-/// Number and members of a group.
+/// The number of a group and its members, from the texts of `/etc/group` and `/etc/passwd`.
 fn group_of(name: &str, groups: &str, users: &str) -> Option<(u32, Vec<u32>)> {
     let uid_of = |user: &str| {
         let mut lines = users.lines().map(|l| l.split(':').collect::<Vec<_>>());
@@ -110,7 +110,7 @@ fn group_of(name: &str, groups: &str, users: &str) -> Option<(u32, Vec<u32>)> {
 /// Binds the socket. Every user can connect; a user without permission gets an error.
 ///
 /// # Errors
-/// If another daemon listens there, or the place cannot be had.
+/// If another daemon listens there, or the socket cannot be made.
 pub(crate) fn bind(path: &Path) -> Result<UnixListener, Failure> {
     if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty() && !d.exists()) {
         std::fs::create_dir_all(dir).map_err(|e| Failure::at(dir, "cannot be created", e))?;
@@ -129,7 +129,7 @@ pub(crate) fn bind(path: &Path) -> Result<UnixListener, Failure> {
         Ok(_) if std::os::unix::net::UnixStream::connect(path).is_ok() => {
             return Err(Failure::Failed(format!("{}: another daemon listens there", path.display())));
         }
-        // Left behind by one that was killed.
+        // A daemon that was killed has left the socket.
         Ok(_) => std::fs::remove_file(path).map_err(|e| Failure::at(path, "cannot be removed", e))?,
         Err(_) => {}
     }
@@ -140,12 +140,12 @@ pub(crate) fn bind(path: &Path) -> Result<UnixListener, Failure> {
     Ok(listener)
 }
 
-/// The service with the limits of all clients, over socket and TCP.
+/// Adds the limits of all clients, over the socket and TCP, to a service.
 pub(crate) fn with_limits(router: Router) -> Router {
     router.layer(axum::middleware::from_fn(whole_body))
 }
 
-/// Answers until it is dropped.
+/// Serves clients of the socket until the future is dropped.
 pub(crate) async fn serve(listener: UnixListener, router: Router, access: Access, hub: Arc<Hub>) {
     let mut strangers = Strangers::default();
     let router = crate::web::without_tokens(router);
@@ -154,7 +154,7 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, access: Access
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(_) => {
-                // Out of descriptors, most likely: some of them will be free again.
+                // The process probably has no free descriptor. Some become free as clients disconnect.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -178,7 +178,7 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, access: Access
     }
 }
 
-/// Answers each request with the same error.
+/// A service that answers each request with the same error.
 fn no_entry(why: String) -> Router {
     Router::new().fallback(move || async move {
         let close = [(axum::http::header::CONNECTION, "close")];
@@ -198,7 +198,7 @@ where
         .max_headers(HEADER_LINES)
         .max_buf_size(HEADER_BYTES)
         .serve_connection(TokioIo::new(Patient::new(stream)), service);
-    // Errors of the connection are not logged; the client has got its answer if it could be sent.
+    // Errors of the connection are not logged. The client has its answer if the answer could be sent.
     let _ = connection.await;
 }
 
@@ -213,7 +213,7 @@ async fn whole_body(request: Request, next: Next) -> Response {
     }
 }
 
-/// A stream that fails if the peer reads nothing for a while.
+/// A stream whose writes fail if the peer reads nothing for [`READS_WITHIN`].
 struct Patient<C> {
     stream: C,
     waiting: Option<Pin<Box<Sleep>>>,

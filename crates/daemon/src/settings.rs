@@ -1,12 +1,13 @@
 //! Tunables of running sets and volumes: read, set, reset, and updated from a new configuration.
 //!
-//! Owns the decision what is stored in the state directory: every value that was set, except those for this run only and those
-//! that a superblock stores. Must not know how a client asks.
+//! Owns the decision what is stored in the state directory: every value that was set, except values for this run only and
+//! values that a superblock stores. Must not know how a client asks.
 
 use std::sync::Arc;
 
 use serde::Serialize;
 use serve::snapshot::{Snapshot, TunableFigure};
+use serve::tunables::{Beyond, Owner, Setting, owners, unknown};
 use serve::{Command, Failure};
 
 use crate::components::{Found, Lookup};
@@ -26,15 +27,16 @@ pub(crate) enum Of<'a> {
 #[derive(Serialize)]
 pub(crate) struct Changed {
     key: String,
-    /// The current value, which may be limited to the range.
+    /// The current value.
     value: String,
-    /// It holds after a restart, too.
+    /// Whether the value also applies after a restart.
     persistent: bool,
-    /// The range and the limited value, if the requested value was out of range.
+    /// The requested and the current number, if they differ: a tunable may take multiples of a number only, and 0 may stand
+    /// for a default.
     limited: Option<String>,
 }
 
-/// The number that a text asks for, where it is one.
+/// The number in a text with an optional unit; `None` if the text is no number.
 fn number(text: &str) -> Option<u128> {
     let shift = match text.as_bytes().last()?.to_ascii_lowercase() {
         b'k' => 10,
@@ -47,19 +49,19 @@ fn number(text: &str) -> Option<u128> {
     digits.parse::<u64>().ok().map(|n| u128::from(n) << shift)
 }
 
-/// Whether a number was asked for, and has become another one.
+/// Whether a number was requested, and has become another one.
 fn is_limited(asked: &str, now: &str) -> bool {
     number(asked.trim()).zip(number(now)).is_some_and(|(asked, now)| asked != now)
 }
 
 impl Changed {
-    /// The limited value, if it differs from the requested one.
+    /// The current number, if it differs from the requested one.
     pub(crate) fn limited_to(&self) -> Option<&str> {
         self.limited.as_ref().map(|_| &*self.value)
     }
 }
 
-/// One that is running.
+/// The running set or volume whose tunables are read or changed.
 struct Target {
     worker: Arc<Worker>,
     key: Key,
@@ -67,28 +69,81 @@ struct Target {
     tunables: Vec<TunableFigure>,
 }
 
-/// Tunables that are of the moment.
+/// Tunables that are never stored: their value applies to the moment, or is stored elsewhere.
 const NOT_REMEMBERED: [&str; 2] = ["writeback_rate", "label"];
 
 impl Target {
     fn figure(&self, key: &str) -> Result<&TunableFigure, Failure> {
         let found = self.tunables.iter().find(|t| t.key == key);
-        found.ok_or_else(|| {
-            let known: Vec<&str> = self.tunables.iter().map(|t| t.key).collect();
-            Failure::Usage(format!("{key}: no such tunable of {}; known are {}", self.name, known.join(", ")))
-        })
+        found.ok_or_else(|| Failure::Usage(self.unknown(key)))
     }
 
-    fn command(&self, key: &str, value: &str) -> Result<Command, Failure> {
-        if self.key.set {
-            let setting = format!("set.{key}={value}").parse().map_err(Failure::Usage)?;
-            return Ok(Command::Set { setting });
+    /// What to say of a tunable that this set or volume does not have.
+    fn unknown(&self, key: &str) -> String {
+        let (of_set, of_device) = owners(key);
+        let (name, set) = (&self.name, &self.worker.plan.id);
+        match self.key.set {
+            true if of_device => {
+                format!(
+                    "{key} is a tunable of volumes, not of set {name}: `ubcache set VOLUME {key}=VALUE` sets it"
+                )
+            }
+            false if of_set && self.worker.plan.cache.is_some() => {
+                format!(
+                    "{key} is a tunable of the set, not of {name}: `ubcache set {set} {key}=VALUE` sets it"
+                )
+            }
+            false if of_set => format!("{key} is a tunable of sets, and {name} is served without one"),
+            _ => unknown(key, self.tunables.iter().map(|t| t.key).collect()),
         }
-        Ok(Command::SetVolume { volume: self.name.clone(), key: key.to_owned(), value: value.to_owned() })
+    }
+
+    fn command(&self, key: &str, value: &str, beyond: Beyond) -> Command {
+        let (key, value) = (key.to_owned(), value.to_owned());
+        if self.key.set {
+            return Command::Set { setting: Setting { owner: Owner::Set, key, value }, beyond };
+        }
+        Command::SetVolume { volume: self.name.clone(), key, value, beyond }
+    }
+
+    /// Sets these values, whose ranges can depend on each other: those that are refused are tried again after the others.
+    /// `said` gets the results.
+    async fn change(&self, wishes: Vec<(String, String)>, said: &mut Vec<String>) {
+        let mut left = wishes;
+        loop {
+            let (before, mut refused) = (left.len(), Vec::new());
+            for (key, value) in left {
+                match self.worker.command(self.command(&key, &value, Beyond::Refused)).await {
+                    Ok(_) => {
+                        let was = self.figure(&key).map(|f| f.value.clone()).unwrap_or_default();
+                        let now = self.value_now(&key).await.unwrap_or(value);
+                        said.push(format!("{}: {key}: {was} → {now}", self.name));
+                    }
+                    Err(e) => refused.push((key, value, e)),
+                }
+            }
+            if refused.is_empty() || refused.len() == before {
+                said.extend(refused.iter().map(|(.., e)| format!("{}: {e}; the value stays", self.name)));
+                return;
+            }
+            left = refused.into_iter().map(|(key, value, _)| (key, value)).collect();
+        }
+    }
+
+    /// The value of a tunable now.
+    async fn value_now(&self, key: &str) -> Result<String, Failure> {
+        let figures = self.worker.snapshot().await?;
+        let mut volumes = figures.volumes.into_iter();
+        let tunables = match self.key.set {
+            true => figures.set.map(|set| set.tunables),
+            false => volumes.find(|v| v.name == self.name).map(|v| v.tunables),
+        };
+        let found = tunables.into_iter().flatten().find(|t| t.key == key);
+        found.map(|t| t.value).ok_or_else(|| Failure::Failed(format!("{}: is no longer served", self.name)))
     }
 }
 
-/// Reads and changes tunables. See the module head.
+/// Reads and changes tunables.
 pub(crate) struct Settings {
     shared: Arc<Shared>,
     lookup: Arc<Lookup>,
@@ -146,18 +201,34 @@ impl Settings {
         Ok(self.target(of).await?.tunables)
     }
 
-    /// One tunable.
+    /// One tunable of a set or volume, with its value.
     pub(crate) async fn tunable(&self, of: Of<'_>, key: &str) -> Result<TunableFigure, Failure> {
         self.target(of).await?.figure(key).cloned()
     }
 
-    /// Sets one; `persistent`: it holds after a restart, too.
+    /// Sets one; `persistent`: it holds after a restart, too. A number out of range is refused.
     pub(crate) async fn set_tunable(
         &self,
         of: Of<'_>,
         key: &str,
         value: &str,
         persistent: bool,
+    ) -> Result<Changed, Failure> {
+        self.put(of, key, value, persistent, Beyond::Refused).await
+    }
+
+    /// Sets one as the kernel does: a number out of range is clamped, and nothing is stored.
+    pub(crate) async fn set_as_kernel(&self, of: Of<'_>, key: &str, value: &str) -> Result<Changed, Failure> {
+        self.put(of, key, value, false, Beyond::Clamped).await
+    }
+
+    async fn put(
+        &self,
+        of: Of<'_>,
+        key: &str,
+        value: &str,
+        persistent: bool,
+        beyond: Beyond,
     ) -> Result<Changed, Failure> {
         if key == "label" && !value.is_empty() {
             serve::label_is_fit(value)?;
@@ -168,10 +239,9 @@ impl Settings {
         if key == "label" {
             self.label_is_free(value, Some(&target.name)).await?;
         }
-        let (in_superblock, range) = target.figure(key).map(|f| (f.in_superblock, f.range.clone()))?;
-        let command = target.command(key, value)?;
-        target.worker.command(command).await?;
-        let now = self.tunable(of_same(&target), key).await?.value;
+        let in_superblock = target.figure(key)?.in_superblock;
+        target.worker.command(target.command(key, value, beyond)).await?;
+        let now = target.value_now(key).await?;
         // At the next start the value of the configuration would override that of the superblock.
         let configured = self.shared.config().tunables(&target.key).contains_key(key);
         let remembered = persistent && !NOT_REMEMBERED.contains(&key) && (!in_superblock || configured);
@@ -185,11 +255,11 @@ impl Settings {
         let text = format!("{}: {key} is {now} now", target.name);
         self.shared.hub.publish(Kind::Configuration, Some(&target.worker.plan.id), "", &text);
         let limited = (!NOT_REMEMBERED.contains(&key) && is_limited(value, &now))
-            .then(|| format!("{key}={value}: {range}: limited to {now}"));
+            .then(|| format!("{key}={value}: the value is {now} now"));
         Ok(Changed { key: key.to_owned(), value: now, persistent: remembered || in_superblock, limited })
     }
 
-    /// Resets a tunable that was set at run time: the configuration or the default holds again.
+    /// Resets a tunable that was set at run time to the value of the configuration, or to the default.
     pub(crate) async fn reset_tunable(&self, of: Of<'_>, key: &str) -> Result<Changed, Failure> {
         let target = self.target(of).await?;
         let figure = target.figure(key)?;
@@ -204,14 +274,14 @@ impl Settings {
             }
             None => figure.default.clone(),
         };
-        let command = target.command(key, &value)?;
+        // A configured value can be out of a range that depends on another tunable; then nothing changes.
+        target.worker.command(target.command(key, &value, Beyond::Refused)).await?;
         self.shared.state().set_tunable(&target.key.id, key, None)?;
-        target.worker.command(command).await?;
-        let now = self.tunable(of_same(&target), key).await?.value;
+        let now = target.value_now(key).await?;
         Ok(Changed { key: key.to_owned(), value: now, persistent: true, limited: None })
     }
 
-    /// Applies the differences between two configurations; `said` gets the results.
+    /// Applies the differences between two configurations, and adds the results to `said`.
     pub(crate) async fn bring_in_line(
         &self,
         worker: &Arc<Worker>,
@@ -236,23 +306,10 @@ impl Settings {
         for target in targets {
             let before = self.shared.tunables_by(old, &target.key);
             let after = self.shared.tunables_by(next, &target.key);
-            for (key, value) in differences(&before, &after, &target.tunables) {
-                let was = target.figure(&key).map(|f| f.value.clone()).unwrap_or_default();
-                let result = match target.command(&key, &value) {
-                    Ok(command) => worker.command(command).await.map(drop),
-                    Err(e) => Err(e),
-                };
-                said.push(match result {
-                    Ok(()) => format!("{}: {key}: {was} → {value}", target.name),
-                    Err(e) => format!("{}: {key}: {}", target.name, e.message().unwrap_or_default()),
-                });
-            }
+            let wishes = differences(&before, &after, &target.tunables);
+            target.change(wishes, said).await;
         }
     }
-}
-
-fn of_same(target: &Target) -> Of<'_> {
-    if target.key.set { Of::Set(&target.name) } else { Of::Volume(&target.name) }
 }
 
 /// The tunables to set: those that differ, and the defaults of those that are no longer configured.
@@ -277,7 +334,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_became_another_one_was_limited() {
+    fn a_number_that_became_another_one_is_told() {
         for (asked, now, expected) in [
             ("101", "40", true),
             ("40", "40", false),

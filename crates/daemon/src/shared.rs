@@ -1,12 +1,12 @@
 //! State that the control thread and the threads of sets share: configuration, state directory, events, TCP and NBD access.
 //!
-//! Owns the locks around them, which are held for moments only, and the precedence of tunables: a value set at run time, then
-//! the configuration, then the default.
+//! Owns the locks around this state, which are held only for moments, and the precedence of tunables: a value set at run
+//! time, then the configuration, then the default. Must not know which devices are served.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serve::Failure;
-use serve::exports::{NbdAccess, SaidBy, Spec, TlsConfig};
+use serve::exports::{NbdAccess, SaidBy, Spec, SpecError, TlsConfig};
 use tokio::sync::watch;
 
 use crate::config::{Config, Key, Values};
@@ -14,14 +14,14 @@ use crate::hub::Hub;
 use crate::remote::Remote;
 use crate::state::State;
 
-/// See the module head.
+/// The state that the threads share, behind locks.
 pub(crate) struct Shared {
     config: Mutex<Config>,
     state: Mutex<State>,
     pub(crate) hub: Arc<Hub>,
-    /// Clients over TCP, if they are wanted.
+    /// Configuration of TCP; `None` if TCP is disabled.
     pub(crate) remote: watch::Sender<Option<Arc<Remote>>>,
-    /// Permissions of NBD; all sets share its memory budget.
+    /// Access rules of NBD; all sets share its memory budget.
     nbd: Mutex<NbdAccess>,
     /// Held during the decision which volume owns an address.
     claiming: Mutex<()>,
@@ -52,14 +52,14 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Permissions of NBD exports that start from now on.
+    /// Access rules of NBD for exports that start from now on.
     pub(crate) fn nbd(&self) -> NbdAccess {
         let open = self.config().nbd.allow_unauthenticated;
         let nbd = self.nbd.lock().unwrap_or_else(PoisonError::into_inner);
         NbdAccess { allow_unauthenticated: open, ..nbd.clone() }
     }
 
-    /// There are other certificates for NBD.
+    /// Sets the certificates of NBD exports that start from now on.
     pub(crate) fn set_nbd_tls(&self, tls: Option<TlsConfig>) {
         self.nbd.lock().unwrap_or_else(PoisonError::into_inner).tls = tls;
     }
@@ -81,9 +81,9 @@ impl Shared {
         values
     }
 
-    /// How a volume is exported.
+    /// The export addresses that the configuration gives to a volume.
     pub(crate) fn exports(&self, key: &Key, name: &str) -> Result<Vec<Spec>, Failure> {
         let specs = self.config().exports(key, name);
-        specs.iter().map(|s| s.parse().map_err(Failure::Failed)).collect()
+        specs.iter().map(|s| s.parse().map_err(|e: SpecError| Failure::of(e))).collect()
     }
 }

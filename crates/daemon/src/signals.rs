@@ -1,4 +1,6 @@
-//! The signals that the daemon listens for: SIGTERM and SIGINT stop it, SIGHUP makes it read its configuration again.
+//! The signals of the daemon: SIGTERM and SIGINT stop it, SIGHUP makes it read its configuration again.
+//!
+//! Owns the registration of these signals. Must not know what a signal leads to.
 
 use serve::Failure;
 use tokio::signal::unix::{Signal, SignalKind, signal};

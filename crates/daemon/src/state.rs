@@ -1,7 +1,7 @@
 //! The state directory: registered devices, names and export addresses of volumes, tunables that were set at run time.
 //!
-//! Owns one file, which is written completely beside the old file and then renamed over it: after a crash the file has the old
-//! or the new state. Only the daemon can read it. Must not know what is running, nor the meaning of a tunable.
+//! Owns one file, which is written completely beside the old file and then renamed over it, so after a crash the file has
+//! the old or the new state. Only the daemon can read it. Must not know what is running, nor the meaning of a tunable.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -30,11 +30,11 @@ fn yes() -> bool {
     true
 }
 
-/// The volume that has a place.
+/// The volume that owns an export address.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Owner {
-    /// By what its name is remembered: UUID of the backing device, or set and slot.
+    /// Key under which its name is stored: UUID of the backing device, or set and slot.
     pub(crate) volume: String,
     /// Its label, which may name its section of the configuration.
     pub(crate) label: String,
@@ -46,7 +46,7 @@ pub(crate) struct Owner {
 pub(crate) struct Mark {
     /// The hardware or file of the device.
     pub(crate) identity: Identity,
-    /// The newest sequence number that its superblock was seen with.
+    /// The newest sequence number of its superblock that was read.
     pub(crate) sequence: u64,
 }
 
@@ -55,11 +55,11 @@ pub(crate) struct Mark {
 struct Remembered {
     version: u32,
     devices: BTreeMap<PathBuf, Known>,
-    /// By UUID of the set or of the backing device; an entry stays when the device is unregistered.
+    /// Identities, by UUID of the set or of the backing device. An entry stays when the device is unregistered.
     marks: BTreeMap<String, Mark>,
     names: BTreeMap<String, String>,
     tunables: BTreeMap<String, Values>,
-    /// By the place, in the words of the configuration.
+    /// Owners of export addresses, by the address as the configuration writes it.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     places: BTreeMap<String, Owner>,
 }
@@ -68,22 +68,22 @@ struct Remembered {
 pub(crate) struct State {
     path: PathBuf,
     now: Remembered,
-    /// Held as long as this process has the directory to itself.
+    /// The lock on the directory, which keeps other daemons out while this one runs.
     _lock: File,
 }
 
-/// Version of the file, and the first one: without marks.
+/// Present version of the file, and the first one, which has no identities.
 const VERSION: u32 = 2;
 const FIRST_VERSION: u32 = 1;
-/// Mode of the file: only the daemon reads and writes it.
+/// Mode of the file: only its owner reads and writes it.
 const MODE: u32 = 0o600;
 
 impl State {
-    /// Takes the directory, which is made if it is not there.
+    /// Locks the directory and reads the state. Makes the directory if it does not exist.
     ///
     /// # Errors
-    /// If another daemon has it, or what is there cannot be read: going on without it would serve volumes elsewhere than
-    /// before.
+    /// If another daemon has the directory, or the state cannot be read. Without the state, volumes would get other names
+    /// and addresses than before.
     pub(crate) fn open(dir: &Path) -> Result<State, Failure> {
         std::fs::create_dir_all(dir).map_err(|e| Failure::at(dir, "cannot be created", e))?;
         let lock_path = dir.join("lock");
@@ -109,7 +109,7 @@ impl State {
                         path.display()
                     )));
                 }
-                // Earlier versions left it open to all.
+                // Earlier versions made the file readable for all users.
                 std::fs::set_permissions(&path, PermissionsExt::from_mode(MODE))
                     .map_err(|e| Failure::at(&path, "its permissions cannot be set", e))?;
                 Remembered { version: VERSION, ..read }
@@ -136,7 +136,7 @@ impl State {
     fn write(&self, next: &Remembered) -> std::io::Result<()> {
         let temporary = self.path.with_extension("new");
         let mut file = File::options().write(true).create(true).truncate(true).mode(MODE).open(&temporary)?;
-        // One that was left behind keeps its mode otherwise.
+        // A temporary file that an interrupted write has left would keep its mode.
         file.set_permissions(PermissionsExt::from_mode(MODE))?;
         file.write_all(serde_json::to_string_pretty(next)?.as_bytes())?;
         file.sync_all()?;
@@ -151,18 +151,18 @@ impl State {
         self.now.devices.clone()
     }
 
-    /// Remembers a device; `named`: by the word of the operator. What he has named once stays named.
+    /// Stores a device. With `named` the operator has named it; a device that was named once stays named.
     pub(crate) fn add_device(&mut self, path: &Path, uuid: &str, named: bool) -> Result<(), Failure> {
         let before = self.now.devices.values().any(|k| k.uuid == uuid && k.named);
         let known = Known { uuid: uuid.to_owned(), named: named || before };
         self.change(|s| {
-            // A device that is found elsewhere has moved.
+            // The device is at another path now.
             s.devices.retain(|p, k| k.uuid != known.uuid || p == path);
             s.devices.insert(path.to_owned(), known);
         })
     }
 
-    /// Forgets a device, and the places of its volume.
+    /// Forgets a device, and the addresses of its volume.
     pub(crate) fn remove_device(&mut self, path: &Path) -> Result<(), Failure> {
         self.change(|s| {
             if let Some(known) = s.devices.remove(path) {
@@ -176,7 +176,7 @@ impl State {
         self.now.places.clone()
     }
 
-    /// A volume has these places, and no others.
+    /// Makes a volume the owner of these addresses and of no others.
     pub(crate) fn set_places(&mut self, owner: &Owner, places: &[String]) -> Result<(), Failure> {
         self.change(|s| {
             s.places.retain(|_, other| other.volume != owner.volume);
@@ -184,21 +184,21 @@ impl State {
         })
     }
 
-    /// The volume, or all volumes of this set, have no places any more.
+    /// Removes the addresses of a volume, or of all flash-only volumes of a set.
     pub(crate) fn forget_places(&mut self, id: &str) -> Result<(), Failure> {
         let flash_only = format!("{id}/");
         let is_it = |owner: &Owner| owner.volume == id || owner.volume.starts_with(&flash_only);
         self.change(|s| s.places.retain(|_, owner| !is_it(owner)))
     }
 
-    /// A volume has another label.
+    /// Stores the new label of a volume with its addresses.
     pub(crate) fn relabel(&mut self, id: &str, label: &str) -> Result<(), Failure> {
         self.change(|s| {
             s.places.values_mut().filter(|o| o.volume == id).for_each(|o| label.clone_into(&mut o.label));
         })
     }
 
-    /// The entry of the device with this UUID.
+    /// The identity of the device with this key.
     pub(crate) fn mark(&self, key: &str) -> Option<Mark> {
         self.now.marks.get(key).cloned()
     }
@@ -207,12 +207,12 @@ impl State {
         self.change(|s| drop(s.marks.insert(key.to_owned(), mark)))
     }
 
-    /// The name that a volume has been given.
+    /// The name of a volume, if it has one.
     pub(crate) fn known_name(&self, id: &str) -> Option<String> {
         self.now.names.get(id).cloned()
     }
 
-    /// The name of a volume; the first free `bcacheN` if it never had one.
+    /// The name of a volume. A volume without a name gets the first free `bcacheN`.
     pub(crate) fn name(&mut self, id: &str) -> Result<String, Failure> {
         if let Some(name) = self.now.names.get(id) {
             return Ok(name.clone());
@@ -228,7 +228,7 @@ impl State {
         self.now.tunables.get(id).cloned().unwrap_or_default()
     }
 
-    /// `None` forgets one.
+    /// Stores the value of a tunable; `None` forgets it.
     pub(crate) fn set_tunable(&mut self, id: &str, key: &str, value: Option<&str>) -> Result<(), Failure> {
         self.change(|s| {
             let values = s.tunables.entry(id.to_owned()).or_default();
@@ -245,7 +245,7 @@ impl State {
 mod tests {
     use super::*;
 
-    /// A state file of the first version was open to all, and knows nothing of marks.
+    /// A state file of the first version is readable for all users, and has no identities.
     #[test]
     fn the_first_version_is_read_and_closed_to_others() {
         let dir = tempfile::tempdir().unwrap();
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(State::open(dir.path()).unwrap().mark("u1").unwrap().sequence, 7);
     }
 
-    /// Names become sockets, files and links: one that climbs out of its directory is refused.
+    /// Names become parts of paths of sockets, files and links, so a name must not leave its directory.
     #[test]
     fn a_name_that_is_a_path_is_refused() {
         for name in ["../../etc/passwd", "a/b", "..", "", "bcache0\\n"] {

@@ -1,8 +1,8 @@
 //! The stop of the daemon: volumes and sets are stopped, after a drain if the configuration asks for one.
 //!
-//! Owns the deadlines of the drain and of the stop, and their messages. Dirty data that stays is safe in the cache; a drain
-//! that leaves dirty data is a failure, whose message has the number of bytes. A second signal ends the drain. Must not know
-//! how data is written back.
+//! Owns the deadlines of the drain and of the stop, and their messages. Dirty data that remains is safe in the cache. A
+//! drain that leaves dirty data is a failure, whose message has the number of bytes. A second signal ends the drain. Must
+//! not know how data is written back.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ struct Drain {
     problems: Vec<String>,
 }
 
-/// Takes everything down.
+/// Stops all volumes and sets.
 pub(crate) async fn stop(signals: &mut Signals, registry: &Arc<Registry>) -> Result<(), Failure> {
     let (wanted, seconds) = {
         let config = registry.shared.config();
@@ -90,7 +90,7 @@ impl Drain {
         drain
     }
 
-    /// Cancels the jobs and waits for their end, so that nothing is written back after the next message.
+    /// Cancels the jobs and waits for their end, so that no data is written back after the next message.
     async fn give_up(&self) {
         self.jobs.iter().for_each(|job| job.cancel());
         let began = Instant::now();
@@ -99,7 +99,7 @@ impl Drain {
         }
     }
 
-    /// Waits until nothing is dirty or `deadline` has passed. Returns why data stays dirty.
+    /// Waits until no data is dirty or `deadline` has passed. Returns why data stays dirty.
     async fn ended(&self, deadline: Duration) -> Vec<String> {
         let began = Instant::now();
         let mut said = None;

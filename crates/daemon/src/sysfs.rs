@@ -1,7 +1,8 @@
 //! The sysfs view: files with the layout of the kernel's sysfs, mounted at the configured directory.
 //!
-//! Owns the meaning of a write to such a file: a tunable that is set there is not stored, as in the kernel; a detach is started
-//! and not waited for. Requests arrive on the threads of the view; the control thread answers them within a deadline.
+//! Owns the meaning of a write to such a file. A tunable that is set there is not stored, as in the kernel. A detach is
+//! started, and the write does not wait for it. Requests arrive on the threads of the view; the control thread answers them
+//! within a deadline. Must not know the layout of the files.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
@@ -51,7 +52,7 @@ struct Control {
 }
 
 impl Control {
-    /// Has the control thread do something.
+    /// Runs `work` on the control thread and waits for its result.
     fn wait<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Result<T, Errno> {
         let (sender, receiver) = mpsc::sync_channel(1);
         self.runtime.spawn(async move {
@@ -82,19 +83,14 @@ impl Owner for Control {
     }
 }
 
-/// A failure as the kernel would answer it.
+/// Logs a failure and returns the error number that the kernel would answer.
 fn refused(failure: Failure, errno: Errno) -> Errno {
-    message::warn(format!(
-        "sysfs view: {}",
-        failure.message().unwrap_or(
-            "the command found a problem; see the \
-                                                                         messages before"
-        )
-    ));
+    let found = "the command found a problem; see the messages before";
+    message::warn(format!("sysfs view: {}", failure.message().unwrap_or(found)));
     errno
 }
 
-/// Carries out the order of a write and logs it; the writing process is not known here.
+/// Carries out the order of a write and logs it. The process that writes is not known here.
 async fn obey(registry: &Arc<Registry>, order: Order) -> Result<(), Errno> {
     if matches!(order, Order::Nothing) {
         return Ok(());
@@ -110,7 +106,8 @@ async fn obey(registry: &Arc<Registry>, order: Order) -> Result<(), Errno> {
         on.extend(registry.lookup.named(&about).await);
     }
     let result = carry_out(registry, order).await;
-    let outcome = result.map(|()| "done").map_err(|e| format!("{e:?}"));
+    let in_words = |e: Errno| std::io::Error::from_raw_os_error(e.0).to_string();
+    let outcome = result.map(|()| "done").map_err(in_words);
     let outcome = outcome.as_ref().map(|done| *done).map_err(String::as_str);
     audit::tell(&registry.shared.hub, Peer::Other("the sysfs view"), &action, &on, outcome);
     result
@@ -170,7 +167,7 @@ async fn device(registry: &Arc<Registry>, id: &VolumeId, what: DeviceOrder) -> R
         registry.lookup.find(&name).await.map_err(|e| refused(e.into(), Errno::ENOENT))?;
     let result = match what {
         DeviceOrder::Tune { key, value } => {
-            let changed = registry.settings.set_tunable(Of::Volume(&volume), key, &value, false).await;
+            let changed = registry.settings.set_as_kernel(Of::Volume(&volume), key, &value).await;
             return changed.map(|_| ()).map_err(|e| refused(e, Errno::EINVAL));
         }
         DeviceOrder::Attach(set) => {
@@ -195,7 +192,7 @@ async fn set(registry: &Arc<Registry>, set: &str, what: SetOrder) -> Result<(), 
     let thread = registry.lookup.set(set).await.map_err(|e| refused(e.into(), Errno::ENOENT))?;
     let result = match what {
         SetOrder::Tune { key, value } => {
-            let changed = registry.settings.set_tunable(Of::Set(set), key, &value, false).await;
+            let changed = registry.settings.set_as_kernel(Of::Set(set), key, &value).await;
             changed.map(|_| ())
         }
         SetOrder::Stop => match &thread.plan.cache {

@@ -1,8 +1,9 @@
 //! Clients over TCP: the sockets, and the limits of their connections.
 //!
-//! Owns the listening sockets. A client that shows the token may do everything. Any other client gets the files of
-//! the dashboard, which hold no data, the metrics if the configuration permits this, and otherwise an error. A client that has
-//! not shown the token is disconnected after a while, and earlier when its place is needed. Must not know the requests.
+//! Owns the listening sockets. A client that shows the token may do everything. Any other client gets the files of the
+//! dashboard, which have no data of the host, and the metrics if the configuration permits this; else it gets an error. A
+//! client that has not shown the token is disconnected after 30 s, and earlier when its place is needed. Must not know the
+//! requests.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -33,7 +34,7 @@ use crate::server;
 use crate::shared::Shared;
 use crate::web::Meant;
 
-/// Clients of one address at a time.
+/// Limit of the clients of one address.
 const MOST_CLIENTS: usize = 128;
 /// Time limit of the TLS handshake.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
@@ -43,7 +44,7 @@ const STRANGERS_STAY: Duration = Duration::from_secs(30);
 const RETRY_EVERY: Duration = Duration::from_secs(2);
 /// Time between two warnings about wrong tokens.
 const SAY_EVERY: Duration = Duration::from_secs(60);
-/// Listens as the current configuration says, until the daemon ends. A change of the configuration disconnects all clients.
+/// Listens as the present configuration says, until the daemon ends. A change of the configuration disconnects all clients.
 pub(crate) async fn serve(router: Router, shared: Arc<Shared>) {
     let mut wanted = shared.remote.subscribe();
     loop {
@@ -90,14 +91,14 @@ async fn bound(address: SocketAddr, remote: &Remote, shared: &Shared) -> TcpList
     }
 }
 
-/// One that is connected.
+/// A connected client.
 struct Client {
-    /// It has shown the token.
+    /// Whether the client has shown the token.
     known: Arc<AtomicBool>,
     talk: AbortHandle,
 }
 
-/// Makes room for one more client; closes the oldest connection that has not shown the token if all places are taken.
+/// Makes room for one more client: closes the oldest connection that has not shown the token if all places are taken.
 fn make_room(clients: &mut VecDeque<Client>, most: usize) -> bool {
     clients.retain(|c| !c.talk.is_finished());
     if clients.len() < most {
@@ -116,7 +117,7 @@ async fn accept(listener: TcpListener, remote: Arc<Remote>, router: Router) {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(_) => {
-                // Out of descriptors, most likely: some of them will be free again.
+                // The process probably has no free descriptor. Some become free as clients disconnect.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -132,7 +133,7 @@ async fn accept(listener: TcpListener, remote: Arc<Remote>, router: Router) {
     }
 }
 
-/// One client's stay.
+/// The connection of one client.
 struct Visit {
     remote: Arc<Remote>,
     peer: SocketAddr,
@@ -178,10 +179,10 @@ impl Visit {
             let entry = self.remote.entry(request.method(), request.uri(), request.headers());
             request.extensions_mut().insert(Peer::Remote(self.peer));
             if matches!(entry, Entry::Known | Entry::Page) {
-                // A page of another origin cannot use the rights of a browser here: only the token gives rights.
+                // A page of another origin cannot use the rights of a browser here, because only the token gives rights.
                 request.extensions_mut().insert(Meant);
             } else {
-                // It is not the right one, and vouches for nothing.
+                // The token is not the right one, so the request must not count as a request with a token.
                 request.headers_mut().remove(header::AUTHORIZATION);
             }
             let refusal = self.refusal(entry);
@@ -196,7 +197,7 @@ impl Visit {
         server::converse(stream, service).await;
     }
 
-    /// The answer to a client without permission; the connection is closed after it.
+    /// The answer to a client without permission; `None` with permission. The connection is closed after the answer.
     fn refusal(&self, entry: Entry) -> Option<Response> {
         let why = match entry {
             Entry::Known => {

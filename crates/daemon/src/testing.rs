@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use format::superblock::CacheFormat;
 use format::{CacheSuper, Replacement, Sectors, Uuid};
 
-/// A file with the superblock of a new cache device of 8 MiB, of a set whose UUID is all `n`.
+/// Makes a file with the superblock of a new cache device of 8 MiB, of a set whose UUID is all `n`.
 pub(crate) fn cache_device(dir: &Path, n: u8) -> PathBuf {
     let path = dir.join(format!("cache-{n}"));
     let want = CacheFormat {
@@ -22,4 +22,16 @@ pub(crate) fn cache_device(dir: &Path, n: u8) -> PathBuf {
     std::fs::write(&path, bytes).unwrap();
     std::fs::File::options().write(true).open(&path).unwrap().set_len(8 << 20).unwrap();
     path
+}
+
+/// The error number of the system that is the cause of an error.
+pub(crate) fn errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
+    let mut at = Some(error);
+    while let Some(e) = at {
+        if let Some(number) = e.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error) {
+            return Some(number);
+        }
+        at = e.source();
+    }
+    None
 }

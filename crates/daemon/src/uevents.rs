@@ -23,17 +23,17 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-/// Multicast groups: the kernel's own events, and those that udev sends on when its rules have been applied.
+/// Multicast groups: the events of the kernel, and the events that udev sends after its rules.
 const KERNEL_GROUP: u32 = 1;
 const UDEV_GROUP: u32 = 2;
-/// Most bytes of an event; the kernel's have 2 KiB, udev's some more.
+/// Limit of the bytes of an event: the kernel's events have up to 2 KiB, udev's some more.
 const EVENT_BYTES: usize = 16 << 10;
 /// Size of the receive buffer in bytes. If it overflows, all devices are probed.
 const QUEUE_BYTES: usize = 1 << 20;
-/// Time without events after which a device is probed, and the limit of this wait.
+/// Time without events after which a device is probed, and the limit of that wait.
 const QUIET: Duration = Duration::from_millis(300);
 const AT_MOST: Duration = Duration::from_secs(3);
-/// Number of devices that wait for the end of their events. If there are more, all devices are probed.
+/// Limit of the devices that wait for the end of their events. If there are more, all devices are probed.
 const MOST_WAITING: usize = 1024;
 /// Interval at which the thread checks whether its receiver still exists.
 const LOOKS_UP_EVERY_S: i64 = 1;
@@ -64,9 +64,9 @@ enum Action {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Event {
     action: Action,
-    /// In `/dev`.
+    /// Path of the device in `/dev`.
     device: PathBuf,
-    /// It is ready, and no other program has it as a part.
+    /// Whether the device is ready and no other program has it as a part.
     free: bool,
 }
 
@@ -74,9 +74,9 @@ struct Event {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Heard {
     Event(Event),
-    /// Some were lost.
+    /// The socket has lost events.
     Gap,
-    /// Nothing that concerns us.
+    /// A message that concerns no device that may have a superblock of bcache.
     Nothing,
 }
 
@@ -85,15 +85,15 @@ enum Heard {
 pub(crate) enum Uevents {
     /// These devices; `true` if the device was added, not only changed.
     Devices(Vec<(PathBuf, bool)>),
-    /// Some device is there no more.
+    /// Some device was unplugged.
     Unplugged,
     /// Events were lost: probe all devices.
     Everything,
 }
 
-/// The sender: by the address, which the kernel fills in, and the credentials of the message.
+/// Finds the sender of a message by its address, which the kernel fills in, and its credentials.
 ///
-/// Only the kernel has port 0. A message of another process to one process alone has no group, and udev runs as root.
+/// Only the kernel has port 0. A message that a process sends to one process alone has no group, and udev runs as root.
 fn speaker(port: u32, groups: u32, uid: Option<u32>) -> Option<Speaker> {
     match (groups, port, uid) {
         (KERNEL_GROUP, 0, Some(0)) => Some(Speaker::Kernel),
@@ -105,13 +105,13 @@ fn speaker(port: u32, groups: u32, uid: Option<u32>) -> Option<Speaker> {
 /// The properties of a message: `KEY=VALUE`, each ended by a zero.
 fn properties(speaker: Speaker, bytes: &[u8]) -> Option<HashMap<&[u8], &[u8]>> {
     let list = match speaker {
-        // The message begins with `ACTION@PATH`, which its properties repeat.
+        // The message begins with `ACTION@PATH`. Its properties repeat both.
         Speaker::Kernel => {
             let end = bytes.iter().position(|b| *b == 0)?;
             bytes.get(..end)?.contains(&b'@').then_some(())?;
             bytes.get(end + 1..)?
         }
-        // The head has the offset of the properties; its numbers are in native byte order, except the magic.
+        // The head has the offset of the properties. Its numbers are in native byte order, except the magic number.
         Speaker::Udev => {
             let number = |at: usize| -> Option<u32> {
                 Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
@@ -125,7 +125,7 @@ fn properties(speaker: Speaker, bytes: &[u8]) -> Option<HashMap<&[u8], &[u8]>> {
     Some(pairs(list.split(|b| *b == 0)))
 }
 
-/// Properties, each `KEY=VALUE`.
+/// Splits properties of the form `KEY=VALUE`.
 fn pairs<'a>(lines: impl Iterator<Item = &'a [u8]>) -> HashMap<&'a [u8], &'a [u8]> {
     let pairs = lines.filter_map(|line| {
         let at = line.iter().position(|b| *b == b'=')?;
@@ -134,7 +134,7 @@ fn pairs<'a>(lines: impl Iterator<Item = &'a [u8]>) -> HashMap<&'a [u8], &'a [u8
     pairs.collect()
 }
 
-/// An event that concerns a device which may be ours.
+/// Parses an event about a device that may have a superblock of bcache.
 fn event(speaker: Speaker, bytes: &[u8]) -> Option<Event> {
     let properties = properties(speaker, bytes)?;
     let is = |key: &str, value: &str| properties.get(key.as_bytes()) == Some(&value.as_bytes());
@@ -151,7 +151,7 @@ fn event(speaker: Speaker, bytes: &[u8]) -> Option<Event> {
     Some(Event { action, device, free: !is_of_others(&properties) })
 }
 
-/// Whether another program has a device as a part, or it is not ready yet, by the properties of udev.
+/// Whether another program has the device as a part, or the device is not ready yet, by the properties of udev.
 fn is_of_others(properties: &HashMap<&[u8], &[u8]>) -> bool {
     let is = |key: &str, value: &str| properties.get(key.as_bytes()) == Some(&value.as_bytes());
     let not_now = is("SYSTEMD_READY", "0")
@@ -161,7 +161,7 @@ fn is_of_others(properties: &HashMap<&[u8], &[u8]>) -> bool {
     not_now || kind.is_some_and(|k| ![&b""[..], b"bcache", b"ubcache_member"].contains(k))
 }
 
-/// The path of a device that is called so, by a name or by a path in `/dev`.
+/// The path of the device with this name, which may be a path in `/dev`.
 fn device_of(name: &[u8]) -> Option<PathBuf> {
     let name = Path::new(OsStr::from_bytes(name.strip_prefix(b"/dev/").unwrap_or(name)));
     let plain = name.components().all(|c| matches!(c, Component::Normal(_)));
@@ -169,8 +169,9 @@ fn device_of(name: &[u8]) -> Option<PathBuf> {
     (plain && crate::probe::may_be_ours(first)).then(|| Path::new("/dev").join(name))
 }
 
-/// Whether somebody has the device: in the kernel its own driver of bcache, or the device mapper and md; or whoever udev has
-/// found a part of there, such as an array that is not assembled yet.
+/// Whether the kernel or another program uses the device.
+///
+/// In the kernel that is its bcache driver, the device mapper or md; else it is the program whose signature udev has found.
 pub(crate) fn is_taken(device: &Path) -> bool {
     is_taken_by(Path::new(SYS_CLASS_BLOCK), Path::new(UDEV_DATA), device)
 }
@@ -179,7 +180,7 @@ fn is_taken_by(sys_class_block: &Path, udev_data: &Path, device: &Path) -> bool 
     let Ok(name) = device.strip_prefix("/dev") else { return false };
     let about = sys_class_block.join(name.to_string_lossy().replace('/', "!"));
     let has_holders = |dir: PathBuf| std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some());
-    // The entry of a device in the database of udev, by its numbers: lines of properties begin with this.
+    // The entry of a device in the database of udev, by its numbers. Lines of properties begin with `E:`.
     let of_others = || {
         let numbers = std::fs::read_to_string(about.join("dev")).ok()?;
         let kept = std::fs::read(udev_data.join(format!("b{}", numbers.trim()))).ok()?;
@@ -189,12 +190,12 @@ fn is_taken_by(sys_class_block: &Path, udev_data: &Path, device: &Path) -> bool 
     about.join("bcache").exists() || has_holders(about.join("holders")) || of_others().unwrap_or(false)
 }
 
-/// Devices about which it is not quiet yet.
+/// Devices whose events have not ended.
 #[derive(Default)]
 struct Waiting {
     /// Times of the first and last event of a device, and whether it was added.
     devices: BTreeMap<PathBuf, (Instant, Instant, bool)>,
-    /// Devices that were added and are not ready: devices of the device mapper and of md are added without a table.
+    /// Devices that were added and are not ready. Those of the device mapper and of md are added without a table.
     empty: BTreeSet<PathBuf>,
     everything: Option<Instant>,
     /// Time of the next check for removed devices.
@@ -236,7 +237,7 @@ impl Waiting {
         (last + QUIET).min(first + AT_MOST)
     }
 
-    /// When there will be news.
+    /// Time at which the next device is due.
     fn next(&self) -> Option<Instant> {
         self.devices.values().map(Waiting::due_at).chain(self.everything).chain(self.unplugged).min()
     }
@@ -259,30 +260,31 @@ impl Waiting {
     }
 }
 
-/// See the module head.
+/// Receives uevents, and tells which devices to probe.
 pub(crate) struct Monitor {
     heard: mpsc::Receiver<io::Result<Heard>>,
     waiting: Waiting,
 }
 
-/// A socket that hears the kernel and udev.
+/// Opens a socket that receives the events of the kernel and udev.
 fn open() -> io::Result<OwnedFd> {
     let protocol = SockProtocol::NetlinkKObjectUEvent;
     let fd = socket(AddressFamily::Netlink, SockType::Datagram, SockFlag::SOCK_CLOEXEC, protocol)?;
     setsockopt(&fd, sockopt::PassCred, &true)?;
     setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::seconds(LOOKS_UP_EVERY_S))?;
-    // As far as this host allows.
+    // The host may limit the size. A smaller buffer overflows earlier, which is handled.
     let _ = setsockopt(&fd, sockopt::RcvBuf, &QUEUE_BYTES);
     bind(fd.as_raw_fd(), &NetlinkAddr::new(0, KERNEL_GROUP | UDEV_GROUP))?;
     Ok(fd)
 }
 
-/// Receives events until the socket fails, or the receiver of them is dropped.
+/// Receives events until the socket fails or the receiver is dropped.
 fn hear(fd: &OwnedFd, to: &mpsc::Sender<io::Result<Heard>>) {
     while !to.is_closed() {
         let heard = receive(fd);
         let over = heard.is_err();
-        // What does not fit waits in the socket, and what does not fit there is a gap.
+        // An event waits in the socket while the channel is full. If the socket is full, the kernel drops events and
+        // reports a gap.
         if !matches!(heard, Ok(Heard::Nothing)) && to.blocking_send(heard).is_err() || over {
             return;
         }
@@ -290,10 +292,10 @@ fn hear(fd: &OwnedFd, to: &mpsc::Sender<io::Result<Heard>>) {
 }
 
 impl Monitor {
-    /// Begins to listen, on a thread of its own.
+    /// Starts to listen, on a thread of its own.
     ///
     /// # Errors
-    /// If this process may not.
+    /// If the socket cannot be opened.
     pub(crate) fn new() -> io::Result<Monitor> {
         let fd = open()?;
         let (sender, heard) = mpsc::channel(HEARD_AT_ONCE);
@@ -304,7 +306,7 @@ impl Monitor {
     /// Waits until there are devices to probe.
     ///
     /// # Errors
-    /// If the socket is of no use any more.
+    /// If the socket has failed.
     pub(crate) async fn uevents(&mut self) -> io::Result<Uevents> {
         loop {
             if let Some(uevents) = self.waiting.due(Instant::now()) {
@@ -392,7 +394,8 @@ mod tests {
         for (port, groups, uid, wanted) in [
             (0, 1, Some(0), Some(Speaker::Kernel)),
             (77, 2, Some(0), Some(Speaker::Udev)),
-            // A process that speaks as the kernel, one that is not root, one that speaks to us alone, one without a name.
+            // Senders: a process that pretends to be the kernel, a user other than root, a message to one process, no
+            // credentials.
             (77, 1, Some(0), None),
             (77, 2, Some(1000), None),
             (0, 1, Some(1000), None),
@@ -416,7 +419,7 @@ mod tests {
         assert_eq!(event(Speaker::Udev, &udev(&with(&["ID_FS_TYPE=ubcache_member"]))), came(Action::Add));
         let unplugged = ["ACTION=remove", "SUBSYSTEM=block", "DEVNAME=sdx"];
         assert_eq!(event(Speaker::Udev, &udev(&unplugged)), came(Action::Remove));
-        // Each in the other's form.
+        // A message in the form of the other sender.
         assert_eq!(event(Speaker::Udev, &kernel(&DISK)), None);
         assert_eq!(event(Speaker::Kernel, &udev(&DISK)), None);
     }
@@ -437,7 +440,7 @@ mod tests {
             "DEVNAME=/",
             "DEVNAME=./sdx",
         ] {
-            // The last of two counts.
+            // The last of two values of a property applies.
             assert_eq!(event(Speaker::Udev, &udev(&with(&[more]))), None, "{more}");
             assert_eq!(event(Speaker::Kernel, &kernel(&with(&[more]))), None, "{more}");
         }
@@ -497,7 +500,8 @@ mod tests {
         waiting.hear(heard(Action::Change, "md0"), later);
         let ready = vec![("/dev/dm-0".into(), true), ("/dev/md0".into(), false)];
         assert_eq!(waiting.due(later + QUIET), Some(Uevents::Devices(ready)));
-        // Once; one that goes is another one when it comes again, and one that turns out to be somebody's is not looked at.
+        // dm-0 counts as added only once. dm-1 was removed, so it is another device now. Another program has sdx, so it is
+        // skipped.
         waiting.hear(heard(Action::Change, "dm-0"), later);
         waiting.hear(not_yet(Action::Remove, "dm-1"), later);
         waiting.hear(heard(Action::Change, "dm-1"), later);
@@ -523,7 +527,7 @@ mod tests {
         assert_eq!((waiting.next(), waiting.due(at(400))), (Some(at(500)), None));
         assert_eq!(waiting.due(at(500)), Some(Uevents::Devices(vec![("/dev/sdx".into(), true)])));
         assert_eq!(waiting.due(at(600)), Some(Uevents::Devices(vec![("/dev/sdy".into(), false)])));
-        // One that never gives rest is not waited for for ever; one that goes is forgotten.
+        // A device with continuous events is probed after a limit. A removed device is forgotten.
         for ms in (1000..4000).step_by(100) {
             waiting.hear(heard(Action::Change, "sdz"), at(ms));
             assert_eq!(waiting.due(at(ms)), None, "{ms}");
@@ -573,14 +577,14 @@ mod tests {
 
     #[test]
     fn a_message_of_another_process_is_not_believed() {
-        // Where a process may not listen, nobody can be heard.
+        // Without the right to listen, no process can be heard.
         let Ok(ours) = open() else { return };
         let port = nix::sys::socket::getsockname::<NetlinkAddr>(ours.as_raw_fd()).unwrap().pid();
         let theirs = open().unwrap();
-        // Straight to its port, which everybody may do; and to all, which root alone may, who is not the kernel for that.
+        // Every process may send to the port of another process. Root alone may send to all, and still is not the kernel.
         for to in [NetlinkAddr::new(port, 0), NetlinkAddr::new(0, KERNEL_GROUP)] {
             let sent = nix::sys::socket::sendto(theirs.as_raw_fd(), &kernel(&DISK), &to, MsgFlags::empty());
-            // A refusal is as good; others' events may come between.
+            // A refusal of the send is as good. Events of other processes may come between.
             for _ in 0..if sent.is_ok() { 100 } else { 0 } {
                 let came = heard(Action::Add, "sdx");
                 match receive(&ours).unwrap() {

@@ -1,12 +1,12 @@
 //! The dashboard: its files, and the check of requests from browsers.
 //!
-//! Owns what is served below `/` and `/assets/`: files that are part of the program, with their types, an `ETag` each, and a
-//! policy that permits the page its own origin only. The files contain no data of the host, so they need no permission; the
+//! Owns what is served below `/` and `/assets/`: files that are part of the program, with their types, an `ETag` each, and
+//! a policy that permits the page its own origin only. The files have no data of the host, so they need no permission. The
 //! data comes from the control API. Must not know the contents of that API.
 //!
-//! Any page on the web can make a browser send requests with the rights of its user. Therefore a request that a browser sends
-//! for a page of another origin is refused. A request for a host name other than localhost is refused unless it has the token:
-//! an attacker can make a DNS name resolve to this host.
+//! Any page on the web can make a browser send requests with the rights of its user. Therefore a request that a browser
+//! sends for a page of another origin is refused. A request for a host name other than localhost is refused unless it has
+//! the token: an attacker can make a DNS name resolve to this host.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::LazyLock;
@@ -63,7 +63,7 @@ static ASSETS: LazyLock<Vec<Asset>> = LazyLock::new(|| {
     FILES.iter().map(with_tag).collect()
 });
 
-/// The rights of the page: it may load its own files, and send requests to its own origin.
+/// The policy of the page: it may load its own files, and send requests to its own origin.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -82,7 +82,7 @@ fn file(name: &str, headers: &HeaderMap) -> Response {
     let same = known.split(',').any(|tag| tag.trim().trim_start_matches("W/") == asset.tag);
     let common = [
         (header::ETAG, asset.tag.as_str()),
-        // Asked for each time: after an update the old page must not talk to the new daemon.
+        // The browser asks for the file each time: after an update the old page must not use the API of the new daemon.
         (header::CACHE_CONTROL, "no-cache"),
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -100,7 +100,7 @@ fn refuse(status: StatusCode, why: &str) -> Response {
     (status, Json(json!({"schema_version": 1, "error": why}))).into_response()
 }
 
-/// Removes tokens from the requests of clients that are known by other means: a token proves nothing there.
+/// Removes tokens from the requests of clients that are identified by other means, so the tokens give no rights.
 pub(crate) fn without_tokens(router: Router) -> Router {
     router.layer(axum::middleware::map_request(forget_token))
 }
@@ -110,11 +110,11 @@ async fn forget_token(mut request: Request) -> Request {
     request
 }
 
-/// Marks a request that was not made for a foreign page: it showed the token, or asks for what every client may have.
+/// Marks a request that has shown the token, or that asks for data that every client may have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meant;
 
-/// Refuses what a browser asks for on behalf of another page. See the module head.
+/// Refuses requests that a browser sends for a page of another origin.
 pub(crate) async fn own_pages_only(request: Request, next: Next) -> Response {
     if request.extensions().get::<Meant>().is_some() {
         return next.run(request).await;
@@ -132,7 +132,7 @@ fn text(headers: &HeaderMap, name: impl header::AsHeaderName) -> Option<&str> {
 /// Why a request is refused; `None` if it is permitted. A token that is still in the headers has been checked before.
 fn foreign(headers: &HeaderMap) -> Option<&'static str> {
     let (site, origin) = (text(headers, "sec-fetch-site"), text(headers, header::ORIGIN));
-    // Other programs say none of these; a browser not always all of them.
+    // Programs other than browsers send none of these headers. A browser does not always send all of them.
     let agent = text(headers, header::USER_AGENT).unwrap_or("");
     if site.is_none() && origin.is_none() && !agent.starts_with("Mozilla/") {
         return None;
@@ -151,7 +151,7 @@ fn foreign(headers: &HeaderMap) -> Option<&'static str> {
     None
 }
 
-/// Whether a `Host` names this machine and nothing else.
+/// Whether a `Host` header names this host and nothing else.
 fn is_local(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or(""),
@@ -193,7 +193,7 @@ mod tests {
             (false, &[("sec-fetch-site", "same-origin")]),
             (false, &[("host", "evil.example"), ("user-agent", "Mozilla/5.0")]),
             (false, &[local, ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")]),
-            // A form of another page.
+            // A form on another page.
             (false, &[local, ("origin", "http://evil.example"), ("sec-fetch-mode", "navigate")]),
             (true, &[("host", "nas.lan"), ("sec-fetch-site", "same-origin"), ("authorization", "Bearer x")]),
         ] {

@@ -1,9 +1,9 @@
 //! The thread of one set: driver, session, exports, and its orders.
 //!
 //! Owns all state that must not leave that thread, and its end: the thread reports how it ended, also after a panic, and no
-//! other thread ends with it. Orders come through a bounded queue; they are carried out concurrently and answered. [`Worker`]
-//! is the handle of the thread, with a deadline for each answer. A backing device that cannot be served does not prevent the
-//! others from being served.
+//! other thread ends with it. Orders come through a bounded queue; they are carried out concurrently and answered.
+//! [`Worker`] is the handle of the thread, with a deadline for each answer. A backing device that cannot be served does not
+//! prevent the others from being served.
 //!
 //! Must not know the senders of orders.
 
@@ -28,14 +28,15 @@ use crate::jobs::{Job, Jobs, Running};
 use crate::names::Named;
 use crate::order::{DiskTrace, Order, Plan};
 use crate::shared::Shared;
+use crate::why::SharedFailure;
 
-/// Orders that wait for their thread.
+/// Capacity of the queue of orders.
 const QUEUE: usize = 64;
-/// Time limit of a set for its figures.
+/// Time limit of a thread to answer with figures.
 const FIGURES_WITHIN: Duration = Duration::from_secs(3);
-/// Time limit of a set for short orders.
+/// Time limit of a thread to answer a short order.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Room for the requests of several ublk devices.
+/// Entries of the ring: enough for the requests of several ublk devices.
 const RING_ENTRIES: u32 = 4096;
 
 /// The phase of the thread of a set.
@@ -45,7 +46,7 @@ pub(crate) enum Phase {
     Serving,
     Stopping,
     Stopped,
-    Failed(String),
+    Failed(SharedFailure),
 }
 
 impl Phase {
@@ -70,7 +71,7 @@ impl Phase {
     }
 }
 
-/// The phase, seen from both sides.
+/// The phase of a thread, which the thread sets and others read.
 #[derive(Clone)]
 pub(crate) struct PhaseCell(Arc<Mutex<Phase>>);
 
@@ -84,7 +85,7 @@ impl PhaseCell {
     }
 }
 
-/// A set's thread, from outside.
+/// The handle of a set's thread.
 pub(crate) struct Worker {
     pub(crate) plan: Plan,
     phase: PhaseCell,
@@ -116,34 +117,33 @@ impl Worker {
         self.phase.get()
     }
 
-    /// Hands over an order; never blocks.
+    /// Sends an order; never blocks.
     pub(crate) fn order(&self, order: Order) -> Result<(), Failure> {
-        self.orders.try_send(order).map_err(|e| {
-            Failure::Failed(match e {
-                TrySendError::Full(_) => {
-                    format!("{}: too many commands are queued; try again later", self.plan.title())
-                }
-                TrySendError::Disconnected(_) => match self.phase() {
-                    Phase::Failed(why) => format!("{} has failed: {why}", self.plan.title()),
-                    _ => format!("{} has stopped", self.plan.title()),
-                },
-            })
+        let title = self.plan.title();
+        self.orders.try_send(order).map_err(|e| match (e, self.phase()) {
+            (TrySendError::Full(_), _) => {
+                Failure::Failed(format!("{title}: too many commands are queued; try again later"))
+            }
+            (TrySendError::Disconnected(_), Phase::Failed(why)) => {
+                Failure::because(format_args!("{title} has failed"), why)
+            }
+            (TrySendError::Disconnected(_), _) => Failure::Failed(format!("{title} has stopped")),
         })
     }
 
-    /// By what the configuration names its set.
+    /// The key of the set in the configuration.
     pub(crate) fn key(&self) -> Key {
         Key { id: self.plan.id.clone(), label: String::new(), set: true }
     }
 
-    /// By what the configuration names one of its volumes.
+    /// The key of a volume of the set in the configuration.
     pub(crate) fn volume_key(&self, volume: &VolumeFigures) -> Key {
         let slot = || format!("{}/{}", self.plan.id, volume.slot.unwrap_or(0));
         let id = volume.backing_uuid.clone().unwrap_or_else(slot);
         Key { id, label: volume.label.clone(), set: false }
     }
 
-    /// Sends an order with a place for its answer, and waits for that.
+    /// Sends an order with a channel for its answer, and waits for the answer.
     async fn ask<T: Send>(
         &self,
         deadline: Duration,
@@ -154,12 +154,12 @@ impl Worker {
         within(&self.plan.id, deadline, answer).await
     }
 
-    /// Has the thread carry out a command.
+    /// Makes the thread carry out a command.
     pub(crate) async fn command(&self, command: Command) -> Result<Answer, Failure> {
         self.ask(ANSWER_WITHIN, |reply| Order::Do(command, reply)).await
     }
 
-    /// Has the thread serve this backing device, too.
+    /// Makes the thread serve this backing device, too.
     pub(crate) async fn add(&self, path: PathBuf) -> Result<(), Failure> {
         self.ask(ANSWER_WITHIN, |reply| Order::Add(path, reply)).await
     }
@@ -213,7 +213,7 @@ impl Worker {
         self.ask(FIGURES_WITHIN, |reply| Order::DiskTrace(name, since, reply)).await
     }
 
-    /// Has the counts of the cache device begin anew.
+    /// Resets the counters of the cache device.
     pub(crate) async fn clear_device_stats(&self) -> Result<(), Failure> {
         self.ask(ANSWER_WITHIN, Order::ClearDeviceStats).await
     }
@@ -236,18 +236,18 @@ impl Worker {
         Ok(job)
     }
 
-    /// Waits for the end of the thread; several callers may wait. Blocks, so it is not for the control thread.
+    /// Waits for the end of the thread; several callers may wait. It blocks, so the control thread must not call it.
     pub(crate) fn join(&self) {
-        // The lock is held meanwhile, so that the next caller waits as well.
+        // The lock is held during the wait, so that the next caller waits as well.
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
-            // It catches its panics itself.
+            // The thread catches its panics itself, so this cannot fail.
             let _ = thread.join();
         }
     }
 }
 
-/// Waits for an answer of the set with this id.
+/// Waits for an answer of the set with this id, until a deadline.
 pub(crate) async fn within<T: Send>(
     id: &str,
     deadline: Duration,
@@ -275,23 +275,24 @@ fn run(
     let body = AssertUnwindSafe(|| serve(plan, shared, phase, orders, &mut ready));
     let end = match catch_unwind(body) {
         Ok(Ok(())) => Phase::Stopped,
-        Ok(Err(e)) => Phase::Failed(e.message().unwrap_or("see the messages before").to_owned()),
-        Err(panic) => Phase::Failed(format!(
+        Ok(Err(e)) => Phase::Failed(e.into()),
+        // A panic has nothing but its text.
+        Err(panic) => Phase::Failed(SharedFailure::of_words(format!(
             "internal error: {}; flushed data is safe, and its block devices wait until it is served again",
             words_of(&*panic)
-        )),
+        ))),
     };
     let (level, text) = match &end {
         Phase::Failed(why) => ("error", format!("{} has failed: {why}", plan.title())),
         _ => ("", format!("{} has stopped", plan.title())),
     };
     phase.set(end.clone());
-    // Once as an event is enough.
+    // The event is published below; without this, the message would be published a second time.
     message::listen(|_, _| ());
     message::message(level, &text);
     shared.hub.publish(Kind::Set, Some(&plan.id), level, &text);
     if let (Some(ready), Phase::Failed(why)) = (ready, end) {
-        ready.send(Err(Failure::Failed(why)));
+        ready.send(Err(Failure::of(why)));
     }
 }
 
@@ -372,7 +373,7 @@ mod tests {
         let _ = worker.order(Order::Do(Command::Stats, reply));
         assert!(answer.wait().is_err(), "nobody waits for a thread that is gone");
         worker.join();
-        assert!(matches!(worker.phase(), Phase::Failed(why) if why.contains("internal error")));
+        assert!(matches!(worker.phase(), Phase::Failed(why) if why.text().contains("internal error")));
         let (reply, answer) = oneshot();
         bystander.order(Order::Do(Command::Stats, reply)).unwrap();
         assert!(matches!(answer.wait().unwrap(), Ok(Answer::Stats(_))), "the other set has not noticed");

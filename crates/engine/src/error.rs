@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use format::{Bkey, BucketNr, Corrupt, Gen, Sector};
+use format::{Bkey, BucketNr, Corrupt, Gen, JournalSeq, Sector};
 use io::{IoError, VolumeError};
 
+use crate::damage::{Damage, Flaw, NodeFlaw};
 use crate::refusal::Refusal;
 
 /// The reason for which an operation was refused or has failed.
@@ -33,58 +34,59 @@ pub enum EngineError {
     #[error(transparent)]
     Refused(Arc<Refusal>),
     /// There is no room, and none can be made.
-    #[error("{0}")]
-    NoSpace(String),
+    #[error(transparent)]
+    NoSpace(#[from] NoRoom),
     /// The set has been disabled by an earlier failure.
     #[error("cache set {set} is disabled: {why}")]
     Disabled {
         /// UUID of the set.
         set: String,
         /// The failure that disabled it.
+        #[source]
         why: Arc<EngineError>,
     },
 }
 
-/// A damaged structure: its place and the damage.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Damage {
-    /// Name of the cache device.
-    pub device: Arc<str>,
-    /// UUID of the set.
-    pub set: String,
-    /// The sector on the device.
-    pub sector: Sector,
-    /// The bucket, and its generation where the structure has one.
-    pub bucket: Option<(BucketNr, Option<Gen>)>,
-    /// The buckets of the btree nodes above the structure, from the root on.
-    pub path: Vec<BucketNr>,
-    /// The damage, with the expected and the found value.
-    pub what: String,
-    /// The damaged field, if a check of the format found it.
-    pub source: Option<Corrupt>,
-}
-
-impl std::error::Error for Damage {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(|c| c as &(dyn std::error::Error + 'static))
-    }
-}
-
-impl std::fmt::Display for Damage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} (cache set {}): sector {}", self.device, self.set, self.sector)?;
-        if let Some((bucket, generation)) = self.bucket {
-            write!(f, ", bucket {bucket}")?;
-            if let Some(g) = generation {
-                write!(f, " gen {g}")?;
-            }
-        }
-        if !self.path.is_empty() {
-            let path: Vec<String> = self.path.iter().map(ToString::to_string).collect();
-            write!(f, ", path {}", path.join("→"))?;
-        }
-        write!(f, ": {}", self.what)
-    }
+/// The place in which there is no room.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NoRoom {
+    /// The journal has no place for its next entry.
+    #[error("{device}: no room in the journal for entry {entry} ({bytes} bytes)")]
+    Journal {
+        /// The name of the cache device.
+        device: Arc<str>,
+        /// The number of the entry.
+        entry: JournalSeq,
+        /// The length of the entry.
+        bytes: usize,
+    },
+    /// Fewer buckets are free than the priorities take.
+    #[error("{device}: no {buckets} buckets are free for priorities")]
+    Priorities {
+        /// The name of the cache device.
+        device: Arc<str>,
+        /// The number of buckets for priorities.
+        buckets: usize,
+    },
+    /// The set cannot start, because no bucket is empty.
+    #[error(
+        "{device}: {ready} buckets are empty, {needed} are needed to write priorities: all others hold data or metadata. \
+         `ubcache extract` reads the volumes"
+    )]
+    Start {
+        /// The name of the cache device.
+        device: Arc<str>,
+        /// The number of empty buckets.
+        ready: usize,
+        /// The number of buckets for priorities.
+        needed: usize,
+    },
+    /// A write has no place in the cache, and no other device to go to.
+    #[error("{volume}: every bucket of the cache holds dirty data or metadata")]
+    Data {
+        /// The name of the volume.
+        volume: String,
+    },
 }
 
 impl EngineError {
@@ -104,7 +106,7 @@ impl EngineError {
         match self {
             EngineError::Io(e) => VolumeError::Io(e.clone()),
             EngineError::Volume(e) => e.clone(),
-            EngineError::NoSpace(s) => VolumeError::NoSpace(s.clone()),
+            EngineError::NoSpace(e) => VolumeError::NoSpace(e.to_string()),
             other => VolumeError::Failed(other.to_string()),
         }
     }
@@ -133,26 +135,12 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    pub(crate) fn damage(&self, sector: Sector, what: impl Into<String>) -> EngineError {
-        self.damage_at(sector, None, Vec::new(), what)
+    pub(crate) fn damage(&self, sector: Sector, flaw: Flaw) -> EngineError {
+        self.damage_at(sector, None, Vec::new(), flaw)
     }
 
     pub(crate) fn corrupt(&self, sector: Sector, corrupt: &Corrupt) -> EngineError {
-        let (what, source) = (corrupt.to_string(), Some(*corrupt));
-        EngineError::Corrupt(Arc::new(Damage { what, source, ..self.bare_damage(sector) }))
-    }
-
-    /// A damage at `sector`, of which nothing else is known.
-    fn bare_damage(&self, sector: Sector) -> Damage {
-        Damage {
-            device: self.device.clone(),
-            set: self.set.clone(),
-            sector,
-            bucket: None,
-            path: Vec::new(),
-            what: String::new(),
-            source: None,
-        }
+        self.damage(sector, Flaw::Field(*corrupt))
     }
 
     pub(crate) fn damage_at(
@@ -160,9 +148,10 @@ impl Place {
         sector: Sector,
         bucket: Option<(BucketNr, Option<Gen>)>,
         path: Vec<BucketNr>,
-        what: impl Into<String>,
+        flaw: Flaw,
     ) -> EngineError {
-        EngineError::Corrupt(Arc::new(Damage { bucket, path, what: what.into(), ..self.bare_damage(sector) }))
+        let (device, set) = (self.device.clone(), self.set.clone());
+        EngineError::Corrupt(Arc::new(Damage { device, set, sector, bucket, path, flaw }))
     }
 
     pub(crate) fn bad_node(
@@ -170,11 +159,11 @@ impl Place {
         key: &Bkey,
         path: Vec<BucketNr>,
         bucket: BucketNr,
-        what: String,
+        flaw: NodeFlaw,
     ) -> EngineError {
         let (sector, generation) =
             key.pointer().map_or((Sector(0), None), |p| (p.offset(), Some(p.generation())));
-        self.damage_at(sector, Some((bucket, generation)), path, format!("btree node: {what}"))
+        self.damage_at(sector, Some((bucket, generation)), path, Flaw::Node(flaw))
     }
 }
 
@@ -185,6 +174,10 @@ mod tests {
     use crate::refusal::Cause;
 
     use super::*;
+
+    fn full() -> EngineError {
+        NoRoom::Data { volume: "v".into() }.into()
+    }
 
     fn io_error(errno: i32) -> IoError {
         let request = io::Request {
@@ -208,18 +201,16 @@ mod tests {
         for (error, is_out_of_room) in [
             (EngineError::Io(io_error(28)), true),
             (EngineError::Io(io_error(5)), false),
-            (EngineError::NoSpace("full".into()), true),
+            (full(), true),
             (Refusal::Cancelled.into(), false),
-            (place().damage(Sector(1), "torn"), false),
+            (place().damage(Sector(1), Flaw::NoRoot), false),
         ] {
             assert_eq!(error.is_out_of_room(), is_out_of_room, "{error}");
             assert_eq!(disabled(error.clone()).is_out_of_room(), is_out_of_room, "{error}");
         }
         assert_eq!(EngineError::Io(io_error(5)).to_volume_error(), VolumeError::Io(io_error(5)));
-        assert_eq!(
-            EngineError::NoSpace("full".into()).to_volume_error(),
-            VolumeError::NoSpace("full".into())
-        );
+        let why = "v: every bucket of the cache holds dirty data or metadata";
+        assert_eq!(full().to_volume_error(), VolumeError::NoSpace(why.into()));
         // What a volume answered reaches the client as it was.
         for answer in [
             VolumeError::NoSpace("full".into()),
@@ -230,9 +221,8 @@ mod tests {
             assert_eq!(error.to_volume_error(), answer);
             assert_eq!(error.is_out_of_room(), !matches!(answer, VolumeError::Stopped(_)), "{error}");
         }
-        let failed = "cache set a-set is disabled: full";
-        let answer = disabled(EngineError::NoSpace("full".into())).to_volume_error();
-        assert_eq!(answer, VolumeError::Failed(failed.into()));
+        let answer = disabled(full()).to_volume_error();
+        assert_eq!(answer, VolumeError::Failed(format!("cache set a-set is disabled: {why}")));
     }
 
     /// A caller reaches the typed cause of an error, and so an error number or the damaged field.
@@ -242,7 +232,8 @@ mod tests {
         let short = RawSuperblock::from_prefix(&[0; 8]).err().expect("it is too short");
         let damaged = place().corrupt(Sector(8), &short);
         assert_eq!(damaged.to_string(), format!("ssd (cache set a-set): sector 8: {short}"));
-        assert_eq!(damaged.source().and_then(|s| s.downcast_ref::<Corrupt>()), Some(&short));
+        let field = damaged.source().and_then(Error::source).and_then(|s| s.downcast_ref::<Corrupt>());
+        assert_eq!(field, Some(&short));
         let source = Some(Cause::of(Arc::new(EngineError::Io(io_error(5)))));
         let (volume, left) = ("hdd".to_owned(), format::Sectors(8));
         let drained: EngineError = Refusal::NotWrittenBack { volume, left, source }.into();
@@ -263,22 +254,29 @@ mod tests {
     fn damage_says_where_it_is() {
         let at = |bucket, path: &[u32]| {
             place()
-                .damage_at(Sector(9), bucket, path.iter().map(|n| BucketNr(*n)).collect(), "torn")
+                .damage_at(Sector(9), bucket, path.iter().map(|n| BucketNr(*n)).collect(), Flaw::NoRoot)
                 .to_string()
         };
-        assert_eq!(at(None, &[]), "ssd (cache set a-set): sector 9: torn");
-        assert_eq!(at(Some((BucketNr(3), None)), &[]), "ssd (cache set a-set): sector 9, bucket 3: torn");
+        assert_eq!(at(None, &[]), "ssd (cache set a-set): sector 9: btree: no root");
+        assert_eq!(
+            at(Some((BucketNr(3), None)), &[]),
+            "ssd (cache set a-set): sector 9, bucket 3: btree: no root"
+        );
         let with_path = at(Some((BucketNr(3), Some(Gen(7)))), &[1, 2]);
-        assert_eq!(with_path, "ssd (cache set a-set): sector 9, bucket 3 gen 7, path 1→2: torn");
-        let key =
-            |key: Bkey| place().bad_node(&key, vec![BucketNr(5)], BucketNr(3), "short".into()).to_string();
+        assert_eq!(with_path, "ssd (cache set a-set): sector 9, bucket 3 gen 7, path 1→2: btree: no root");
+        let key = |key: Bkey| {
+            place().bad_node(&key, vec![BucketNr(5)], BucketNr(3), NodeFlaw::OwnAncestor).to_string()
+        };
         let hole = Bkey::hole(format::Inode(0), Sector(8), format::Sectors(8));
-        assert_eq!(key(hole), "ssd (cache set a-set): sector 0, bucket 3, path 5: btree node: short");
+        assert_eq!(
+            key(hole),
+            "ssd (cache set a-set): sector 0, bucket 3, path 5: btree node: expected a bucket that is not its own ancestor"
+        );
         let ptr = format::Ptr::new(0, Sector(96), Gen(7));
         let extent = Bkey::extent(format::Inode(0), Sector(8), format::Sectors(8), false, ptr);
         assert_eq!(
             key(extent),
-            "ssd (cache set a-set): sector 96, bucket 3 gen 7, path 5: btree node: short"
+            "ssd (cache set a-set): sector 96, bucket 3 gen 7, path 5: btree node: expected a bucket that is not its own ancestor"
         );
     }
 }

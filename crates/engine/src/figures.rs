@@ -210,9 +210,9 @@ pub struct VolumeFigures {
 impl VolumeFigures {
     /// Copies all figures of the volume; takes some ten microseconds.
     pub fn of(volume: &Rc<Volume>) -> VolumeFigures {
-        let now = volume.rt.now();
-        let served = &mut *volume.served.borrow_mut();
-        let stripe = volume.backing().map(|b| b.disk.info().optimal_io_bytes).unwrap_or_default();
+        let now = volume.rt().now();
+        let served = &mut *volume.served();
+        let stripe = volume.backing().map(|b| b.disk().info().optimal_io_bytes).unwrap_or_default();
         VolumeFigures {
             name: volume.name(),
             inode: volume.inode(),
@@ -232,7 +232,7 @@ impl VolumeFigures {
             latencies: served.latencies().clone(),
             errors: served.errors(),
             cache: volume.with_stats(|s| CacheFigures::of(s)),
-            device: volume.backing().map(|b| b.disk.figures()).unwrap_or_default(),
+            device: volume.backing().map(|b| b.disk().figures()).unwrap_or_default(),
             io_errors: volume.io_errors(),
             writeback: crate::writeback::writeback_figures(volume),
             tunables: volume.tunables(),

@@ -15,6 +15,7 @@ mod alloc;
 pub mod canary;
 #[cfg(not(feature = "canary"))]
 mod canary;
+mod damage;
 mod device;
 mod error;
 mod events;
@@ -39,7 +40,8 @@ mod writeback;
 /// Whether deliberate bugs can be switched on in this build, as in that of the simulator.
 pub const CANARIES: bool = cfg!(feature = "canary");
 
-pub use error::{Damage, EngineError};
+pub use damage::{Damage, Flaw, KeyFlaw, NodeFlaw, NodeKeyFlaw};
+pub use error::{EngineError, NoRoom};
 pub use events::SetEvent;
 pub use refusal::{Cause, DeviceRefusal, MemoryLimit, Refusal};
 pub use set::{CacheSet, Detaching, EngineCounters, SetOptions, SetStatus};

@@ -1,10 +1,10 @@
-//! A volume as a file sees it: any range of bytes, cut at the volume's end.
+//! A volume with the operations of a file: any range of bytes, cut at the volume's end.
 //!
-//! Owns the way from bytes to whole sectors: reads fetch the sectors around the range; a write that
-//! begins or ends within a sector reads that sector first and excludes all other writes meanwhile
-//! (module `gate`). Runs on the thread of the volume. Must not know files, handles or clients.
+//! Owns the conversion of byte ranges to whole sectors. A read fetches the sectors around the range. A write that begins or ends
+//! within a sector reads that sector first, and excludes all other writes meanwhile (module `gate`). Runs on the thread of the
+//! volume. Must not know files, handles or clients.
 //!
-//! Invariant: a byte that is not in a request's range never changes.
+//! Invariant: a byte outside of a request's range never changes.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use io::{BlockVolume, Buffer, BufferPool, VolumeError, WriteFlags, ZeroFlags};
 
 use crate::gate::Gate;
 
-/// See the module head.
+/// A volume with reads and writes of byte ranges.
 pub(crate) struct ByteVolume<V> {
     volume: Rc<V>,
     pool: BufferPool,
@@ -22,17 +22,17 @@ pub(crate) struct ByteVolume<V> {
     gate: Gate,
 }
 
-/// Data on its way to the volume, in memory of the volume's thread.
+/// Data of a write, in memory of the volume's thread.
 pub(crate) struct Staged {
     sector: Sector,
-    /// Whole sectors; those at the ends may be incomplete.
+    /// Whole sectors. The first and the last may be incomplete.
     buffer: Buffer,
-    /// Where in the buffer the data lies.
+    /// Range of the data in the buffer.
     data: Range<usize>,
 }
 
 impl Staged {
-    /// Bytes of data. Fewer than were given if the volume ended before.
+    /// Length of the data. It is shorter than the given data if the volume ends before.
     pub(crate) fn len(&self) -> usize {
         self.data.len()
     }
@@ -54,20 +54,19 @@ impl<V: BlockVolume> ByteVolume<V> {
         ByteVolume { volume, pool, bytes, gate: Gate::default() }
     }
 
-    /// How much of `bytes` at `offset` lies in the volume.
+    /// Number of bytes of the range that lie in the volume.
     fn cut(&self, offset: u64, bytes: u64) -> u64 {
         bytes.min(self.bytes.saturating_sub(offset))
     }
 
-    /// The sectors around a range, and where the range lies in them.
+    /// The sectors around a range, and the position of the range in them.
     fn around(offset: u64, bytes: usize) -> (Sector, usize, Range<usize>) {
         let head = (offset % SECTOR_BYTES) as usize;
         let whole = (head + bytes).next_multiple_of(SECTOR);
         (Sector(offset / SECTOR_BYTES), whole, head..head + bytes)
     }
 
-    /// Reads; the answer is the part of the buffer that holds the data, shorter than `bytes` if the volume
-    /// ends before.
+    /// Reads a range. Returns a buffer and the range of the data in it, which is shorter than `bytes` if the volume ends before.
     pub(crate) async fn read(&self, offset: u64, bytes: u32) -> Result<(Buffer, Range<usize>), VolumeError> {
         let bytes = self.cut(offset, u64::from(bytes)) as usize;
         if bytes == 0 {
@@ -79,7 +78,7 @@ impl<V: BlockVolume> ByteVolume<V> {
         result.map(|()| (buffer, data))
     }
 
-    /// Copies `data` for a write at `offset`, so that its memory can go back to where it came from.
+    /// Copies `data` for a write at `offset`, so that the caller can reuse the memory of `data`.
     pub(crate) fn stage(&self, offset: u64, data: &[u8]) -> Staged {
         let bytes = self.cut(offset, data.len() as u64) as usize;
         let (sector, whole, at) = Self::around(offset, bytes);
@@ -126,7 +125,7 @@ impl<V: BlockVolume> ByteVolume<V> {
         result.map(|()| buffer)
     }
 
-    /// Makes a range read as zeros.
+    /// Makes a range read as zeros; `may_unmap` permits the volume to free its space.
     pub(crate) async fn zero(&self, offset: u64, bytes: u64, may_unmap: bool) -> Result<(), VolumeError> {
         let bytes = self.cut(offset, bytes);
         if bytes == 0 {
@@ -137,7 +136,7 @@ impl<V: BlockVolume> ByteVolume<V> {
         let last = (end / SECTOR_BYTES * SECTOR_BYTES).max(first);
         for (from, to) in [(offset, first), (last, end)] {
             if from < to {
-                // Shorter than a sector.
+                // This part is shorter than a sector, so its zeros are written as data.
                 let zeros = [0; SECTOR];
                 self.write(self.stage(from, &zeros[..(to - from) as usize]), false).await?;
             }
@@ -150,7 +149,7 @@ impl<V: BlockVolume> ByteVolume<V> {
         self.volume.write_zeroes(sector, sectors, ZeroFlags { fua: false, may_unmap }).await
     }
 
-    /// Makes everything that completed before durable.
+    /// Makes all operations durable that completed before the call.
     pub(crate) async fn flush(&self) -> Result<(), VolumeError> {
         self.volume.flush().await
     }
@@ -184,7 +183,7 @@ mod tests {
         }
     }
 
-    /// Lets others run before and after each operation takes effect.
+    /// A volume that yields to other tasks before and after each operation takes effect.
     struct Slow {
         rt: Handle,
         bytes: RefCell<Vec<u8>>,
@@ -284,8 +283,7 @@ mod tests {
         (runtime, slow.clone(), Rc::new(ByteVolume::new(slow, rt.pool().clone())))
     }
 
-    /// Writers that own a range each, next to each other, in any order: every range ends as the last of
-    /// its own writes left it.
+    /// Writers with adjacent ranges, in any order: every range ends with the data of its own last write.
     #[test]
     fn neighbours_do_not_undo_each_other() {
         for seed in 0..200 {
@@ -329,8 +327,7 @@ mod tests {
         }
     }
 
-    /// A write of whole sectors that has completed is not undone around a few bytes that somebody else
-    /// writes meanwhile; nor are zeros.
+    /// A write of a few bytes does not undo a completed write, or zeros, of whole sectors around them.
     #[test]
     fn a_part_does_not_bring_back_what_the_whole_replaced() {
         for seed in 0..200 {

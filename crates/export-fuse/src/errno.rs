@@ -1,22 +1,24 @@
-//! Error numbers of replies: the one place where failures of a volume become what a system call returns.
+//! Error numbers of replies: this module alone maps errors of a volume to the error number of a system call.
+//!
+//! Owns this mapping. Must not know requests.
 
 use fuser::Errno;
 use io::VolumeError;
 
-/// The error number for the caller when `error` ended its request.
+/// The error number that the caller gets for `error`.
 pub(crate) fn of_volume_error(error: &VolumeError) -> Errno {
     match error {
-        // Byte ranges are cut to the volume before it is asked, so this is a bug and no fault of the caller.
+        // Byte ranges are cut to the volume before the request, so this error is a bug and not caused by the caller.
         VolumeError::OutOfRange { .. } => Errno::EIO,
-        // What a block device that was taken away answers.
+        // A block device that was removed returns this error too.
         VolumeError::Stopped(_) => Errno::ENODEV,
         VolumeError::ReadOnly(_) => Errno::EROFS,
         VolumeError::NoSpace(_) => Errno::ENOSPC,
         VolumeError::Io(io) => match io.errno {
             libc::ENOMEM => Errno::ENOMEM,
             libc::ENOSPC | libc::EFBIG | libc::EDQUOT => Errno::ENOSPC,
-            // Any other number could mean something else to the caller: a device's EINVAL, for one, is no
-            // fault of the request, and its EOPNOTSUPP would make the loop driver change what it offers.
+            // Any other number could mean something else to the caller. An EINVAL of a device is not caused by the request,
+            // and its EOPNOTSUPP would make the loop driver change the features that it offers.
             _ => Errno::EIO,
         },
         VolumeError::Failed(_) => Errno::EIO,

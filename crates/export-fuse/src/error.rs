@@ -1,26 +1,38 @@
-//! Errors outside of requests, each with the next step for the operator.
+//! Errors outside of requests. Each has the next step for the operator.
+//!
+//! Owns the texts of these errors. Must not know the steps in which they occur.
 
 use std::io;
 use std::path::PathBuf;
 
 use blockio::users::{User, in_words};
 
-/// Why a file system could not be mounted, a loop device not be set up, or either not be taken away.
+/// Why a file system or a loop device could not be set up or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum FuseError {
     /// The host offers no FUSE, or not to this user.
-    #[error("FUSE cannot be used: {0}")]
-    NoFuse(String),
+    #[error("FUSE cannot be used: {why}")]
+    NoFuse {
+        /// The reason, and what to do.
+        why: String,
+        /// The error of the system.
+        source: io::Error,
+    },
     /// The host offers no loop devices, or not to this user.
-    #[error("loop devices cannot be used: {0}")]
-    NoLoop(String),
+    #[error("loop devices cannot be used: {why}")]
+    NoLoop {
+        /// The reason, and what to do.
+        why: String,
+        /// The error of the system.
+        source: io::Error,
+    },
     /// A volume's name cannot be a file's name.
     #[error("a volume named {0:?} cannot be a file")]
     BadName(String),
     /// Two volumes have the same name.
     #[error("two volumes are named {0:?}")]
     NameTaken(String),
-    /// The mount point is no usable directory.
+    /// The mount point cannot be used.
     #[error("cannot mount at {dir}: {source}")]
     Directory {
         /// The mount point.
@@ -28,10 +40,10 @@ pub enum FuseError {
         /// The error of the system.
         source: io::Error,
     },
-    /// Mounting would hide files.
+    /// The directory of the mount point has files, which the mount would hide.
     #[error("cannot mount at {0}: the directory is not empty, and its files would be hidden")]
     NotEmpty(PathBuf),
-    /// Something serves there already.
+    /// Another file system is mounted at the mount point.
     #[error("cannot mount at {dir}: {what} is mounted there; unmount it first")]
     Occupied {
         /// The mount point.
@@ -47,13 +59,21 @@ pub enum FuseError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The program that mounts for users refused.
+    /// The program `fusermount3` refused to mount.
     #[error("cannot mount at {dir}: fusermount3: {message}")]
     Helper {
         /// The mount point.
         dir: PathBuf,
-        /// The output of the program.
+        /// The output of the program, which is all that it tells.
         message: String,
+    },
+    /// Nothing can be received from the program that mounts for users.
+    #[error("cannot mount at {dir}: fusermount3: {source}")]
+    HelperLost {
+        /// The mount point.
+        dir: PathBuf,
+        /// The error of the system.
+        source: io::Error,
     },
     /// The system refused to unmount.
     #[error("cannot unmount {dir}: {source}")]
@@ -63,10 +83,10 @@ pub enum FuseError {
         /// The error of the system.
         source: io::Error,
     },
-    /// A step of setting up or taking away a loop device failed.
+    /// A step in the setup or removal of a loop device failed.
     #[error("{device}: {step} failed: {source}")]
     Loop {
-        /// The loop device, or the file that asks for one.
+        /// The loop device, or the file for which one is set up.
         device: PathBuf,
         /// The failed step.
         step: &'static str,
@@ -89,7 +109,7 @@ pub enum FuseError {
         /// The users.
         users: Vec<User>,
     },
-    /// The threads that answer requests could not be started or ended badly.
+    /// The threads that answer requests could not be started, or ended with an error.
     #[error("the FUSE session at {dir} failed: {source}")]
     Session {
         /// The mount point.

@@ -1,12 +1,12 @@
 //! The file system: one directory with one file per volume.
 //!
-//! Owns names, inode numbers and attributes, and answers what needs no volume at once on the session's
-//! thread. Everything else goes to the volume's thread with the reply (module `service`), so a session's
-//! thread is free for the next request. Must not know how it is mounted.
+//! Owns names, inode numbers and attributes. A request that needs no volume is answered at once on the session's thread. Every
+//! other request goes with its reply to the volume's thread (module `service`), so the session's thread is free for the next
+//! request. Must not know how the file system is mounted.
 //!
-//! Files are opened with direct I/O: the kernel keeps no page of them, so what one reads is what the volume
-//! holds, and the page cache exists once, above the loop device. Their size is fixed. Opening one with
-//! O_TRUNC leaves it as it is, like a block device.
+//! Files are opened with direct I/O: the kernel keeps no page of them. So a reader of a file gets the volume's data, and the
+//! page cache exists only once, above the loop device. The size of a file is fixed. O_TRUNC does not change it, as on a block
+//! device.
 
 use std::ffi::OsStr;
 use std::io;
@@ -25,18 +25,22 @@ use crate::hole::PunchHole;
 use crate::service::{Job, Served};
 use crate::spare::Spare;
 
-/// Largest request, which the kernel cuts to what it can do. It counts pages: from memory that does not
-/// begin at a page, which a loop device never has, requests are shorter and may end within a sector.
+/// Largest request; the kernel reduces it to what it supports.
+///
+/// The limit counts pages. Requests from memory that does not begin at a page are shorter and may end within a sector; loop
+/// devices never send such requests.
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
 
-/// Asynchronous requests of the whole file system that may be under way: four loop devices full of them.
+/// Maximum number of asynchronous requests under way in the whole file system: enough for four loop devices.
 const MAX_BACKGROUND: u16 = 512;
 
-/// How long the kernel may believe what it was told. Nothing changes while it is mounted, and no request to
-/// a file asks; but a file system whose process has died should not look alive.
+/// Time for which the kernel may use names and attributes without a request.
+///
+/// They do not change while the file system is mounted. The time is short, so that a file system whose process has ended
+/// does not look alive.
 const TTL: Duration = Duration::from_secs(1);
 
-/// Unit of the block counts, and the granularity that a loop device gives its discards.
+/// Unit of the block counts, and the granularity of a loop device's discards.
 const BLOCK_BYTES: u32 = 4096;
 
 struct File {
@@ -48,19 +52,19 @@ struct File {
     spare: Arc<Spare>,
 }
 
-/// See the module head.
+/// The file system of one mount.
 pub(crate) struct VolumeFs {
-    /// The inode number of a file is its index and [`FIRST_INODE`].
+    /// The files. The inode number of a file is its index plus [`FIRST_INODE`].
     files: Vec<File>,
     owner: (u32, u32),
     since: SystemTime,
 }
 
-/// Number 1 is the directory.
+/// Inode number of the first file; number 1 is the directory.
 const FIRST_INODE: u64 = 2;
 
 impl VolumeFs {
-    /// A file for each of `volumes`.
+    /// A file system with a file for each of `volumes`.
     pub(crate) fn new(volumes: &[Served]) -> Result<VolumeFs, FuseError> {
         let mut files: Vec<File> = Vec::with_capacity(volumes.len());
         for v in volumes {
@@ -121,7 +125,7 @@ impl VolumeFs {
         })
     }
 
-    /// Hands a job over. If the volume's end is gone, the job is dropped and its reply says so.
+    /// Passes a job to the volume's thread. If that has ended, the job is dropped, and its reply then reports an error.
     fn submit(&self, inode: INodeNo, make: impl FnOnce(&File) -> Job) {
         if let Some(file) = self.file(inode) {
             let _ = file.jobs.send(make(file));
@@ -131,7 +135,7 @@ impl VolumeFs {
 
 impl Filesystem for VolumeFs {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // What the kernel does not offer is done without: it is slower then.
+        // If the kernel refuses one of these, requests are slower.
         let _ = config.set_max_write(MAX_REQUEST_BYTES);
         let _ = config.set_max_background(MAX_BACKGROUND);
         for wanted in [
@@ -179,12 +183,12 @@ impl Filesystem for VolumeFs {
         reply: ReplyAttr,
     ) {
         let Some(attributes) = self.attributes(inode) else { return reply.error(Errno::ENOENT) };
-        // Zero is what O_TRUNC asks for. The answer tells the kernel the size that it still has.
+        // O_TRUNC sets size zero. The reply tells the kernel that the size has not changed.
         let size_stays = size.is_none_or(|s| s == 0 || s == attributes.size);
         if mode.is_some() || uid.is_some() || gid.is_some() || !size_stays {
             return reply.error(Errno::EPERM);
         }
-        // Times may be set and are not kept: tools that copy files do that at their end.
+        // A new time is accepted and not stored, because tools that copy files set it at their end.
         reply.attr(&TTL, &attributes);
     }
 
@@ -251,7 +255,7 @@ impl Filesystem for VolumeFs {
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        // Sent at every close by kernels that do not know FOPEN_NOFLUSH; it is no fsync.
+        // Kernels without FOPEN_NOFLUSH send this at every close; it is not an fsync.
         reply.ok();
     }
 
@@ -296,7 +300,7 @@ impl Filesystem for VolumeFs {
         let dots = [(INodeNo::ROOT, FileType::Directory, "."), (INodeNo::ROOT, FileType::Directory, "..")];
         let files = self.files.iter().enumerate();
         let files = files.map(|(i, f)| (Self::inode_of(i), FileType::RegularFile, &*f.name));
-        // An entry's offset is where to go on after it.
+        // The offset of an entry is the position of the next one.
         let skip = usize::try_from(offset).unwrap_or(usize::MAX);
         for (at, (inode, kind, name)) in (1..).zip(dots.into_iter().chain(files)).skip(skip) {
             if reply.add(inode, at, kind, name) {
@@ -307,7 +311,7 @@ impl Filesystem for VolumeFs {
     }
 
     fn statfs(&self, _request: &Request, inode: INodeNo, reply: ReplyStatfs) {
-        // Of a file: what a loop device asks for to know the granularity of discards.
+        // For a file: a loop device uses the answer as the granularity of its discards.
         let bytes = match self.file(inode) {
             Some(file) => file.bytes,
             None => self.files.iter().map(|f| f.bytes).fold(0, u64::saturating_add),
@@ -317,7 +321,7 @@ impl Filesystem for VolumeFs {
     }
 
     fn getxattr(&self, _request: &Request, _inode: INodeNo, _name: &OsStr, _size: u32, reply: ReplyXattr) {
-        // The kernel remembers this answer and does not ask before every write.
+        // The kernel stores this answer and sends no such request before later writes.
         reply.error(Errno::ENOSYS);
     }
 

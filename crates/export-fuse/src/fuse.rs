@@ -1,12 +1,12 @@
-//! The export as a whole: a mounted file system and the loop devices over its files.
+//! The export: a mounted file system and the loop devices over its files.
 //!
-//! Owns the order of steps. Start: clean up after a dead process, mount, loop devices. Stop: check for users, loop devices,
-//! unmount, threads of sessions, and then the tasks of volumes, so that the caller may stop the volumes after the stop. A stop
-//! that is refused has changed nothing, except for users that arrive at that moment.
+//! Owns the order of steps. Start: clean up after a process that has ended, mount, set up loop devices. Stop: check for users,
+//! remove loop devices, unmount, end the threads of sessions, and then the tasks of volumes, so that the caller may stop the
+//! volumes after the stop. A refused stop has changed nothing, unless a user arrived during the stop.
 //!
-//! Invariant: nothing that blocks runs on the caller's thread, because each step may wait for requests that
-//! this very thread must answer. Blocking steps have a thread of their own each, also none of the driver's
-//! helper threads: those may be what the requests wait for.
+//! Invariant: no blocking call runs on the caller's thread, because each step may wait for requests that this thread must
+//! answer. Each blocking step has its own thread. It does not use the driver's helper threads, because the requests may wait for
+//! those.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,16 +25,16 @@ use crate::mount::{self, Mount, MountBy};
 use crate::service::Served;
 use crate::{session, stale};
 
-/// Time limit of the kernel's loop driver to close a file after the command.
+/// Time in which the kernel's loop driver must close a file after the command.
 const LET_GO: Duration = Duration::from_secs(5);
 const LET_GO_STEP: Duration = Duration::from_millis(5);
 
 /// How a file system is to be mounted.
 #[derive(Clone, Copy, Debug)]
 pub struct FuseOptions {
-    /// Threads that read requests. They only hand over, so a few are enough.
+    /// Number of threads that read requests. They only pass requests on, so a few are enough.
     pub threads: usize,
-    /// The mounting user.
+    /// The way to mount.
     pub mount_by: MountBy,
 }
 
@@ -44,23 +44,23 @@ impl Default for FuseOptions {
     }
 }
 
-/// A volume that can be used.
+/// A volume that the export offers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Exported {
     /// Name of the volume.
     pub name: String,
-    /// Its file.
+    /// Path of its file.
     pub file: PathBuf,
-    /// Its loop device, once it has one.
+    /// Path of its loop device, once it is set up.
     pub loop_device: Option<PathBuf>,
-    /// Whether the loop device hands requests on as they come, many at a time.
+    /// Whether the loop device passes requests on with direct I/O, many at a time.
     pub direct_io: bool,
 }
 
 /// A mounted file system of volumes.
 ///
-/// Dropping it, or the future of [`Fuse::stop`], ends it under whoever uses it, without waiting: what was
-/// written and not flushed is in the state of a crash.
+/// If this, or the future of [`Fuse::stop`], is dropped, the file system is removed without waiting, even in use. Data that was
+/// written and not flushed is then in the same state as after a crash.
 pub struct Fuse {
     live: Arc<Live>,
     files: Vec<FileInfo>,
@@ -75,15 +75,15 @@ struct FileInfo {
     punch_hole: PunchHole,
 }
 
-/// A refused stop, with the export that is still in service.
+/// A refused stop.
 pub struct Refused {
     /// The export, still in service.
     pub fuse: Fuse,
-    /// Why.
+    /// The reason.
     pub error: FuseError,
 }
 
-/// Everything that the stop removes. Shared with the threads that do so.
+/// Everything that a stop removes. The threads of the stop share it.
 struct Live {
     dir: PathBuf,
     state: Mutex<State>,
@@ -98,12 +98,12 @@ struct State {
 
 impl Live {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Each step leaves the state whole: what is listed exists.
+        // Each step leaves the state consistent: every listed item exists.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Runs `work` on a thread of its own. It runs to its end also if nobody waits any more.
+/// Runs `work` on its own thread. The thread runs to its end even if the future is dropped.
 async fn on_thread<T: Send + 'static>(
     dir: &Path,
     work: impl FnOnce() -> Result<T, FuseError> + Send + 'static,
@@ -118,8 +118,9 @@ async fn on_thread<T: Send + 'static>(
 }
 
 impl Fuse {
-    /// Mounts a file system at `dir` with a file for each of `volumes`. The directory is made if it does
-    /// not exist; it must be empty. What a process that has died left there is cleaned up first.
+    /// Mounts a file system at `dir` with a file for each of `volumes`.
+    ///
+    /// The directory is created if it does not exist, and must be empty. The mount of a process that has ended is removed first.
     ///
     /// # Errors
     /// If names clash, the host has no FUSE or refuses to mount, or `dir` is not free.
@@ -134,7 +135,7 @@ impl Fuse {
         })
         .await?;
         let (mut files, mut ended) = (Vec::new(), Vec::new());
-        // From here on only the file system holds the volumes' queues: they end with it.
+        // From here on, only the file system holds the volumes' queues, so they end with it.
         for v in volumes {
             let file = live.dir.join(&v.name);
             files.push(FileInfo {
@@ -148,7 +149,7 @@ impl Fuse {
         Ok(Fuse { live, files, notes, ended })
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn dir(&self) -> &Path {
         &self.live.dir
     }
@@ -163,10 +164,10 @@ impl Fuse {
         self.files.iter().map(|f| &f.exported)
     }
 
-    /// Makes a loop device over the file of every volume that has none yet. Needs root.
+    /// Sets up a loop device over the file of every volume that has none. Needs root.
     ///
     /// # Errors
-    /// If there are no loop devices or they cannot be used. Those made before stay.
+    /// If the host has no loop devices or they cannot be used. Devices that were set up before the error stay.
     pub async fn attach_loop_devices(&mut self) -> Result<(), FuseError> {
         for index in 0..self.files.len() {
             let info = &self.files[index];
@@ -179,11 +180,11 @@ impl Fuse {
             let (path, direct_io) = on_thread(&self.live.dir, move || {
                 let device = LoopDevice::attach(&file, block_bytes, read_only)?;
                 if !discards {
-                    // Refused, as it should be.
+                    // The file refuses the discard, as intended.
                     let _ = device.try_discard();
                 }
                 let made = (device.path().to_path_buf(), device.has_direct_io());
-                // Listed here and not by who waits: that one may have gone away.
+                // This thread lists the device, because the future that waits for it may have been dropped.
                 live.lock().loops.push((index, device));
                 Ok(made)
             })
@@ -194,14 +195,14 @@ impl Fuse {
         Ok(())
     }
 
-    /// Removes everything in order and waits for it, if no loop device and no file is in use.
+    /// Removes everything in order, if no loop device and no file is in use, and waits for the end.
     ///
     /// # Errors
-    /// Returns the export, still in service, with its users.
+    /// Returns the export, still in service, and the error with the users.
     pub async fn stop(mut self) -> Result<(), Box<Refused>> {
         let live = self.live.clone();
         let stopped = on_thread(&live.dir.clone(), move || take_down(&live)).await;
-        // Also if it was refused later than at the first look: what is gone is gone.
+        // Needed also if a later step than the first check has refused: some loop devices may be gone.
         self.forget_lost_loop_devices();
         if let Err(error) = stopped {
             return Err(Box::new(Refused { fuse: self, error }));
@@ -210,9 +211,10 @@ impl Fuse {
         Ok(())
     }
 
-    /// Takes everything away at once and waits until the volumes have no more requests. Says who lost
-    /// what: those see I/O errors from now on. Without root a program that keeps a file open may still
-    /// send requests afterwards; a volume that is stopped refuses them.
+    /// Removes everything at once, and waits until the volumes have no more requests. Returns messages about the users.
+    ///
+    /// The users get I/O errors from now on. Without root, a program that keeps a file open may still send requests
+    /// afterwards; a stopped volume refuses them.
     pub async fn stop_by_force(mut self) -> Vec<String> {
         let live = self.live.clone();
         match on_thread(&live.dir.clone(), move || Ok(tear_down(&live))).await {
@@ -237,30 +239,30 @@ impl Fuse {
 
     async fn wait_for_volumes(&mut self) {
         for ended in std::mem::take(&mut self.ended) {
-            // The answer is that nobody is left to give one.
+            // The service never replies: the wait ends when its last task drops the reply.
             let _ = ended.await;
         }
     }
 }
 
-/// Cleans up, mounts, and starts to answer.
+/// Cleans up, mounts, and starts the session.
 fn set_up(dir: &Path, fs: VolumeFs, options: FuseOptions) -> Result<(Arc<Live>, Vec<String>), FuseError> {
     let located = mountinfo::located(dir);
     let dir = located.map_err(|source| FuseError::Directory { dir: dir.to_path_buf(), source })?;
     let notes = stale::clean_up(&dir)?;
     let (device, mount) = mount::mount(&dir, options.mount_by)?;
-    // Whatever fails from here on, dropping this takes the mount away.
+    // If a later step fails, the drop of this value removes the mount.
     let live = Arc::new(Live { dir: dir.clone(), state: Mutex::default() });
     live.lock().mount = Some(mount);
     let failed = |source| FuseError::Session { dir: dir.clone(), source };
     let session = session::start(fs, device, options.threads).map_err(failed)?;
     live.lock().session = Some(session);
-    // Answered by the threads that were just started: a look that they work.
+    // The threads that were just started answer this call, which shows that they work.
     rustix::fs::statfs(&dir).map_err(|e| failed(e.into()))?;
     Ok((live, notes))
 }
 
-/// The stop in order. It ends soon if its caller was dropped, so that the stop by force follows.
+/// Stops in order. It returns early if its caller was dropped; the removal by force then follows.
 fn take_down(live: &Arc<Live>) -> Result<(), FuseError> {
     let waits = || Arc::strong_count(live) > 1;
     let mut state = live.lock();
@@ -281,7 +283,7 @@ fn take_down(live: &Arc<Live>) -> Result<(), FuseError> {
     {
         match mount.unmount() {
             Ok(()) => break,
-            // The loop driver holds the file until the last look at the device has ended.
+            // The loop driver holds the file until the last access to the device has ended.
             Err(FuseError::FilesInUse { users, .. })
                 if users.is_empty() && Instant::now() < deadline && waits() =>
             {
@@ -298,7 +300,7 @@ fn take_down(live: &Arc<Live>) -> Result<(), FuseError> {
 }
 
 impl State {
-    /// Whether the kernel has ended the connection: then nothing of ours is mounted any more.
+    /// Whether the kernel has ended the connection: then no mount of this file system is left.
     fn has_ended(&self) -> bool {
         self.session.as_ref().is_none_or(|s| s.guard.is_finished())
     }
@@ -311,18 +313,19 @@ impl State {
         self.has_ended()
     }
 
-    /// Waits until the session's threads have ended, as they do when the file system is mounted nowhere.
-    /// False if they do not, and everything is as before.
+    /// Waits until the session's threads have ended. They end when the file system is mounted nowhere.
+    ///
+    /// Returns false if they do not end; the session then stays as it was.
     fn end_session(&mut self) -> bool {
         let ended = self.ends_within(LET_GO) || {
-            // Unmounted, but somebody else still sees the file system.
+            // The file system is unmounted here, and another mount namespace still has it.
             let mount = self.mount.as_ref();
             mount.is_some_and(|m| m.end_connection().is_ok()) && self.ends_within(LET_GO)
         };
         if ended {
             self.mount = None;
             if let Some(session) = self.session.take() {
-                // A thread that ended badly has no requests any more either.
+                // A thread that ended with an error has no more requests either.
                 let _ = session.join();
             }
         }
@@ -330,7 +333,7 @@ impl State {
     }
 }
 
-/// The hard way: nothing here waits for a request to be answered, so it may run on any thread.
+/// Removes by force. It waits for no request, so it may run on any thread.
 fn abort(state: &mut State, dir: &Path) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(mount) = &state.mount
@@ -339,7 +342,7 @@ fn abort(state: &mut State, dir: &Path) -> Vec<String> {
     {
         notes.push(format!("{}: cannot be unmounted: {e}", dir.display()));
     }
-    // After the mount: with that gone, what is to be written back to a loop device fails at once.
+    // After the mount, because write-back to a loop device then fails at once.
     for (_, device) in state.loops.drain(..) {
         let path = device.path().display();
         match device.abandon() {
@@ -354,7 +357,7 @@ fn abort(state: &mut State, dir: &Path) -> Vec<String> {
     notes
 }
 
-/// The hard way, and waits for the session's threads. False if they did not end.
+/// Removes by force, and waits for the session's threads. The second value is false if they did not end.
 fn tear_down(live: &Live) -> (Vec<String>, bool) {
     let mut state = live.lock();
     let mut notes = abort(&mut state, &live.dir);
@@ -368,8 +371,8 @@ fn tear_down(live: &Live) -> (Vec<String>, bool) {
 impl Drop for Live {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Nobody is left who could be told. The session's threads end by themselves: waiting for them
-        // could mean waiting for this thread.
+        // The messages have no receiver here. The session's threads end by themselves; to wait for them could be to wait for
+        // this thread.
         let _ = abort(state, &self.dir);
     }
 }

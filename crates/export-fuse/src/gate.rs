@@ -1,11 +1,11 @@
-//! The gate of writes: writes of whole sectors run concurrently, a write of a part of a sector alone.
+//! The gate of writes: writes of whole sectors run concurrently, a write of a part of a sector runs alone.
 //!
-//! A write of a part of a sector reads the sector, changes it and writes it back. Another write to
-//! that sector in between would be lost, even if it covers the whole sector and has completed.
-//! Such writes are rare (a block device never sends any), so one of them excludes every other write to
-//! the volume instead of those to its sectors.
+//! Owns the count of running writes. A write of a part of a sector reads the sector, changes it and writes it back. Another
+//! write to that sector in between would be lost, even if it covered the whole sector and had completed. Partial writes are
+//! rare: a block device never sends any. So one of them excludes every other write to the volume, not only writes to the same
+//! sector. Must not know sectors or volumes.
 //!
-//! Invariant: the gate is fair: a write that arrives while another waits for exclusion waits behind that one.
+//! Invariant: the gate is fair. A write that arrives while another one waits to be alone waits behind that one.
 
 use std::cell::Cell;
 
@@ -18,7 +18,7 @@ pub(crate) struct Gate {
     left: Event,
 }
 
-/// A place among those that write whole sectors.
+/// The permit of a write of whole sectors.
 pub(crate) struct Shared<'a>(&'a Gate);
 
 impl Drop for Shared<'_> {
@@ -32,7 +32,7 @@ impl Drop for Shared<'_> {
 }
 
 impl Gate {
-    /// Waits until no write needs exclusion.
+    /// Waits until no write runs alone or waits to be alone.
     pub(crate) async fn shared(&self) -> Shared<'_> {
         let turn = match self.alone.try_lock() {
             Some(turn) => turn,
@@ -43,7 +43,7 @@ impl Gate {
         Shared(self)
     }
 
-    /// Waits until no other write runs, and excludes others until the permit is dropped.
+    /// Waits until no other write runs. Other writes wait until the permit is dropped.
     pub(crate) async fn alone(&self) -> Permit {
         let turn = self.alone.lock().await;
         self.left.wait_until(|| self.sharing.get() == 0).await;

@@ -1,9 +1,11 @@
-//! The meaning of "punch a hole" for a volume, and its cost on the device behind it.
+//! The effect of "punch a hole" on a volume, and its cost on the backing device.
 //!
-//! The kernel's loop driver sends a hole for two requests that it does not tell apart: a discard, which may
-//! leave anything behind, and zeros that may be unmapped, which must read as zeros. So a hole has to become
-//! zeros. A discard of a whole disk (mkfs does one) is then as much work as zeros on the whole disk: nothing
-//! for a file or most SSDs, hours for a disk that has to write them.
+//! The kernel's loop driver punches a hole for two kinds of requests, which the file cannot distinguish: a discard, after which
+//! any contents are allowed, and a write of zeros that may be unmapped, after which the range must read as zeros. So a hole must
+//! become zeros. A discard of a whole disk, which mkfs sends, then costs as much as zeros on the whole disk: almost no time for
+//! a file or most SSDs, and hours for a disk that has to write the zeros.
+//!
+//! Owns the choice for a device. Must not know requests.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -12,17 +14,18 @@ use std::path::{Path, PathBuf};
 /// The effect of "punch a hole".
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum PunchHole {
-    /// The range is made to read as zeros, and may be unmapped. Always right, and slow if the volume can do
-    /// no better than to write zeros.
+    /// The range is made to read as zeros, and may be unmapped. It is always correct, and slow if the volume has to write zeros.
     #[default]
     Zero,
-    /// Not supported: a loop device offers no discard then, and zeros are written as data.
+    /// Not supported: the loop device then offers no discard, and the kernel writes zeros as data.
     Refuse,
 }
 
 impl PunchHole {
-    /// The best choice for a volume whose zeros are written to `device`: [`PunchHole::Zero`] if that is a file or a
-    /// device with a fast command for zeros. Of a device that cannot be asked the worst is assumed.
+    /// The best choice for a volume whose zeros are written to `device`.
+    ///
+    /// [`PunchHole::Zero`] if that is a file or a device with a fast command for zeros, else [`PunchHole::Refuse`], also if
+    /// sysfs does not tell.
     pub fn for_device(device: &Path) -> PunchHole {
         let Ok(meta) = fs::metadata(device) else { return PunchHole::Refuse };
         if !meta.file_type().is_block_device() {
@@ -37,7 +40,7 @@ impl PunchHole {
         let number = |name: &str| {
             fs::read_to_string(queue.join(name)).ok().and_then(|text| text.trim().parse::<u64>().ok())
         };
-        // A disk with a moving head may have the command too, and carries it out by writing.
+        // A disk with a moving head may have the command too, and then writes the zeros.
         match (number("rotational"), number("write_zeroes_max_bytes")) {
             (Some(0), Some(bytes)) if bytes > 0 => PunchHole::Zero,
             _ => PunchHole::Refuse,
@@ -45,7 +48,7 @@ impl PunchHole {
     }
 }
 
-/// Where sysfs describes the queue of a device; a partition has that of the whole.
+/// The directory in sysfs of a device's queue. A partition uses the queue of its disk.
 fn queue_of(sys: &Path) -> PathBuf {
     if sys.join("partition").exists() { sys.join("../queue") } else { sys.join("queue") }
 }

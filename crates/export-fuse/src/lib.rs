@@ -1,12 +1,13 @@
-//! The FUSE export: a file per volume, and a loop device over it: a real block device on hosts that have
-//! neither ublk nor nbd, without a kernel module of our own.
+//! The FUSE export: a file for each volume, and a loop device over the file.
 //!
-//! [`serve`] makes a volume ready on its own thread, [`Fuse::mount`] makes files of such volumes,
-//! [`Fuse::attach_loop_devices`] makes block devices of the files, [`Fuse::stop`] takes all of it away in
-//! the right order, and [`probe()`] tells beforehand what the host offers. Must not know the cache.
+//! The loop device is a real block device on hosts with neither ublk nor nbd, and needs no kernel module of this project.
 //!
-//! Invariants: nothing here blocks the thread of a driver; every request is answered; nothing that is in
-//! use is taken away unless by force.
+//! [`serve`] prepares a volume on its own thread, [`Fuse::mount`] makes files of such volumes, [`Fuse::attach_loop_devices`]
+//! makes block devices of the files, [`Fuse::stop`] removes everything in the right order, and [`probe()`] finds out in advance
+//! what the host offers. Must not know the cache.
+//!
+//! Invariants: no call blocks the thread of a driver; every request is answered; nothing that is in use is removed unless by
+//! force.
 #![deny(clippy::undocumented_unsafe_blocks)]
 
 mod bytes;

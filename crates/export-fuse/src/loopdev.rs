@@ -1,11 +1,12 @@
 //! Loop devices: a block device over a file.
 //!
-//! Owns the ioctls of `/dev/loop-control` and `/dev/loopN`. Everything here blocks, and waits for requests
-//! to the file to be answered: setting up reads the partition table through it, taking away writes back
-//! what the page cache of the block device holds. So nothing of it may run on the thread that answers.
+//! Owns the ioctls of `/dev/loop-control` and `/dev/loopN`. Every function blocks, and waits for requests to the file: the setup
+//! reads the partition table through the file, and the removal writes back the page cache of the block device. So no function
+//! may run on the thread that answers these requests.
 //!
-//! For the same reason this process never keeps a loop device open: if it were killed, the kernel would
-//! close the device before or after `/dev/fuse` in any order, and write back to a file that is no longer served. Nor does a device clear itself when it is let go of (autoclear), which would be the same moment.
+//! For the same reason this process never keeps a loop device open. If the process were killed, the kernel would close the
+//! device and `/dev/fuse` in any order, and could write back to a file that is no longer served. Devices also do not use
+//! autoclear, because that would have the same effect.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -31,7 +32,7 @@ const LO_FLAGS_DIRECT_IO: u32 = 16;
 /// Number of tries if another process takes the free device first.
 const RACES: usize = 100;
 
-/// Time limit of processes that probe a device before its removal: udev probes every new one.
+/// Longest time that the removal of a device waits for processes that probe it. udev probes every new device.
 const GLANCE: Duration = Duration::from_secs(2);
 const GLANCE_STEP: Duration = Duration::from_millis(20);
 
@@ -82,10 +83,10 @@ const NO_INFO: LoopInfo = LoopInfo {
     init: [0; 2],
 };
 
-/// A loop device over one of our files. Stays when dropped: see [`LoopDevice::detach`].
+/// A loop device over a file of this export. It is not removed when dropped: see [`LoopDevice::detach`].
 pub(crate) struct LoopDevice {
     path: PathBuf,
-    /// Device and inode number of the file, by which we know the device again.
+    /// Device and inode number of the file, which identify the loop device later.
     file: (u64, u64),
     direct_io: bool,
 }
@@ -96,25 +97,25 @@ fn result_of(result: libc::c_int) -> io::Result<libc::c_int> {
 
 /// Number of a free loop device.
 fn get_free(control: &File) -> io::Result<u32> {
-    // SAFETY: this request takes no argument; the descriptor is open for the call.
+    // SAFETY: the request takes no argument, so it accesses no memory. The descriptor is open during the call.
     let number = result_of(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) })?;
     u32::try_from(number).map_err(io::Error::other)
 }
 
 fn configure(device: &File, config: &LoopConfig) -> io::Result<()> {
-    // SAFETY: the kernel reads a `struct loop_config`, whose layout is checked above, during the call.
+    // SAFETY: during the call, the kernel reads a `struct loop_config`, whose layout is checked above, from a live value.
     result_of(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const *config) }).map(drop)
 }
 
 fn status(device: &File) -> io::Result<LoopInfo> {
     let mut info = NO_INFO;
-    // SAFETY: the kernel writes a `struct loop_info64`, whose layout is checked above, during the call.
+    // SAFETY: during the call, the kernel writes a `struct loop_info64`, whose layout is checked above, to a live value.
     result_of(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, &raw mut info) })?;
     Ok(info)
 }
 
 fn clear_fd(device: &File) -> io::Result<()> {
-    // SAFETY: this request takes no argument; the descriptor is open for the call.
+    // SAFETY: the request takes no argument, so it accesses no memory. The descriptor is open during the call.
     result_of(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD) }).map(drop)
 }
 
@@ -122,19 +123,19 @@ fn is_unbound(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENXIO)
 }
 
-/// Takes the file off the loop device at `path`, at once or when the last user lets go of it.
+/// Detaches the file from the loop device at `path`, at once or when the last user closes the device.
 pub(crate) fn clear(path: &Path) -> io::Result<()> {
-    // For reading: a descriptor for writing would make udev look at the device when it is closed.
+    // Opened for reading, because udev probes a device when a descriptor for writing is closed.
     match clear_fd(&File::open(path)?) {
         Err(e) if is_unbound(&e) => Ok(()),
         other => other,
     }
 }
 
-/// Opens `/dev/loop-control`, which only root may.
+/// Opens `/dev/loop-control`. Only root may do so.
 pub(crate) fn open_control() -> Result<File, FuseError> {
     OpenOptions::new().read(true).write(true).open("/dev/loop-control").map_err(|e| {
-        FuseError::NoLoop(match e.raw_os_error() {
+        let why = match e.raw_os_error() {
             Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
                 "/dev/loop-control does not exist or has no driver: load the kernel module (modprobe loop), \
                  or give the container the devices"
@@ -142,12 +143,13 @@ pub(crate) fn open_control() -> Result<File, FuseError> {
             }
             Some(libc::EACCES | libc::EPERM) => "this user may not open /dev/loop-control".to_string(),
             _ => format!("/dev/loop-control: {e}"),
-        })
+        };
+        FuseError::NoLoop { why, source: e }
     })
 }
 
 impl LoopDevice {
-    /// A block device over `file`, with logical blocks of `block_bytes`.
+    /// Sets up a block device over `file`, with logical blocks of `block_bytes`.
     pub(crate) fn attach(file: &Path, block_bytes: u32, read_only: bool) -> Result<LoopDevice, FuseError> {
         let at = |device: &Path, step| {
             let device = device.to_path_buf();
@@ -175,7 +177,7 @@ impl LoopDevice {
             let number = get_free(&control).map_err(at(file, "asking for a free loop device"))?;
             let path = PathBuf::from(format!("/dev/loop{number}"));
             let device = match OpenOptions::new().read(true).write(true).open(&path) {
-                // Taken and removed again by somebody else.
+                // Another process has taken the device and removed it again.
                 Err(e) if is_unbound(&e) => continue,
                 other => other.map_err(at(&path, "opening it"))?,
             };
@@ -194,31 +196,32 @@ impl LoopDevice {
         Err(FuseError::Loop { device: file.to_path_buf(), step: "finding a free loop device", source })
     }
 
-    /// `/dev/loopN`.
+    /// The path `/dev/loopN`.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether requests go to the file as they are, many at a time. If not, the kernel's driver carries
-    /// them out one by one.
+    /// Whether the device passes requests to the file with direct I/O, many at a time.
+    ///
+    /// Otherwise the kernel's driver carries them out one by one.
     pub(crate) fn has_direct_io(&self) -> bool {
         self.direct_io
     }
 
-    /// Lets the kernel find out that the file takes no discards: it offers them until the first one was
-    /// refused. Only for a file that refuses them. (Not by the limit in sysfs, which outlives the device
-    /// and would be there for the next file on it.)
+    /// Makes the kernel detect that the file refuses discards. The kernel offers discards until the file refuses the first one.
+    ///
+    /// Only for a file that refuses them. The limit in sysfs is not used for this, because it outlives the device and would
+    /// apply to the next file on it.
     pub(crate) fn try_discard(&self) -> io::Result<()> {
         let device = OpenOptions::new().write(true).open(&self.path)?;
         let range: [u64; 2] = [0, 4096];
-        // SAFETY: the kernel reads two numbers of 64 bits during the call.
+        // SAFETY: during the call, the kernel reads two numbers of 64 bits from the live array `range`.
         result_of(unsafe { libc::ioctl(device.as_raw_fd(), BLKDISCARD, range.as_ptr()) }).map(drop)
     }
 
-    /// Writes back what the page cache holds and takes the file off the device, if nobody uses it. The
-    /// kernel lets go of the file soon after.
+    /// Writes the page cache back and detaches the file from the device, if the device has no users.
     ///
-    /// `waits`: whether the caller still waits.
+    /// The kernel closes the file soon after. `waits` tells whether the caller still waits.
     pub(crate) fn detach(&self, waits: &dyn Fn() -> bool) -> Result<(), FuseError> {
         let failed = |step| {
             let device = self.path.clone();
@@ -226,7 +229,7 @@ impl LoopDevice {
         };
         self.refuse_users(waits)?;
         let mut options = OpenOptions::new();
-        // Exclusive: nobody mounts it from here on.
+        // The exclusive open prevents mounts from here on.
         let device = match options.read(true).custom_flags(libc::O_EXCL).open(&self.path) {
             Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
                 let users = users::of_block_device(&self.name());
@@ -241,7 +244,7 @@ impl LoopDevice {
         clear_fd(&device).map_err(failed("detaching its file"))
     }
 
-    /// Detaches the file from the device without a check for users. Returns the users.
+    /// Detaches the file from the device even if the device is in use. Returns the users.
     pub(crate) fn abandon(&self) -> io::Result<Vec<users::User>> {
         let users = users::of_block_device(&self.name());
         let device = File::open(&self.path)?;
@@ -251,7 +254,7 @@ impl LoopDevice {
         Ok(users)
     }
 
-    /// Waits a moment for processes that probe the device, then refuses.
+    /// Waits up to 2 s for processes that probe the device, then refuses if it still has users.
     pub(crate) fn refuse_users(&self, waits: &dyn Fn() -> bool) -> Result<(), FuseError> {
         let deadline = Instant::now() + GLANCE;
         loop {

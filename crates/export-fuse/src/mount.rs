@@ -1,10 +1,10 @@
-//! Mounting and unmounting: from a directory to an open `/dev/fuse` that serves it, and back.
+//! Mounts and unmounts: makes an open `/dev/fuse` for a directory, and removes the mount.
 //!
-//! Owns both ways of mounting: mount(2) where that is allowed, else the set-uid program `fusermount3`.
-//! Blocks: not for the thread of a driver. Must not know what is served.
+//! Owns both ways to mount: mount(2) if that is allowed, else the set-uid program `fusermount3`. Every function blocks, so none
+//! may run on the thread of a driver. Must not know what is served.
 //!
-//! Invariant: it unmounts its own mount only: it checks the topmost mount first, because an operator may have
-//! unmounted it and mounted something else.
+//! Invariant: it unmounts only its own mount. It checks the topmost mount first, because an operator may have unmounted it and
+//! mounted another file system at the same place.
 
 use std::ffi::{CString, OsString};
 use std::fs::OpenOptions;
@@ -23,7 +23,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 
 use crate::error::FuseError;
 
-/// Type of our mounts, as the kernel lists it.
+/// File system type of these mounts, as the kernel lists it.
 pub(crate) const FS_TYPE: &str = "fuse.ubcache";
 
 /// Name of the program that mounts for users.
@@ -32,7 +32,7 @@ pub(crate) const HELPER: &str = "fusermount3";
 /// A mounted file system. Not unmounted when dropped: see [`Mount::unmount`] and [`Mount::abort`].
 pub(crate) struct Mount {
     dir: PathBuf,
-    /// The file system's device number, its own for as long as it exists.
+    /// Device number of the file system. No other file system has it as long as this one exists.
     device: (u32, u32),
     by_helper: bool,
 }
@@ -47,7 +47,7 @@ pub enum MountBy {
     Helper,
 }
 
-/// Mounts at `dir`, which [`mountinfo::located`] has made. The descriptor is where requests come from.
+/// Mounts at `dir`, a path from [`mountinfo::located`]. Requests are read from the returned descriptor.
 pub(crate) fn mount(dir: &Path, by: MountBy) -> Result<(OwnedFd, Mount), FuseError> {
     let at_dir = |source| FuseError::Directory { dir: dir.to_path_buf(), source };
     let metadata = match std::fs::metadata(dir) {
@@ -77,7 +77,7 @@ pub(crate) fn mount(dir: &Path, by: MountBy) -> Result<(OwnedFd, Mount), FuseErr
     Ok((device, Mount { dir: dir.to_path_buf(), device: entry.device, by_helper }))
 }
 
-/// `None` if this process may not mount, but fusermount3 may.
+/// Mounts with mount(2). `None` if this process may not mount and `fusermount3` may.
 fn mount_directly(dir: &Path, mode: u32) -> Result<Option<OwnedFd>, FuseError> {
     let failed = |source| FuseError::Mount { dir: dir.to_path_buf(), source };
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
@@ -95,7 +95,7 @@ fn mount_directly(dir: &Path, mode: u32) -> Result<Option<OwnedFd>, FuseError> {
     let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC | MountFlags::NOATIME;
     match rustix::mount::mount("ubcache", dir, FS_TYPE, flags, data.as_c_str()) {
         Ok(()) => Ok(Some(device.into())),
-        // Root of a container without the right to mount.
+        // Root in a container without the right to mount gets this error.
         Err(Errno::PERM | Errno::ACCESS) => Ok(None),
         Err(Errno::NODEV) => Err(no_fuse(io::Error::from(Errno::NODEV))),
         Err(e) => Err(failed(e.into())),
@@ -104,7 +104,7 @@ fn mount_directly(dir: &Path, mode: u32) -> Result<Option<OwnedFd>, FuseError> {
 
 /// The message about an error of opening `/dev/fuse`.
 pub(crate) fn no_fuse(error: io::Error) -> FuseError {
-    FuseError::NoFuse(match error.raw_os_error() {
+    let why = match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
             "/dev/fuse does not exist or has no driver: load the kernel module (modprobe fuse), or give the \
              container the device"
@@ -112,12 +112,14 @@ pub(crate) fn no_fuse(error: io::Error) -> FuseError {
         }
         Some(libc::EACCES | libc::EPERM) => "this user may not open /dev/fuse".to_string(),
         _ => format!("/dev/fuse: {error}"),
-    })
+    };
+    FuseError::NoFuse { why, source: error }
 }
 
 fn mount_by_helper(dir: &Path) -> Result<OwnedFd, FuseError> {
     let failed = |message: String| FuseError::Helper { dir: dir.to_path_buf(), message };
-    let (ours, theirs) = UnixStream::pair().map_err(|e| failed(e.to_string()))?;
+    let lost = |source: io::Error| FuseError::HelperLost { dir: dir.to_path_buf(), source };
+    let (ours, theirs) = UnixStream::pair().map_err(lost)?;
     // The program sends the descriptor to the socket that it finds under this number: its standard input.
     // The command is dropped at once, so that only the program holds the other end.
     let mut child = Command::new(HELPER)
@@ -132,34 +134,35 @@ fn mount_by_helper(dir: &Path) -> Result<OwnedFd, FuseError> {
         .spawn()
         .map_err(helper_missing)?;
     let device = receive_descriptor(&ours);
-    // With the socket closed the program ends.
+    // The program ends when the socket is closed.
     drop(ours);
     let mut said = String::new();
     if let Some(mut stderr) = child.stderr.take() {
-        // What was not said cannot be told.
+        // If this fails, the message is incomplete.
         let _ = stderr.read_to_string(&mut said);
     }
-    let status = child.wait().map_err(|e| failed(e.to_string()))?;
+    let status = child.wait().map_err(lost)?;
     match device {
         Ok(Some(device)) => Ok(device),
         Ok(None) if said.trim().is_empty() => Err(failed(status.to_string())),
         Ok(None) => Err(failed(said.trim().trim_start_matches("fusermount3: ").to_string())),
-        Err(e) => Err(failed(e.to_string())),
+        Err(e) => Err(lost(e)),
     }
 }
 
 /// The error if the program cannot be started.
 pub(crate) fn helper_missing(error: io::Error) -> FuseError {
-    FuseError::NoFuse(match error.kind() {
+    let why = match error.kind() {
         io::ErrorKind::NotFound => {
             "fusermount3 is missing; it is needed to mount without CAP_SYS_ADMIN: install the package fuse3"
                 .to_string()
         }
         _ => format!("fusermount3 cannot be started: {error}"),
-    })
+    };
+    FuseError::NoFuse { why, source: error }
 }
 
-/// `None` if the other side went away without sending one.
+/// Receives a descriptor; `None` if the other end closed the socket without sending one.
 fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -178,7 +181,7 @@ fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
 }
 
 impl Mount {
-    /// Unmounts, unless it is unmounted already.
+    /// Unmounts the file system, if it is still mounted.
     pub(crate) fn unmount(&self) -> Result<(), FuseError> {
         let failed = |source| FuseError::Unmount { dir: self.dir.clone(), source };
         if !self.is_on_top().map_err(failed)? {
@@ -201,8 +204,7 @@ impl Mount {
         }
     }
 
-    /// Ends the file system under whoever uses it, without waiting for anything: open requests fail, and
-    /// the directory is free.
+    /// Removes the mount at once, even in use: open requests fail, and the directory is free.
     pub(crate) fn abort(&self) -> io::Result<()> {
         if !self.is_on_top()? {
             return Ok(());
@@ -214,13 +216,13 @@ impl Mount {
         Ok(rustix::mount::unmount(&self.dir, flags)?)
     }
 
-    /// Ends the connection to the kernel, wherever the file system may still be mounted.
+    /// Ends the connection to the kernel, for every mount of the file system.
     pub(crate) fn end_connection(&self) -> io::Result<()> {
         std::fs::write(format!("/sys/fs/fuse/connections/{}/abort", self.device.1), "1")
     }
 
     fn is_on_top(&self) -> io::Result<bool> {
-        // The number alone is not enough: once it is free, the next file system gets it.
+        // The number alone does not suffice: after this file system has ended, the next one gets its number.
         let top = mountinfo::topmost(&self.dir)?;
         Ok(top.is_some_and(|m| m.device == self.device && m.fs_type == FS_TYPE))
     }
@@ -243,7 +245,7 @@ fn run_helper(dir: &Path, arguments: &[&str]) -> io::Result<()> {
     Err(io::Error::other(if said.is_empty() { output.status.to_string() } else { said }))
 }
 
-/// Where a program is found that is started by its name.
+/// The path of a program, found by its name as a shell does it.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
     std::env::split_paths(&path).map(|dir| dir.join(name)).find(|p| p.is_file())

@@ -1,20 +1,22 @@
-//! Probes of the host, to choose an export.
+//! Probes of the host, for the choice of an export.
 //!
-//! Owns the probes; they change nothing. A positive result is no guarantee: the rules of a container, for example, show only at
-//! the mount.
+//! Owns the probes. They change nothing. A positive result is no guarantee: for example, the rules of a container may still
+//! refuse the mount.
 
 use std::fs::OpenOptions;
+use std::sync::Arc;
 
+use crate::error::FuseError;
 use crate::loopdev;
 use crate::mount::{self, HELPER};
 
 /// The available exports, or the reasons why they are not.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Availability {
     /// A file system with a file per volume.
-    pub fuse: Result<(), String>,
+    pub fuse: Result<(), Arc<FuseError>>,
     /// Loop devices over such files.
-    pub loop_device: Result<(), String>,
+    pub loop_device: Result<(), Arc<FuseError>>,
 }
 
 /// Number of the capability to mount.
@@ -22,21 +24,21 @@ const CAP_SYS_ADMIN: u32 = 21;
 
 /// Probes the host.
 pub fn probe() -> Availability {
-    let fuse = probe_fuse();
+    let fuse = probe_fuse().map_err(Arc::new);
     let loop_device = match &fuse {
         Err(why) => Err(why.clone()),
-        Ok(()) => loopdev::open_control().map(drop).map_err(|e| e.to_string()),
+        Ok(()) => loopdev::open_control().map(drop).map_err(Arc::new),
     };
     Availability { fuse, loop_device }
 }
 
-fn probe_fuse() -> Result<(), String> {
+fn probe_fuse() -> Result<(), FuseError> {
     let device = OpenOptions::new().read(true).write(true).open("/dev/fuse");
-    device.map_err(|e| mount::no_fuse(e).to_string())?;
+    device.map_err(mount::no_fuse)?;
     if may_mount() || mount::find_program(HELPER).is_some() {
         return Ok(());
     }
-    Err(mount::helper_missing(std::io::ErrorKind::NotFound.into()).to_string())
+    Err(mount::helper_missing(std::io::ErrorKind::NotFound.into()))
 }
 
 fn may_mount() -> bool {

@@ -1,12 +1,12 @@
 //! The service of a volume: tasks on its thread that carry out the requests of the file system.
 //!
-//! Owns the queue between the two, which is bounded: while it is full, session threads wait, and requests
-//! stay with the kernel. A request costs no task of its own: there are long-lived slots, of which one at a
-//! time waits for the next request and the others carry theirs out. The reply is written to `/dev/fuse`
-//! right here: that call copies and wakes the caller, it does not wait for anything.
+//! Owns the bounded queue from session threads to these tasks: while it is full, session threads wait and requests stay in the
+//! kernel. A request needs no task of its own. There are long-lived slots: one at a time waits for the next request, and the
+//! others carry out theirs. A slot writes the reply to `/dev/fuse` itself, because that call copies the data, wakes the caller
+//! and does not wait.
 //!
-//! Invariants: a volume's operation that has begun is awaited to its end; every request is answered, by an
-//! I/O error if the service goes away before. Must not know files beyond their bytes.
+//! Invariants: a volume's operation that has begun is awaited to its end; every request is answered, with an I/O error if the
+//! service ends before. Must not know files beyond their bytes.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -22,10 +22,10 @@ use crate::errno;
 use crate::hole::PunchHole;
 use crate::spare::Spare;
 
-/// Requests that wait in the queue before session threads do.
+/// Number of requests that wait in the queue before session threads wait.
 const QUEUE: usize = 64;
 
-/// A request of the file system. Ranges may be any; they are cut at the end of the volume.
+/// A request of the file system. Any range is allowed; it is cut at the end of the volume.
 pub(crate) enum Job {
     Read { offset: u64, bytes: u32, reply: ReplyData },
     Write { offset: u64, data: Vec<u8>, durable: bool, reply: ReplyWrite },
@@ -34,10 +34,10 @@ pub(crate) enum Job {
     Zero { offset: u64, bytes: u64, reply: ReplyEmpty },
 }
 
-/// How a volume is served.
+/// Options of the service of a volume.
 #[derive(Clone, Copy, Debug)]
 pub struct ServeOptions {
-    /// Requests under way at a time.
+    /// Number of requests under way at a time.
     pub slots: usize,
     /// The effect of "punch a hole".
     pub punch_hole: PunchHole,
@@ -50,8 +50,9 @@ impl Default for ServeOptions {
     }
 }
 
-/// A volume that waits for requests, as other threads see it: what [`crate::Fuse::mount`] takes. Its tasks
-/// end when this or the file system that took it is gone, after the requests under way.
+/// A volume that waits for requests; [`crate::Fuse::mount`] takes it, also on another thread.
+///
+/// Its tasks end after the requests under way, when this value, or the file system that took it, is dropped.
 pub struct Served {
     pub(crate) name: String,
     pub(crate) bytes: u64,
@@ -63,10 +64,10 @@ pub struct Served {
     pub(crate) ended: Answer<()>,
 }
 
-/// Makes `volume` ready to be a file. Its tasks run on `rt`, which is the runtime of the calling thread.
+/// Prepares `volume` to be a file. Its tasks run on `rt`, which is the runtime of the calling thread.
 ///
-/// The thread should be marked as one that block devices depend on (`blockio::flusher`): without the mark, memory that it
-/// asks for could be reclaimed by writing to the device it serves.
+/// The thread should be marked as a flusher (`blockio::flusher`). Without the mark, the kernel could write to the device of
+/// this very thread to free memory for it.
 pub fn serve<V: BlockVolume>(rt: &Handle, volume: Rc<V>, options: ServeOptions) -> Served {
     let (jobs, receiver) = bridge::channel(QUEUE);
     let (ending, ended) = bridge::oneshot();
@@ -100,14 +101,14 @@ struct Service<V> {
     rt: Handle,
     volume: ByteVolume<V>,
     spare: Arc<Spare>,
-    /// With the slot whose turn it is while that one waits; gone at the end.
+    /// The queue. The slot with the turn takes it while it waits, and drops it at the end.
     jobs: Cell<Option<RemoteReceiver<Job>>>,
     turn: Mutex,
     limit: usize,
     slots: Cell<usize>,
-    /// Slots that carry out a request.
+    /// Number of slots that carry out a request.
     busy: Cell<usize>,
-    /// Dropped last, when no slot is left and the volume has been let go of.
+    /// Dropped last, after all slots have ended and the volume is released.
     _ending: Reply<()>,
 }
 
@@ -121,7 +122,7 @@ impl<V: BlockVolume> Service<V> {
         loop {
             let turn = self.turn.lock().await;
             let Some(mut jobs) = self.jobs.take() else { return };
-            // If there is none, the receiver is dropped, and every other slot ends when it is its turn.
+            // At the end of the queue, the receiver is dropped, and every other slot ends when it has its turn.
             let Some(job) = jobs.recv().await else { return };
             self.jobs.set(Some(jobs));
             drop(turn);
@@ -149,7 +150,7 @@ impl<V: BlockVolume> Service<V> {
                     return reply.error(Errno::ENOSPC);
                 }
                 match self.volume.write(staged, durable).await {
-                    // A request carries no more than fits into this number.
+                    // A request has fewer bytes than this number can hold.
                     Ok(()) => reply.written(u32::try_from(stored).unwrap_or(u32::MAX)),
                     Err(e) => reply.error(errno::of_volume_error(&e)),
                 }

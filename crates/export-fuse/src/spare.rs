@@ -1,14 +1,14 @@
-//! Memory in which written data crosses from a session's thread to the volume's.
+//! Memory for written data on its way from a session's thread to the volume's thread.
 //!
-//! Buffers of the volume's thread cannot leave it, so written data is copied once more. Owns the pieces of
-//! memory that are not in use, a bounded number of them, so that a write does not allocate.
+//! Buffers of the volume's thread cannot leave that thread, so written data is copied once more. Owns a bounded number of unused
+//! pieces of memory, so that a write does not allocate.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many pieces are kept.
+/// Maximum number of unused small pieces.
 const SPARE_SMALL: usize = 64;
 
-/// A larger piece is kept only in the place of a few: bounds the memory that lies idle.
+/// Maximum number of unused large pieces, which bounds the unused memory.
 const SPARE_LARGE: usize = 8;
 const LARGE_BYTES: usize = 128 << 10;
 
@@ -25,11 +25,11 @@ pub(crate) struct Spare {
 
 impl Spare {
     fn lock(&self) -> MutexGuard<'_, Free> {
-        // Nothing that can panic runs under the lock.
+        // No code that can panic runs under the lock, so the data of a poisoned lock is consistent.
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A copy of `bytes`.
+    /// Copies `bytes` to a piece of memory.
     pub(crate) fn copy_of(&self, bytes: &[u8]) -> Vec<u8> {
         let mut free = self.lock();
         let piece = if bytes.len() < LARGE_BYTES { free.small.pop() } else { free.large.pop() };
@@ -39,7 +39,7 @@ impl Spare {
         piece
     }
 
-    /// Takes a piece back.
+    /// Takes back a piece of memory.
     pub(crate) fn give_back(&self, mut piece: Vec<u8>) {
         piece.clear();
         let mut free = self.lock();

@@ -1,10 +1,11 @@
-//! The remains of a dead process: its mount, where every access fails ("Transport endpoint is not connected"), and loop
-//! devices over files of that mount.
+//! Removes the mount of a process that has ended, and the loop devices over its files.
 //!
-//! Owns the clean-up before a new mount. Blocks: not for the thread of a driver.
+//! Every access to such a mount fails ("Transport endpoint is not connected").
+//!
+//! Owns the clean-up before a new mount. Every function blocks, so none may run on the thread of a driver.
 //!
 //! Invariant: a working mount is not changed. A mount is removed only if it has the type of this export and answers "not
-//! connected"; a loop device only if its file lies in such a mount.
+//! connected"; a loop device is removed only if its file lies in such a mount.
 
 use std::fs;
 use std::io;
@@ -17,15 +18,15 @@ use crate::error::FuseError;
 use crate::loopdev;
 use crate::mount::{self, FS_TYPE};
 
-/// Frees `dir` for a new mount. Returns messages about it, for the log.
+/// Frees `dir` for a new mount. Returns messages for the log.
 pub(crate) fn clean_up(dir: &Path) -> Result<Vec<String>, FuseError> {
     let mut notes = Vec::new();
-    // Several dead ones may lie on top of each other.
+    // Several dead mounts may lie on top of each other.
     while let Some(entry) =
         mountinfo::topmost(dir).map_err(|source| FuseError::Mount { dir: dir.to_path_buf(), source })?
     {
         let occupied = |what: String| FuseError::Occupied { dir: dir.to_path_buf(), what };
-        // Not stat(2), which the kernel may answer from what it remembers.
+        // statfs(2), because the kernel may answer stat(2) from its cache.
         let dead = rustix::fs::statfs(dir).err() == Some(Errno::NOTCONN);
         match (dead, entry.fs_type == FS_TYPE) {
             (true, true) => {
@@ -42,14 +43,14 @@ pub(crate) fn clean_up(dir: &Path) -> Result<Vec<String>, FuseError> {
                 )));
             }
             (false, true) => return Err(occupied("a file system of a running ubcache".to_string())),
-            // An ordinary file system may be a mount point again.
+            // Another file system is mounted there, and its directory can be a mount point again.
             (false, false) => break,
         }
     }
     Ok(notes)
 }
 
-/// Takes loop devices off files in `dir`.
+/// Detaches files in `dir` from their loop devices. Returns messages for the log.
 fn free_loop_devices(dir: &Path) -> Vec<String> {
     let mut notes = Vec::new();
     for (device, file) in loop_devices().unwrap_or_default() {
@@ -71,7 +72,7 @@ fn free_loop_devices(dir: &Path) -> Vec<String> {
     notes
 }
 
-/// Loop devices in use, and their files as the kernel names them.
+/// Loop devices in use, and their files with the paths that the kernel reports.
 fn loop_devices() -> io::Result<Vec<(PathBuf, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/sys/block")?.flatten() {

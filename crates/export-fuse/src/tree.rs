@@ -1,7 +1,7 @@
-//! A mounted file system that holds no volumes: control files, for example.
+//! A mounted file system without volumes, for example for control files.
 //!
-//! Owns its mount and its threads, with the same clean-up after a dead process as for volumes. Blocks: not for the thread
-//! of a driver. Must not know what the files are.
+//! Owns its mount and its threads, with the same clean-up after a process that has ended as for volumes. Every function blocks,
+//! so none may run on the thread of a driver. Must not know what the files are.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,11 +14,11 @@ use crate::error::FuseError;
 use crate::mount::{self, Mount, MountBy};
 use crate::{session, stale};
 
-/// How long threads may take to end once nothing is mounted.
+/// Time in which the threads must end after the unmount.
 const UNMOUNT_WITHIN: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(5);
 
-/// A mounted file system. Its drop removes it also while it is in use.
+/// A mounted file system. If it is dropped, it is removed, even in use.
 pub struct Tree {
     dir: PathBuf,
     mount: Mount,
@@ -27,8 +27,9 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Mounts `files` at `dir`, which is made if it does not exist, and must be empty. What a process that has died left
-    /// there is cleaned up first.
+    /// Mounts `files` at `dir`, which must be empty, and is created if it does not exist.
+    ///
+    /// The mount of a process that has ended is removed first.
     ///
     /// # Errors
     /// If the host has no FUSE or refuses to mount, or `dir` is not free.
@@ -38,16 +39,16 @@ impl Tree {
         let dir = mountinfo::located(&dir).map_err(at_dir)?;
         let notes = stale::clean_up(&dir)?;
         let (device, mount) = mount::mount(&dir, by)?;
-        // Whatever fails from here on, dropping this takes the mount away.
+        // If a later step fails, the drop of this value removes the mount.
         let mut tree = Tree { dir: dir.clone(), mount, session: None, notes };
         let failed = |source| FuseError::Session { dir: dir.clone(), source };
-        // Two, so that one slow file does not keep the others.
+        // Two threads, so that one slow file does not delay the others.
         tree.session = Some(session::start(files, device, 2).map_err(failed)?);
         rustix::fs::statfs(&dir).map_err(|e| failed(e.into()))?;
         Ok(tree)
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -57,7 +58,7 @@ impl Tree {
         &self.notes
     }
 
-    /// Whether it was unmounted from outside.
+    /// Whether the file system was unmounted by another process.
     pub fn has_ended(&self) -> bool {
         self.session.as_ref().is_none_or(|s| s.guard.is_finished())
     }
@@ -65,7 +66,7 @@ impl Tree {
 
 impl Drop for Tree {
     fn drop(&mut self) {
-        // What cannot be removed stays, as after the death of the process; the next start cleans it up.
+        // If this fails, the mount stays, as after the end of the process; the next start removes it.
         let _: io::Result<()> = self.mount.abort();
         let deadline = Instant::now() + UNMOUNT_WITHIN;
         while !self.has_ended() && Instant::now() < deadline {

@@ -1,7 +1,7 @@
-//! A connection's byte stream: the socket as it is, or TLS over it.
+//! A connection's byte stream: the plain socket, or TLS over it.
 //!
-//! Owns the socket, and from STARTTLS on the state of TLS. The two halves stay independent: one task receives while another
-//! one sends. Must not know what the bytes mean.
+//! Owns the socket and, after STARTTLS, the state of TLS. The two directions are independent: one task receives while another
+//! task sends. Must not know what the bytes mean.
 
 use std::cell::OnceCell;
 use std::io;
@@ -14,7 +14,7 @@ use blockio::PeerId;
 use crate::socket::{Part, Socket};
 use crate::tls::{Tls, TlsConfig, TlsError, TlsParts};
 
-/// See the module head.
+/// The byte stream of a connection, plain or encrypted.
 pub(crate) struct Channel<S> {
     socket: S,
     tls: OnceCell<Tls>,
@@ -58,7 +58,7 @@ impl<S: Socket> Channel<S> {
         Ok(())
     }
 
-    /// As [`Socket::recv`].
+    /// Receives like [`Socket::recv`], decrypted under TLS.
     pub(crate) async fn recv(&self, buffer: Buffer, range: Range<usize>) -> (Buffer, io::Result<usize>) {
         match self.tls.get() {
             None => self.socket.recv(buffer, range).await,
@@ -66,7 +66,7 @@ impl<S: Socket> Channel<S> {
         }
     }
 
-    /// As [`Socket::send`].
+    /// Sends like [`Socket::send`], encrypted under TLS.
     pub(crate) async fn send(&self, parts: Vec<Part>) -> (Vec<Part>, io::Result<()>) {
         match self.tls.get() {
             None => self.socket.send(parts).await,
@@ -74,14 +74,14 @@ impl<S: Socket> Channel<S> {
         }
     }
 
-    /// Says that nothing more will be sent, where the stream has a way to say it.
+    /// Announces the end of the stream to the client. Only TLS has such a message.
     pub(crate) async fn finish(&self) {
         if let Some(tls) = self.tls.get() {
             tls.finish(&self.socket).await;
         }
     }
 
-    /// As [`Socket::shutdown`].
+    /// Shuts the socket down; see [`Socket::shutdown`].
     pub(crate) fn shutdown(&self) {
         self.socket.shutdown();
     }

@@ -1,8 +1,7 @@
 //! Where a server listens: `nbd=SOCKET` and `nbd=HOST:PORT`, and the URIs that clients use.
 //!
-//! Owns the syntax, the rule that a TCP port reaches no further than the operator says, and the spelling of
-//! URIs. Binding, taking over the socket of a dead server and removing our own at the end are
-//! the listener's business (`blockio::Listener`).
+//! Owns the syntax, the rule that a TCP port reaches no further than the operator permits, and the syntax of URIs. The listener
+//! (`blockio::Listener`) binds, takes over the socket of a dead server, and removes its own socket at the end.
 
 use std::fmt::{self, Write as _};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -11,7 +10,7 @@ use std::str::FromStr;
 
 use blockio::{Address, Listener, Reactor};
 
-/// How an export option for this server begins.
+/// Prefix of an export option for this server.
 const PREFIX: &str = "nbd=";
 
 /// Where a server is to listen.
@@ -42,15 +41,15 @@ pub enum EndpointError {
     /// Nothing comes before the colon.
     #[error("{0:?} names no host: write localhost{0} for this host alone")]
     NoHost(String),
-    /// An address that others can reach.
+    /// Other hosts can reach the address.
     #[error(
         "{0} can be reached from other hosts, and NBD has no password: use a unix socket or localhost, or allow it explicitly"
     )]
     NotLoopback(SocketAddr),
-    /// TCP where only unix sockets are allowed.
+    /// The endpoint is TCP, and only unix sockets are allowed.
     #[error("{0}: a TCP port is open to every user of this host, and has to be allowed explicitly")]
     Open(Endpoint),
-    /// The host's name means nothing.
+    /// The host's name has no address.
     #[error("no address is known for {host:?}: {source}")]
     Unresolved {
         /// The name.
@@ -61,15 +60,16 @@ pub enum EndpointError {
     /// Listening failed.
     #[error("cannot listen on {address}: {source}")]
     Bind {
-        /// Where.
+        /// The address of the endpoint.
         address: Address,
         /// The error of the system.
         source: std::io::Error,
     },
 }
 
-/// How far an endpoint may reach. Who may connect to a unix socket is said by its mode; over TCP there is no access control
-/// but certificates of the clients.
+/// How far an endpoint may reach.
+///
+/// The mode of a unix socket controls who may connect. TCP has no access control except certificates of the clients.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Reach {
     /// Unix sockets only.
@@ -82,12 +82,12 @@ pub enum Reach {
 }
 
 impl Endpoint {
-    /// Parses an export option: `None` if it is not one for this server.
+    /// Parses an export option; `None` if the option is for another server.
     pub fn from_export_option(option: &str) -> Option<Result<Endpoint, EndpointError>> {
         option.strip_prefix(PREFIX).map(str::parse)
     }
 
-    /// Listens here. Blocks while a host's name is resolved.
+    /// Listens on this endpoint. Blocks while the host's name is resolved.
     ///
     /// # Errors
     /// If the endpoint is in use, cannot be bound, or reaches further than `reach`.
@@ -102,16 +102,18 @@ impl Endpoint {
         Err(last.unwrap_or_else(|| self.unresolved(std::io::ErrorKind::NotFound.into())))
     }
 
-    /// Whether the endpoint reaches no further than `reach`, without listening. Blocks while a host's name is resolved.
+    /// Checks that the endpoint reaches no further than `reach`, without listening. Blocks while the host's name is resolved.
     ///
     /// # Errors
-    /// If it does, or no address is known.
+    /// If the endpoint reaches further, or the host has no known address.
     pub fn check(&self, reach: Reach) -> Result<(), EndpointError> {
         self.addresses(reach).map(drop)
     }
 
-    /// Whether two servers cannot listen here and at `other` at once: the same socket, or the same port of a common address.
-    /// Blocks while the names of hosts are resolved. A port that the system chooses is another one each time.
+    /// Whether two servers cannot listen on this endpoint and on `other` at the same time.
+    ///
+    /// That is so for the same socket, and for the same port of a common address. Two ports that the system chooses differ.
+    /// Blocks while hosts' names are resolved.
     pub fn overlaps(&self, other: &Endpoint) -> bool {
         match (self, other) {
             (Endpoint::Unix(one), Endpoint::Unix(two)) => one == two || place(one) == place(two),
@@ -136,7 +138,7 @@ impl Endpoint {
     fn addresses(&self, reach: Reach) -> Result<Vec<Address>, EndpointError> {
         match self {
             Endpoint::Unix(path) => {
-                // Clients may run in another directory. Without a current directory the path stays as it is.
+                // Clients may run in another directory. Without a current directory, the path stays relative.
                 let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
                 Ok(vec![Address::Unix(path)])
             }
@@ -193,7 +195,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// The path of a socket, which need not be there, without links in the path of its directory.
+/// Resolves the links in the directory part of a socket's path. The socket need not exist.
 fn place(socket: &Path) -> PathBuf {
     let path = std::path::absolute(socket).unwrap_or_else(|_| socket.to_path_buf());
     match (path.parent().and_then(|dir| dir.canonicalize().ok()), path.file_name()) {
@@ -202,7 +204,7 @@ fn place(socket: &Path) -> PathBuf {
     }
 }
 
-/// Whether two hosts have an address in common. The address that means all of them is in common with any.
+/// Whether two hosts have a common address. The unspecified address has all addresses.
 fn share_an_address(one: &str, two: &str) -> bool {
     let addresses = |host: &str| -> Vec<IpAddr> {
         let found = (host, 0).to_socket_addrs().map(|all| all.map(|a| a.ip().to_canonical()).collect());
@@ -212,8 +214,7 @@ fn share_an_address(one: &str, two: &str) -> bool {
     one.iter().any(|a| two.iter().any(|b| a == b || a.is_unspecified() || b.is_unspecified()))
 }
 
-/// The URI by which a client reaches the export `name` of a server that listens on `address`, under TLS if that is
-/// `encrypted`.
+/// The URI of the export `name` on a server that listens on `address`; `encrypted` is true under TLS.
 pub fn uri(address: &Address, name: &str, encrypted: bool) -> String {
     let scheme = if encrypted { "nbds" } else { "nbd" };
     match address {
@@ -228,7 +229,7 @@ fn path_bytes(path: &Path) -> &[u8] {
     std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str())
 }
 
-/// Escapes everything that means something in a URI, except slashes.
+/// Escapes every character with a meaning in a URI, except slashes.
 fn escaped(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for &b in bytes {

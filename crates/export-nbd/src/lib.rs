@@ -1,12 +1,11 @@
-//! The NBD server: serves volumes to any host, VM or container that speaks NBD.
+//! The NBD server: serves volumes to hosts, VMs and containers with an NBD client.
 //!
-//! Three layers, each of which knows only the one before it: [`codec`] is the protocol as pure state
-//! machines; [`Server`] runs it for many clients over any [`Socket`], under TLS where a [`TlsConfig`] says
-//! so; [`Endpoint`] binds it to unix sockets and TCP ports. What is served is anything that implements `io::BlockVolume`.
+//! Three layers, each of which knows only the one before it: [`codec`] is the protocol as pure state machines; [`Server`] runs
+//! it for many clients over any [`Socket`], under TLS if it has a [`TlsConfig`]; [`Endpoint`] binds the server to unix sockets
+//! and TCP ports. The server serves any `io::BlockVolume`.
 //!
-//! Invariants: everything a client can make the server hold is bounded; an error answers the request that
-//! met it and ends at most that client's connection; a volume's operation that has begun is awaited to its
-//! end. Must not know the cache.
+//! Invariants: everything that a client can make the server hold is bounded; an error answers the request that caused it and
+//! ends at most that client's connection; a volume's operation that has begun is awaited to its end. Must not know the cache.
 #![forbid(unsafe_code)]
 
 mod channel;
@@ -23,4 +22,4 @@ pub use server::{
     ServerOptions, TurnedAway,
 };
 pub use socket::{Listen, Part, Socket, StreamSocket};
-pub use tls::{TlsConfig, TlsConfigError, TlsError};
+pub use tls::{PemError, TlsConfig, TlsConfigError, TlsError};

@@ -1,4 +1,4 @@
-//! What the server needs of a socket, so that it can be served over a pipe in memory as well.
+//! The interface of a socket that the server uses, so that it can also serve over a pipe in memory.
 //!
 //! Owns the two traits and their implementation for the sockets of `blockio`. Must not know the protocol.
 
@@ -12,25 +12,26 @@ use std::os::fd::OwnedFd;
 use ::io::Buffer;
 use blockio::{Connection, Listener, Message, PeerId};
 
-/// Part of a buffer that is to be sent.
+/// Part of a buffer to be sent.
 #[derive(Debug)]
 pub struct Part {
     /// The memory; several parts may share it.
     pub buffer: Buffer,
-    /// Which bytes of it.
+    /// The bytes to be sent.
     pub range: Range<usize>,
 }
 
 /// A connected stream socket. One task receives while another one sends.
 pub trait Socket: 'static {
-    /// Receives what is there, at least one byte, into `range` of `buffer`, which is not empty. 0 is the
-    /// end of the stream.
+    /// Receives the bytes that have arrived, at least one, into `range` of `buffer`, which is not empty.
+    ///
+    /// The result 0 is the end of the stream.
     fn recv(&self, buffer: Buffer, range: Range<usize>) -> impl Future<Output = (Buffer, io::Result<usize>)>;
 
-    /// Sends all of `parts` in order. The empty vector comes back, so that its storage is used again.
+    /// Sends all of `parts` in order. Returns the empty vector, so that the caller can reuse its storage.
     fn send(&self, parts: Vec<Part>) -> impl Future<Output = (Vec<Part>, io::Result<()>)>;
 
-    /// The peer: limits for each peer count by this.
+    /// The peer. Limits for each peer count by it.
     fn peer(&self) -> PeerId {
         PeerId::Unknown
     }
@@ -44,7 +45,7 @@ pub trait Socket: 'static {
     fn shutdown(&self);
 }
 
-/// Where connections come from.
+/// The source of connections.
 pub trait Listen: 'static {
     /// A connection.
     type Socket: Socket;
@@ -56,7 +57,7 @@ pub trait Listen: 'static {
 /// A socket of `blockio`.
 pub struct StreamSocket {
     connection: Connection,
-    /// Kept between two sends for its storage.
+    /// Reused storage of the last message.
     spare: RefCell<Option<Message>>,
 }
 
@@ -92,7 +93,7 @@ impl Socket for StreamSocket {
     }
 
     fn shutdown(&self) {
-        // Fails only if the peer is gone, which is what was wanted.
+        // This fails only if the peer has disconnected, which has the same effect.
         let _ = self.connection.shutdown(Shutdown::Both);
     }
 }

@@ -1,11 +1,11 @@
-//! TLS for a connection: the server's certificate, who may connect, and the state between socket and codec.
+//! TLS for a connection: the server's certificate, the clients that may connect, and the state between socket and codec.
 //!
-//! Owns rustls's state machine of one connection and the ciphertext on its way in. Bytes of the socket go in, plain bytes
-//! come out, and the other way round; whose turn it is, the caller decides. TLS 1.3 only.
+//! Owns rustls's state machine of one connection and the received ciphertext. It turns bytes of the socket into plain bytes and
+//! back; the caller decides in which direction. TLS 1.3 only.
 //!
-//! Invariants: nothing of rustls is borrowed across an await; records go to the socket in the order in which they were
-//! made, one send at a time; what a client can make this hold is bounded by [`TLS_BYTES`]. Must not know the protocol
-//! inside, nor files: certificates and keys are handed over as PEM.
+//! Invariants: no state of rustls is borrowed across an await; records are sent in the order in which they were made, one send
+//! at a time; the memory that a client can make this hold is at most [`TLS_BYTES`]. Must not know the protocol inside TLS, or
+//! files: certificates and keys are passed in as PEM.
 
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
@@ -21,7 +21,7 @@ use rustls::{RootCertStore, ServerConnection};
 
 use crate::socket::{Part, Socket};
 
-/// Ciphertext that is received at once, and that is made before it is sent.
+/// Maximum bytes of ciphertext in one receive, and in one send.
 const CIPHER_BYTES: usize = 128 << 10;
 
 /// Memory of a connection for TLS: ciphertext in both directions, as held here and inside rustls.
@@ -34,21 +34,44 @@ pub struct TlsConfig {
     authenticates: bool,
 }
 
-/// Why a configuration for TLS cannot be used. Nothing of a key is in it.
+/// Why a TLS configuration cannot be used. The error contains no part of a key.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsConfigError {
-    /// The server's certificates.
+    /// The server's certificates cannot be used.
     #[error("server certificate: {0}")]
-    Certificate(String),
+    Certificate(#[source] PemError),
     /// The server's private key.
     #[error("server key: {0}")]
-    Key(String),
+    Key(#[source] PemError),
     /// The authorities that sign clients' certificates.
     #[error("CA of the clients: {0}")]
-    ClientCa(String),
+    ClientCa(#[source] PemError),
 }
 
-/// Why a client and the server did not agree on keys.
+/// The reason why certificates or a key cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PemError {
+    /// They are not certificates in PEM form.
+    #[error("expected certificates in PEM form: {0}")]
+    NotCertificates(#[source] rustls::pki_types::pem::Error),
+    /// There is no certificate in them.
+    #[error("expected certificates in PEM form, found none")]
+    NoCertificates,
+    /// It is no private key in PEM form. The cause is left out, because it could quote the key.
+    #[error("expected a private key in PEM form")]
+    NoKey,
+    /// TLS refuses them.
+    #[error(transparent)]
+    Refused(rustls::Error),
+    /// The key belongs to another certificate.
+    #[error("does not fit the certificate: {0}")]
+    OfAnother(#[source] rustls::Error),
+    /// Clients cannot be verified by them.
+    #[error(transparent)]
+    NoVerifier(rustls::server::VerifierBuilderError),
+}
+
+/// Why the TLS handshake or the encrypted stream failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// The error of the TLS handshake with the client.
@@ -56,7 +79,7 @@ pub enum TlsError {
     Protocol(#[from] rustls::Error),
     /// The socket failed.
     #[error("the socket failed: {0}")]
-    Socket(io::Error),
+    Socket(#[source] io::Error),
     /// The stream ended.
     #[error("the client closed the connection")]
     Closed,
@@ -66,8 +89,9 @@ pub enum TlsError {
 }
 
 impl TlsConfig {
-    /// Reads the server's certificate chain and key, and, if clients need a certificate, the authorities that sign them;
-    /// all in PEM form.
+    /// Reads the server's certificate chain and key and, if clients need a certificate, the authorities that sign those.
+    ///
+    /// All are in PEM form.
     ///
     /// # Errors
     /// If one of them cannot be parsed, or the key does not fit the certificate.
@@ -77,28 +101,25 @@ impl TlsConfig {
         client_ca: Option<&[u8]>,
     ) -> Result<TlsConfig, TlsConfigError> {
         let chain = parse_chain(certificates).map_err(TlsConfigError::Certificate)?;
-        // What is wrong with a key is said without any of it.
-        let no_key = |_| TlsConfigError::Key("expected a private key in PEM form".into());
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(no_key)?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| TlsConfigError::Key(PemError::NoKey))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
-            .map_err(|e| TlsConfigError::Certificate(e.to_string()))?;
+            .map_err(|e| TlsConfigError::Certificate(PemError::Refused(e)))?;
         let builder = match client_ca {
             None => builder.with_no_client_auth(),
             Some(pem) => {
                 let mut roots = RootCertStore::empty();
                 for ca in parse_chain(pem).map_err(TlsConfigError::ClientCa)? {
-                    roots.add(ca).map_err(|e| TlsConfigError::ClientCa(e.to_string()))?;
+                    roots.add(ca).map_err(|e| TlsConfigError::ClientCa(PemError::Refused(e)))?;
                 }
                 let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-                builder
-                    .with_client_cert_verifier(verifier.map_err(|e| TlsConfigError::ClientCa(e.to_string()))?)
+                let no_verifier = |e| TlsConfigError::ClientCa(PemError::NoVerifier(e));
+                builder.with_client_cert_verifier(verifier.map_err(no_verifier)?)
             }
         };
-        let mut config = builder
-            .with_single_cert(chain, key)
-            .map_err(|e| TlsConfigError::Key(format!("does not fit the certificate: {e}")))?;
+        let mut config =
+            builder.with_single_cert(chain, key).map_err(|e| TlsConfigError::Key(PemError::OfAnother(e)))?;
         // Sessions are long: a client that comes back shows its certificate again.
         config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
@@ -111,16 +132,16 @@ impl TlsConfig {
     }
 }
 
-fn parse_chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+fn parse_chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match chain {
-        Ok(chain) if chain.is_empty() => Err("expected certificates in PEM form, found none".into()),
+        Ok(chain) if chain.is_empty() => Err(PemError::NoCertificates),
         Ok(chain) => Ok(chain),
-        Err(e) => Err(format!("expected certificates in PEM form: {e}")),
+        Err(e) => Err(PemError::NotCertificates(e)),
     }
 }
 
-/// Ciphertext that was received and that rustls has not taken in.
+/// Received ciphertext that rustls has not processed.
 struct Incoming {
     buffer: Buffer,
     range: Range<usize>,
@@ -138,16 +159,16 @@ pub(crate) struct TlsParts {
 pub(crate) struct Tls {
     config: Arc<rustls::ServerConfig>,
     session: RefCell<ServerConnection>,
-    /// Absent while a receive is under way.
+    /// `None` while a receive is under way.
     incoming: RefCell<Option<Incoming>>,
-    /// The buffer in which records are collected; absent while they are sent.
+    /// The buffer in which records are collected; `None` while they are sent.
     outgoing: RefCell<Option<Buffer>>,
-    /// Held from the making of records to the end of their send.
+    /// Locked from the making of records to the end of their send.
     sending: Mutex,
 }
 
 impl Tls {
-    /// Agrees on keys with the client at the other end of `socket`.
+    /// Performs the TLS handshake with the client at the other end of `socket`.
     pub(crate) async fn accept<S: Socket>(
         config: &TlsConfig,
         pool: &BufferPool,
@@ -173,7 +194,7 @@ impl Tls {
                 return Err(TlsError::Closed);
             }
             if let Err(e) = tls.feed() {
-                // The client is told why.
+                // The client gets the alert that tells the reason.
                 let _ = tls.flush(socket).await;
                 return Err(e.into());
             }
@@ -219,14 +240,14 @@ impl Tls {
             match self.take_plain(into) {
                 Ok(Plain::Bytes(n)) if n == wanted => return (buffer, Ok(filled + n)),
                 Ok(Plain::Bytes(n)) => filled += n,
-                // What came before the end counts first; the end is found again.
+                // Data that came before the end is returned first; the next call finds the end again.
                 Ok(Plain::End) => return (buffer, Ok(filled)),
                 Ok(Plain::Nothing) => match self.feed() {
                     Ok(true) => {}
                     Ok(false) if filled > 0 => return (buffer, Ok(filled)),
                     Ok(false) => match self.receive(socket).await {
                         Ok(true) => {}
-                        // Every message of the protocol inside says how long it is: a missing farewell hides nothing.
+                        // Every message inside TLS has a length, so a truncated stream is noticed without a closing alert.
                         Ok(false) => return (buffer, Ok(0)),
                         Err(e) => return (buffer, Err(e)),
                     },
@@ -268,11 +289,11 @@ impl Tls {
         (parts, result)
     }
 
-    /// Says farewell.
+    /// Sends the closing alert.
     pub(crate) async fn finish<S: Socket>(&self, socket: &S) {
         let _turn = self.sending.lock().await;
         self.session.borrow_mut().send_close_notify();
-        // A client that is gone already misses nothing.
+        // If the client has disconnected, it does not need the alert.
         let _ = self.drain(socket).await;
     }
 
@@ -281,10 +302,10 @@ impl Tls {
         self.drain(socket).await
     }
 
-    /// Sends the records that are ready. The caller has the turn.
+    /// Sends the records that are ready. The caller must hold `sending`.
     async fn drain<S: Socket>(&self, socket: &S) -> io::Result<()> {
         while self.session.borrow().wants_write() {
-            // Absent only if a send was given up half-way, which ends the connection.
+            // `None` only if a send was dropped half-way, which ends the connection.
             let Some(mut buffer) = self.outgoing.borrow_mut().take() else {
                 return Err(io::ErrorKind::BrokenPipe.into());
             };
@@ -304,9 +325,9 @@ impl Tls {
         Ok(())
     }
 
-    /// Receives ciphertext; false at the end of the stream. Everything received before was taken in.
+    /// Receives ciphertext; false at the end of the stream. All earlier ciphertext must have been processed.
     async fn receive<S: Socket>(&self, socket: &S) -> io::Result<bool> {
-        // Absent only if a receive was given up, which ends the connection.
+        // `None` only if a receive was dropped, which ends the connection.
         let Some(Incoming { buffer, .. }) = self.incoming.borrow_mut().take() else {
             return Err(io::ErrorKind::BrokenPipe.into());
         };
@@ -317,7 +338,7 @@ impl Tls {
         result.map(|n| n > 0)
     }
 
-    /// Takes in some of the received ciphertext; false if there is none.
+    /// Passes some of the received ciphertext to rustls; false if there is none.
     fn feed(&self) -> Result<bool, rustls::Error> {
         let mut incoming = self.incoming.borrow_mut();
         let Some(Incoming { buffer, range }) = incoming.as_mut() else { return Ok(false) };
@@ -328,7 +349,7 @@ impl Tls {
         let mut session = self.session.borrow_mut();
         let taken = session.read_tls(&mut bytes).map_err(|e| rustls::Error::General(e.to_string()))?;
         if taken == 0 {
-            // After the farewell nothing is looked at any more.
+            // Bytes after the closing alert are ignored.
             range.start = range.end;
             return Ok(false);
         }
@@ -348,7 +369,7 @@ impl Tls {
     }
 }
 
-/// Data of rustls for the reader.
+/// The result of a read of decrypted data.
 enum Plain {
     Bytes(usize),
     Nothing,

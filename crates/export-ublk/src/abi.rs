@@ -1,28 +1,28 @@
-//! The ABI of the ublk driver: numbers and structures as the kernel's `linux/ublk_cmd.h` defines them.
+//! The ABI of the ublk driver: the numbers and structures of the kernel's `linux/ublk_cmd.h`.
 //!
-//! Everything is in the byte order of this machine. Sizes and offsets are checked at compile time, so that a change
-//! here is a compile error. Must not know its use.
+//! Owns the constants and structures. All fields are in the byte order of this machine. Sizes and offsets are checked at compile
+//! time, so that a wrong change is a compile error. Must not know how they are used.
 
 use std::mem::{offset_of, size_of};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Where control commands go.
+/// The device to which control commands are sent.
 pub(crate) const CONTROL: &str = "/dev/ublk-control";
 
 /// Largest queue depth.
 pub(crate) const MAX_QUEUE_DEPTH: u16 = 4096;
-/// Device numbers are below this.
+/// Device numbers are below this number.
 pub(crate) const MAX_DEVICES: u32 = 1 << 20;
-/// "The driver chooses" in place of a device number.
+/// In place of a device number: the driver chooses.
 pub(crate) const ANY_DEVICE: u32 = u32::MAX;
-/// "Not about a queue" in place of a queue number.
+/// In place of a queue number: the command is not about a queue.
 pub(crate) const NO_QUEUE: u16 = u16::MAX;
 
 const IOC_READ: u32 = 2;
 const IOC_WRITE: u32 = 1;
 
-/// A command's number as ioctl(2) encodes it: direction, size of the structure, letter of the driver, number.
+/// The number of a command, encoded as for ioctl(2): direction, size of the structure, letter of the driver, number.
 const fn code(direction: u32, number: u32, bytes: usize) -> u32 {
     direction << 30 | (bytes as u32) << 16 | (b'u' as u32) << 8 | number
 }
@@ -42,42 +42,42 @@ pub(crate) const CMD_END_RECOVERY: u32 = control(IOC_READ | IOC_WRITE, 0x11);
 pub(crate) const CMD_GET_INFO: u32 = control(IOC_READ, 0x12);
 pub(crate) const CMD_GET_FEATURES: u32 = control(IOC_READ, 0x13);
 
-/// Fetch the first request of a tag.
+/// Fetches the first request of a tag.
 pub(crate) const IO_FETCH: u32 = code(IOC_READ | IOC_WRITE, 0x20, size_of::<IoCommand>());
-/// Answer the request of a tag and fetch the next.
+/// Answers the request of a tag and fetches the next one.
 pub(crate) const IO_COMMIT_AND_FETCH: u32 = code(IOC_READ | IOC_WRITE, 0x21, size_of::<IoCommand>());
 
-/// The result of a fetch with a request.
+/// The result of a fetch that has a request.
 pub(crate) const RESULT_OK: i32 = 0;
-/// The result of a fetch when the device is removed.
+/// The result of a fetch if the device is removed.
 pub(crate) const RESULT_ABORT: i32 = -libc::ENODEV;
 
-/// The device stays when its server dies.
+/// The device stays when its server ends.
 pub(crate) const F_USER_RECOVERY: u64 = 1 << 3;
-/// The driver gives unanswered requests of a dead server to the next one.
+/// The driver gives unanswered requests of an ended server to the next one.
 pub(crate) const F_USER_RECOVERY_REISSUE: u64 = 1 << 4;
-/// Made by a user without privileges.
+/// A user without privileges has made the device.
 pub(crate) const F_UNPRIVILEGED_DEV: u64 = 1 << 5;
 
-/// Added and not started, or stopped.
+/// The device is added and not started, or stopped.
 pub(crate) const STATE_DEAD: u16 = 0;
-/// In service.
+/// The device is in service.
 pub(crate) const STATE_LIVE: u16 = 1;
-/// Its server is gone; requests wait for the next one.
+/// The server of the device has ended; requests wait for the next one.
 pub(crate) const STATE_QUIESCED: u16 = 2;
 
-/// A control command; 32 of the 80 bytes that the ring's large entries have for it.
+/// A control command: 32 of the 80 bytes for a command in a large entry of the ring.
 #[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct ControlCommand {
     pub(crate) device: u32,
     pub(crate) queue: u16,
-    /// Bytes at `address`.
+    /// Length of the payload at `address`, in bytes.
     pub(crate) len: u16,
-    /// Payload, in or out; begins with the path of the character device if that is given.
+    /// Address of the payload, in or out. The payload begins with the path of the character device if `path_len` is not 0.
     pub(crate) address: u64,
     pub(crate) data: u64,
-    /// Bytes of the path at the beginning of the payload.
+    /// Length of the path at the beginning of the payload, in bytes.
     pub(crate) path_len: u16,
     pub(crate) pad: u16,
     pub(crate) reserved: u32,
@@ -101,7 +101,7 @@ pub(crate) struct DeviceInfo {
     pub(crate) server_pid: i32,
     pub(crate) pad1: u32,
     pub(crate) flags: u64,
-    /// The driver keeps these for the server and does not look at them: here, the device's identity.
+    /// Stored by the driver for the server and not used by it: here, the device's identity.
     pub(crate) server_flags: u64,
     pub(crate) owner_uid: u32,
     pub(crate) owner_gid: u32,
@@ -121,14 +121,14 @@ pub(crate) const PARAM_BASIC: u32 = 1;
 /// `Params::discard` is filled in.
 pub(crate) const PARAM_DISCARD: u32 = 1 << 1;
 
-/// Writes are refused.
+/// The device refuses writes.
 pub(crate) const ATTR_READ_ONLY: u32 = 1;
-/// The device has a cache that flushes make durable.
+/// The device has a volatile cache, and flushes make its data durable.
 pub(crate) const ATTR_VOLATILE_CACHE: u32 = 1 << 2;
-/// Single writes can be made durable.
+/// The device has durable writes (FUA).
 pub(crate) const ATTR_FUA: u32 = 1 << 3;
 
-/// Sizes and limits. Shifts are powers of two of bytes; zero sectors or bytes stand for "none".
+/// Sizes and limits. Shifts are powers of two of bytes; a limit of zero means that there is none.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct BasicParams {
@@ -161,7 +161,7 @@ pub(crate) struct DiscardParams {
 
 const _: () = assert!(size_of::<DiscardParams>() == 20);
 
-/// All parameters of a device that we use; the driver takes a prefix of its own structure.
+/// The parameters that this server uses. They are a prefix of the driver's own structure.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -182,14 +182,14 @@ pub(crate) const OP_FLUSH: u8 = 2;
 pub(crate) const OP_DISCARD: u8 = 3;
 pub(crate) const OP_WRITE_ZEROES: u8 = 5;
 
-/// In `IoDescriptor::op_flags`: a file system's metadata.
+/// In `IoDescriptor::op_flags`: the data is a file system's metadata.
 pub(crate) const IO_META: u32 = 1 << 11;
-/// In `IoDescriptor::op_flags`: durable at completion.
+/// In `IoDescriptor::op_flags`: the write is durable at completion.
 pub(crate) const IO_FUA: u32 = 1 << 13;
-/// In `IoDescriptor::op_flags`: zeros must take up space.
+/// In `IoDescriptor::op_flags`: the range of zeros must stay allocated.
 pub(crate) const IO_NO_UNMAP: u32 = 1 << 15;
 
-/// A request, in memory that the driver shares: one for each tag of a queue.
+/// A request, in memory that the driver shares. Each tag of a queue has one.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct IoDescriptor {
@@ -209,21 +209,21 @@ const _: () = assert!(offset_of!(IoDescriptor, start_sector) == 8);
 pub(crate) struct IoCommand {
     pub(crate) queue: u16,
     pub(crate) tag: u16,
-    /// Of the request that is answered: bytes, or a negated error number.
+    /// Result of the answered request: a number of bytes, or a negated error number.
     pub(crate) result: i32,
-    /// Buffer of the answered read and of the next request.
+    /// Address of the buffer of the answered read and of the next request.
     pub(crate) address: u64,
 }
 
 const _: () = assert!(size_of::<IoCommand>() == 16);
 const _: () = assert!(offset_of!(IoCommand, address) == 8);
 
-/// How far apart the queues' descriptors lie in the character device, in bytes.
+/// Distance of two queues' descriptors in the character device, in bytes.
 pub(crate) fn descriptors_stride(page_bytes: usize) -> usize {
     (usize::from(MAX_QUEUE_DEPTH) * size_of::<IoDescriptor>()).next_multiple_of(page_bytes)
 }
 
-/// How many bytes the descriptors of a queue take up.
+/// Length of the descriptors of a queue, in bytes.
 pub(crate) fn descriptors_len(depth: u16, page_bytes: usize) -> usize {
     (usize::from(depth) * size_of::<IoDescriptor>()).next_multiple_of(page_bytes)
 }
@@ -232,7 +232,7 @@ pub(crate) fn descriptors_len(depth: u16, page_bytes: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// The numbers that the header's macros come to.
+    /// The command codes equal the values of the header's macros.
     #[test]
     fn codes_are_those_of_the_header() {
         assert_eq!(CMD_ADD, 0xc020_7504);
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(IO_COMMIT_AND_FETCH, 0xc010_7521);
     }
 
-    /// The header of this host, where there is one, defines the same structures.
+    /// The structures equal those in the header of this host, if it has one.
     #[test]
     fn numbers_are_those_of_the_header_of_this_host() {
         let Ok(header) = std::fs::read_to_string("/usr/include/linux/ublk_cmd.h") else { return };

@@ -1,9 +1,9 @@
 //! Control commands: create, start, stop, recover and query devices.
 //!
-//! Owns the way to `/dev/ublk-control`: each command goes through a small ring of its own (its entries are of the large
-//! kind, which the ring of requests has not) and blocks the calling thread until it is answered; so it is called on
-//! helper threads only. Some commands wait for the server to serve requests, which it does meanwhile. Tests put a driver of their
-//! own in place of the kernel's ([`Port`]).
+//! Owns the access to `/dev/ublk-control`. Each command goes through its own small ring, because it needs large entries, which
+//! the ring of requests does not have. A command blocks the calling thread until it is answered, so only helper threads send
+//! commands. Some commands wait until the server has served requests. Tests replace the kernel's driver with their own
+//! ([`Port`]).
 
 use std::fs::File;
 use std::io;
@@ -49,7 +49,7 @@ impl Command {
         }
     }
 
-    /// For messages.
+    /// The name of the command in messages.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Command::Features => "get features",
@@ -65,24 +65,24 @@ impl Command {
         }
     }
 
-    /// Whether the command is about a device, which users without privileges have to name by its path.
+    /// Whether the command is about a device. Users without privileges must name the device by its path.
     fn names_device(self) -> bool {
         !matches!(self, Command::Features | Command::Add)
     }
 }
 
-/// The driver, as control commands see it. Every method may block.
+/// The driver, as control commands use it. Every method may block.
 pub(crate) trait Port: Send + Sync {
-    /// Sends a command; what it answers is in the payload.
+    /// Sends a command; the driver's answer is in the payload.
     ///
     /// # Errors
-    /// The error number, positive.
+    /// The positive error number of the driver.
     fn send(&self, command: Command, device: u32, data: u64, payload: &mut [u8]) -> Result<(), i32>;
 
-    /// Numbers of the devices that there are.
+    /// Numbers of the existing devices.
     fn devices(&self) -> Vec<u32>;
 
-    /// Whether a process runs (and does not only wait to be buried).
+    /// Whether a process runs. A process that has ended and waits for its parent does not run.
     fn is_alive(&self, pid: i32) -> bool;
 
     /// Whether this process may make devices that outlive it.
@@ -102,13 +102,13 @@ impl Kernel {
         bytes[..size_of::<ControlCommand>()].copy_from_slice(header.as_bytes());
         let fd = types::Fd(self.control.as_raw_fd());
         let entry = opcode::UringCmd80::new(fd, command.code()).cmd(bytes).build();
-        // SAFETY: the address in `header` is that of a buffer which the caller of this function has borrowed, so it
-        // lives until the answer has come; this function does not return before.
+        // SAFETY: the caller has borrowed the buffer at the address in `header` for this call, and this function returns only
+        // after the answer. So the buffer is valid as long as the driver accesses it.
         unsafe { ring.submission().push(&entry) }.map_err(io::Error::other)?;
         loop {
             match ring.submit_and_wait(1) {
                 Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
-                // Nothing was submitted: the ring was made for this entry and has no other.
+                // The ring has only this entry, and the kernel has not taken it.
                 Err(e) => return Err(e),
                 Ok(_) => {}
             }
@@ -121,7 +121,7 @@ impl Kernel {
 
 impl Port for Kernel {
     fn send(&self, command: Command, device: u32, data: u64, payload: &mut [u8]) -> Result<(), i32> {
-        // The command `Info` takes the path from everybody.
+        // The command `Info` demands the path from every user.
         let wants_path = command.names_device() && (!self.privileged || command == Command::Info);
         let path =
             if wants_path { sysfs::node(device).into_os_string().into_encoded_bytes() } else { Vec::new() };
@@ -129,7 +129,7 @@ impl Port for Kernel {
         let header = ControlCommand {
             device,
             queue: abi::NO_QUEUE,
-            // A path and a structure of less than a hundred bytes.
+            // A path and a structure of less than 100 bytes, so the length fits.
             len: bytes.len() as u16,
             address: if bytes.is_empty() { 0 } else { bytes.as_mut_ptr() as u64 },
             data,
@@ -157,14 +157,14 @@ impl Port for Kernel {
     }
 }
 
-/// Typed control commands. Cheap to clone, goes to helper threads.
+/// Typed control commands. Cheap to clone, and passed to helper threads.
 #[derive(Clone)]
 pub(crate) struct Control {
     port: Arc<dyn Port>,
 }
 
 impl Control {
-    /// Opens the kernel's driver, which is loaded if need be and possible.
+    /// Opens the kernel's driver. If it is not loaded, this loads it if possible.
     pub(crate) fn open() -> Result<Control, UblkError> {
         let open = || File::options().read(true).write(true).open(abi::CONTROL);
         let opened = match open() {
@@ -177,7 +177,7 @@ impl Control {
         let control = opened.map_err(|e| match e.kind() {
             io::ErrorKind::NotFound => UblkError::NoDriver,
             io::ErrorKind::PermissionDenied => UblkError::NoPermission,
-            // The node is there, but no driver behind it.
+            // The node exists, and no driver serves it.
             _ if matches!(e.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => UblkError::NoDriver,
             _ => UblkError::Control { source: e },
         })?;
@@ -187,7 +187,7 @@ impl Control {
         Ok(control)
     }
 
-    /// Over any driver.
+    /// Control commands for any driver.
     pub(crate) fn over(port: Arc<dyn Port>) -> Control {
         Control { port }
     }
@@ -204,7 +204,7 @@ impl Control {
         self.command(command, device, data, &mut []).map_err(|e| refused(device, command, e))
     }
 
-    /// The features of the driver: a set of `abi::F_*`.
+    /// The features of the driver, as a set of `abi::F_*`.
     pub(crate) fn features(&self) -> Result<u64, UblkError> {
         let mut features = 0u64;
         match self.command(Command::Features, abi::ANY_DEVICE, 0, features.as_mut_bytes()) {
@@ -256,22 +256,22 @@ impl Control {
         Params::read_from_bytes(&bytes).map_err(|_| refused(device, Command::Params, libc::EINVAL))
     }
 
-    /// Puts a device into service; waits until every tag was fetched.
+    /// Puts a device into service. Waits until every tag is fetched.
     pub(crate) fn start(&self, device: u32, pid: i32) -> Result<(), UblkError> {
         self.plain(Command::Start, device, pid as u64)
     }
 
-    /// Takes a device out of service; waits until every request is answered.
+    /// Takes a device out of service. Waits until every request is answered.
     pub(crate) fn stop(&self, device: u32) -> Result<(), UblkError> {
         self.plain(Command::Stop, device, 0)
     }
 
-    /// Deletes a device; waits until its server has let go of it.
+    /// Deletes a device. Waits until the server has closed it.
     pub(crate) fn delete(&self, device: u32) -> Result<(), UblkError> {
         self.plain(Command::Delete, device, 0)
     }
 
-    /// Begins the recovery of a device whose server is gone; false while the driver still waits for that one.
+    /// Begins the recovery of a device whose server has ended; false while the driver still waits for that server.
     pub(crate) fn start_recovery(&self, device: u32) -> Result<bool, UblkError> {
         match self.command(Command::StartRecovery, device, 0, &mut []) {
             Ok(()) => Ok(true),
@@ -280,7 +280,7 @@ impl Control {
         }
     }
 
-    /// Puts a recovered device into service; waits until every tag was fetched.
+    /// Puts a recovered device into service. Waits until every tag is fetched.
     pub(crate) fn end_recovery(&self, device: u32, pid: i32) -> Result<(), UblkError> {
         self.plain(Command::EndRecovery, device, pid as u64)
     }
@@ -290,7 +290,7 @@ fn refused(number: u32, command: Command, errno: i32) -> UblkError {
     UblkError::Refused { number, step: command.name(), source: io::Error::from_raw_os_error(errno) }
 }
 
-/// Whether the node that the driver makes for a device is there and may be opened.
+/// Opens the node that the driver makes for a device. An error if it does not exist yet, or may not be opened.
 pub(crate) fn open_node(path: &Path) -> io::Result<OwnedFd> {
     File::options().read(true).write(true).open(path).map(OwnedFd::from)
 }

@@ -1,8 +1,8 @@
 //! The memory in which the driver describes requests.
 //!
-//! Owns the mappings of the character device: one array for each queue, written by the driver, never by us. The driver
-//! writes the descriptor of a tag before it completes the tag's fetch and leaves it alone until the tag is answered, so
-//! it is read once after each fetch.
+//! Owns the mappings of the character device. Each queue has an array of descriptors, which only the driver writes. The driver
+//! writes the descriptor of a tag before it completes the tag's fetch, and does not change it until the tag is answered. So the
+//! server reads a descriptor once after each fetch.
 
 use std::ffi::c_void;
 use std::io;
@@ -19,13 +19,12 @@ struct Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `Descriptors::map` and nothing else refers to it: descriptors are handed out
-        // as copies.
+        // SAFETY: `Descriptors::map` mapped this range. No reference to it exists, because `get` returns copies.
         let _ = unsafe { munmap(self.start, self.len_bytes) };
     }
 }
 
-/// See the module head.
+/// The mapped descriptors of a device.
 pub(crate) struct Descriptors {
     queues: Vec<Mapping>,
     depth: u16,
@@ -38,7 +37,7 @@ impl Descriptors {
         let (stride, len_bytes) = (abi::descriptors_stride(page), abi::descriptors_len(depth, page));
         let map = |queue: u16| {
             let offset = u64::from(queue) * stride as u64;
-            // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+            // SAFETY: the kernel chooses the address of the new mapping, so it replaces no existing memory.
             let start = unsafe {
                 mmap(
                     std::ptr::null_mut(),
@@ -54,13 +53,13 @@ impl Descriptors {
         Ok(Descriptors { queues: (0..queues).map(map).collect::<io::Result<_>>()?, depth })
     }
 
-    /// The descriptor of a tag, whose fetch has completed.
+    /// The descriptor of a tag. The fetch of the tag must have completed.
     pub(crate) fn get(&self, queue: u16, tag: u16) -> IoDescriptor {
         assert!(tag < self.depth, "tag {tag} of {}", self.depth);
         let mapping = &self.queues[usize::from(queue)];
-        // SAFETY: the mapping has room for `depth` descriptors and is aligned to a page. Volatile, because the driver
-        // writes there; it has completed the tag's fetch and so does not write to this one now. Any bytes are a value
-        // of this structure.
+        // SAFETY: the mapping has room for `depth` descriptors and `tag` is below `depth`. The mapping is aligned to a page.
+        // The read is volatile because the driver writes to this memory. The fetch of the tag has completed, so the driver
+        // does not write to this descriptor now. All bit patterns are valid values of this structure.
         unsafe { mapping.start.cast::<IoDescriptor>().add(usize::from(tag)).read_volatile() }
     }
 }

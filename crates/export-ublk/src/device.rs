@@ -1,12 +1,11 @@
-//! The life of one device: created, started, recovered, removed, handed over.
+//! The life cycle of a device: made, started, recovered, handed over, removed.
 //!
-//! Owns the order of the driver's commands. A new device: add, set parameters, open its character device, fetch every
-//! tag, start. One that a dead process left: wait until the driver has let go of that process, begin the recovery, open,
-//! fetch, end the recovery; the driver sends unanswered requests again. The end: stop (while requests are still
-//! served), wait for the tags, close, delete.
+//! Owns the order of the driver's commands. A new device: add, set parameters, open the character device, fetch every tag, start.
+//! A device of a process that has ended: wait until the driver has released that process, begin the recovery, open, fetch, end
+//! the recovery; the driver sends unanswered requests again. The removal: stop (while requests are still served), wait for the
+//! tags, close, delete.
 //!
-//! Invariants: a device that was made and could not be started is deleted; one that was found is never deleted but by
-//! [`Device::remove`].
+//! Invariants: a new device that could not be started is deleted; only [`Device::remove`] deletes a device that was recovered.
 
 use std::cell::OnceCell;
 use std::io;
@@ -25,32 +24,33 @@ use crate::find::{self, Identity};
 use crate::server::{Requests, Server, Tags};
 use crate::{params, sysfs};
 
-/// Largest request, in bytes. Each tag has a buffer of that size, whose memory is taken up as far as it is used.
+/// Largest request, in bytes. Each tag has a buffer of this size, which takes memory only where it was used.
 pub(crate) const MAX_IO_BYTES: u32 = 512 << 10;
 
-/// How long the driver may take to let go of a dead process: its timeout for requests, and some.
+/// Longest wait until the driver releases an ended process: its timeout of requests, and a margin.
 const QUIET_WITHIN: Nanos = Nanos::from_ms(45_000);
-/// How long nodes may take to appear and to get their owner.
+/// Longest wait until device nodes appear and get their owner.
 const NODE_WITHIN: Nanos = Nanos::from_ms(5_000);
-/// Long enough for the driver's thread to submit what is queued.
+/// Time after which the driver's thread has submitted all queued entries.
 const A_TURN: Nanos = Nanos::from_ms(1);
-/// Interval of the checks.
+/// Interval between two checks.
 const AGAIN: Nanos = Nanos::from_ms(5);
 
-/// Queues of a device and their depth. All are served by the thread of the volume; several keep the processors that
-/// send requests out of each other's way.
+/// Number of queues of a device, and their depth.
+///
+/// The thread of the volume serves all queues. Several queues avoid contention of the processors that send requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
-    /// Hardware queues; the driver makes no more than there are processors.
+    /// Number of hardware queues; the driver makes no more than there are processors.
     pub queues: u16,
-    /// Requests of a queue at a time.
+    /// Number of requests of a queue at a time.
     pub depth: u16,
 }
 
 impl Shape {
-    /// Queues that can be asked for.
+    /// Numbers of queues that can be requested.
     pub const QUEUES: std::ops::RangeInclusive<u16> = 1..=64;
-    /// Depths that can be asked for: below eight the block layer could not leave a tag free.
+    /// Depths that can be requested. Below 8, the block layer could not leave a tag free.
     pub const DEPTH: std::ops::RangeInclusive<u16> = 8..=abi::MAX_QUEUE_DEPTH;
 }
 
@@ -58,8 +58,10 @@ impl Shape {
 const USUAL_DEPTH: u16 = 128;
 
 impl Shape {
-    /// A queue for each processor, at most four, and as deep as the buffers of all requests together stay within so many
-    /// bytes: every request has one of the largest size.
+    /// The default shape whose buffers take `bytes` at most.
+    ///
+    /// It has one queue for each processor, at most four. The depth is limited by `bytes`, because every request has a buffer
+    /// of the largest size.
     pub fn within(bytes: u64) -> Shape {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let queues = processors.min(4) as u16;
@@ -69,7 +71,7 @@ impl Shape {
         Shape { queues, depth: depth.unwrap_or(*Shape::DEPTH.start()) }
     }
 
-    /// The buffers of all requests of a device.
+    /// Length of the buffers of all requests of a device, in bytes.
     pub fn buffer_bytes(self) -> u64 {
         u64::from(self.queues) * u64::from(self.depth) * u64::from(MAX_IO_BYTES)
     }
@@ -81,23 +83,24 @@ impl Default for Shape {
     }
 }
 
-/// Where requests of a device come from.
+/// The source of a device's requests.
 pub(crate) trait Node: 'static {
     type Requests: Requests;
 
     /// Opens the character device of `info`.
     fn open(&self, info: &DeviceInfo) -> Result<Self::Requests, UblkError>;
 
-    /// What is to be done for a device that has just been started; what did not work, in words. Called on a helper
+    /// What is to be done for a device that has just been started; what did not work. Called on a helper
     /// thread: changing a queue waits for every request in it, and somebody may be reading the new device already.
-    fn started(info: &DeviceInfo) -> Result<(), String>;
+    fn started(info: &DeviceInfo) -> Result<(), sysfs::SettingError>;
 }
 
 /// The kernel's devices.
 pub(crate) struct KernelNode(pub(crate) Reactor);
 
-/// As much of each tag's buffer is registered with the ring: with small requests the cost of each counts, and
-/// registered memory is locked.
+/// Length of the part of each tag's buffer that is registered with the ring.
+///
+/// Registration saves time for each request, which matters for small ones; registered memory is locked.
 const SMALL_BYTES: usize = 16 << 10;
 
 /// Requests through the ring of the volume's thread.
@@ -115,15 +118,15 @@ impl Node for KernelNode {
         let failed = |source| UblkError::Node { path: path.clone(), source };
         let file = control::open_node(&path).map_err(failed)?;
         let memory_bytes = info.max_io_bytes as usize;
-        // SAFETY: `file` is a device of the ublk driver. Its commands copy one request's data from or to the address
-        // that they carry, at most `max_io_bytes` (by that the driver limits requests), and only before the fetch of the
-        // request completes or while the command that answers it is submitted.
+        // SAFETY: `file` is a device of the ublk driver. Its commands copy one request's data from or to the address that they
+        // carry: `max_io_bytes` at most, because the driver limits requests to that. They copy only before the fetch of the
+        // request completes, or while the command that answers the request is submitted.
         let commands = unsafe { CommandFile::new(&self.0, file, memory_bytes) }.map_err(UblkError::NoRing)?;
         let shape = Shape { queues: info.queues, depth: info.depth };
         Ok(RingRequests { commands, shape, descriptors: OnceCell::new() })
     }
 
-    fn started(info: &DeviceInfo) -> Result<(), String> {
+    fn started(info: &DeviceInfo) -> Result<(), sysfs::SettingError> {
         if info.flags & abi::F_USER_RECOVERY == 0 {
             return Ok(());
         }
@@ -136,13 +139,13 @@ impl Requests for RingRequests {
 
     fn prepare(&self) -> io::Result<()> {
         let descriptors = Descriptors::map(self.commands.file(), self.shape.queues, self.shape.depth)?;
-        // Done once.
+        // This method is called once, so the cell is empty.
         let _ = self.descriptors.set(descriptors);
         Ok(())
     }
 
     fn next(&self, queue: u16, tag: u16, answer: Option<i32>, mut buffer: Buffer) -> CommandFuture {
-        // Not for the first fetch: a device that comes back after its server's death waits for all of those.
+        // The first fetch is not registered: a recovered device waits for the first fetches of all tags.
         if answer.is_some() && buffer.registration().is_none() {
             self.commands.register(&mut buffer, SMALL_BYTES);
         }
@@ -159,7 +162,7 @@ impl Requests for RingRequests {
     }
 }
 
-/// The driver and the thread on which devices are served.
+/// The driver, and the thread that serves devices.
 pub(crate) struct Host<N> {
     pub(crate) control: Control,
     pub(crate) node: N,
@@ -181,14 +184,14 @@ pub(crate) struct Device<V, N: Node> {
     info: DeviceInfo,
     server: Rc<Server<V, N::Requests>>,
     tags: Tags,
-    /// The process that served it before, if it was recovered.
+    /// The process that served the device before, if the device was recovered.
     pub(crate) recovered_from: Option<i32>,
     /// Messages for the operator.
     pub(crate) note: Option<String>,
 }
 
 impl<V: BlockVolume, N: Node> Device<V, N> {
-    /// Makes a device for a volume, or recovers the one that it had.
+    /// Makes a device for a volume, or recovers the device that an earlier process made for it.
     pub(crate) async fn start(
         host: &Rc<Host<N>>,
         volume: Rc<V>,
@@ -243,7 +246,7 @@ impl<V: BlockVolume, N: Node> Device<V, N> {
                 Ok(device)
             }
             Err(e) => {
-                // The first error is the one that matters.
+                // The caller gets the first error, which is the cause.
                 let _ = host.control(move |c| c.delete(number)).await;
                 Err(e)
             }
@@ -260,7 +263,7 @@ impl<V: BlockVolume, N: Node> Device<V, N> {
         let deadline = host.rt.now().after(NODE_WITHIN);
         loop {
             match host.control(move |c| c.set_params(number, params)).await {
-                // Of users without privileges the driver wants to see that the node is theirs, which udev makes it.
+                // The driver demands that the node belongs to a user without privileges. udev changes the owner.
                 Err(UblkError::Refused { source, .. }) if is_early(&source) && !is_privileged(&info) => {
                     if host.rt.now() >= deadline {
                         return Err(UblkError::NotOwner { number });
@@ -274,8 +277,8 @@ impl<V: BlockVolume, N: Node> Device<V, N> {
         match host.control(move |c| c.start(number, own_pid())).await {
             Ok(()) => Ok(device),
             Err(e) => {
-                // Ends the fetches: the device is out of service, whatever `stop` says of that. Deleting it would wait
-                // for the character device to be closed.
+                // Ends the fetches: the device is out of service even if `stop` fails. A delete would wait until the
+                // character device is closed.
                 let _ = device.remove().await;
                 Err(e)
             }
@@ -305,8 +308,10 @@ impl<V: BlockVolume, N: Node> Device<V, N> {
         Ok(device)
     }
 
-    /// Opens the character device, has every tag fetched, and only then maps the descriptors: so a process that dies on
-    /// the way can be followed by another (Linux 6.12 lets nobody map after one that mapped and did not fetch).
+    /// Opens the character device, fetches every tag, and only then maps the descriptors.
+    ///
+    /// With this order, another process can recover the device if this one ends in between. Linux 6.12 lets no process map
+    /// after one that mapped and did not fetch.
     async fn serve(host: &Rc<Host<N>>, volume: Rc<V>, info: DeviceInfo) -> Result<Device<V, N>, UblkError> {
         let deadline = host.rt.now().after(NODE_WITHIN);
         let requests = loop {
@@ -319,7 +324,7 @@ impl<V: BlockVolume, N: Node> Device<V, N> {
         };
         let shape = (info.queues, info.depth);
         let (server, tags) = Server::start(host.rt.clone(), volume, requests, shape, info.max_io_bytes);
-        // A timer fires after the thread's turn with the kernel.
+        // A timer fires after the driver's thread has submitted its entries.
         host.rt.sleep(A_TURN).await;
         let device = Device { host: host.clone(), info, server, tags, recovered_from: None, note: None };
         match device.server.prepare() {
@@ -335,43 +340,43 @@ impl<V: BlockVolume, N: Node> Device<V, N> {
         self.info.device
     }
 
-    /// The block device.
+    /// The path of the block device.
     pub(crate) fn path(&self) -> PathBuf {
         sysfs::disk(self.info.device)
     }
 
-    /// Whether the memory of all its buffers is there, and stays.
+    /// Whether the memory of all buffers is resident and stays resident.
     pub(crate) fn holds_buffers(&self) -> bool {
         self.server.holds_buffers()
     }
 
-    /// Queues and depth, as the driver made them.
+    /// Number of queues and depth, as the driver made them.
     pub(crate) fn shape(&self) -> Shape {
         Shape { queues: self.info.queues, depth: self.info.depth }
     }
 
-    /// Makes every request fail from now on: for a device that is removed while in use.
+    /// Makes every later request fail, for a device that is removed while in use.
     pub(crate) fn fail_everything(&self) {
         self.server.fail_everything();
     }
 
-    /// Answers the requests under way and begins no more; the others wait for the next process.
+    /// Answers the requests under way and begins no others. The driver gives those to the next process.
     pub(crate) async fn leave(&self) {
         self.server.leave().await;
     }
 
-    /// Takes the device away. Requests are served until the driver has none any more.
+    /// Removes the device. Requests are served until the driver has none.
     pub(crate) async fn remove(self) -> Result<(), UblkError> {
         let Device { host, info, server, tags, .. } = self;
         let number = info.device;
         match host.control(move |c| c.stop(number)).await {
-            // Somebody else has taken it away.
+            // Another process has removed the device.
             Err(UblkError::Refused { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => {}
             result => result?,
         }
         tags.ended().await;
         let broken = server.broken();
-        // Closes the character device, for which deleting waits.
+        // Closes the character device, because the delete waits for that.
         drop(server);
         match host.control(move |c| c.delete(number)).await {
             Err(UblkError::Refused { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => {}
@@ -396,7 +401,7 @@ fn own_pid() -> i32 {
     rustix::process::getpid().as_raw_pid()
 }
 
-/// A node that has just been made may lack its owner yet; one that was just left may still be open.
+/// Whether the node may be usable soon: a new node may not exist or not have its owner yet, and an old one may still be open.
 fn is_early(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EACCES | libc::EBUSY))
 }
@@ -409,14 +414,14 @@ async fn refuse_if_alive<N: Node>(host: &Host<N>, info: &DeviceInfo) -> Result<(
     Ok(())
 }
 
-/// Whether the driver has let go of the old server; begins the recovery then.
+/// Whether the driver has released the old server; if so, begins the recovery.
 fn is_quiet(control: &Control, number: u32) -> Result<bool, UblkError> {
     if control.info(number)?.state != abi::STATE_QUIESCED {
         return Ok(false);
     }
     match control.start_recovery(number) {
-        // What Linux 6.12 says to the second beginning, after a process that died between beginning and fetching:
-        // the first one still holds.
+        // Linux 6.12 gives this error if an earlier process began the recovery and ended before it fetched. That recovery is
+        // still valid.
         Err(UblkError::Refused { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => Ok(true),
         other => other,
     }

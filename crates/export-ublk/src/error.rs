@@ -1,9 +1,11 @@
-//! Errors outside of requests, each with the next step for the operator.
+//! Errors outside of requests. Each has the next step for the operator.
+//!
+//! Owns the texts of these errors. Must not know the steps in which they occur.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a device could not be made, recovered or taken away.
+/// Why a device could not be made, recovered or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum UblkError {
     /// The kernel has no ublk driver, or it is not loaded.
@@ -26,23 +28,23 @@ pub enum UblkError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The driver does not know a command that is needed.
+    /// The driver does not have a command that is needed.
     #[error(
         "ublk cannot be used: the kernel's driver does not know the command \"{0}\": Linux 6.5 or later is needed"
     )]
     TooOld(&'static str),
-    /// There is no ring to serve requests on.
+    /// io_uring cannot be used for requests.
     #[error("ublk cannot be used: {0}")]
-    NoRing(io::Error),
+    NoRing(#[source] io::Error),
     /// A device with this number exists.
     #[error("/dev/ublkb{number} is in use{}: choose another number, or leave it out", by(*.pid))]
     Taken {
-        /// The number asked for.
+        /// The requested number.
         number: u32,
         /// The process that serves that device, if the driver reports it.
         pid: Option<i32>,
     },
-    /// A user without privileges does not get the node of the device that was made for him.
+    /// The node of a new device does not belong to the user without privileges who made the device.
     #[error(
         "/dev/ublkc{number} does not belong to this user: add a udev rule that gives /dev/ublkc* and \
          /dev/ublkb* to their owners"
@@ -57,12 +59,12 @@ pub enum UblkError {
          (`ubcache up --takeover`)"
     )]
     InService {
-        /// Its device.
+        /// Number of the device.
         number: u32,
-        /// Its process.
+        /// The process that serves the device.
         pid: i32,
     },
-    /// A device that was left behind is not like the volume any more.
+    /// A device that was left behind has another size than the volume.
     #[error(
         "/dev/ublkb{number} was left behind with {found} sectors, and the volume has {expected}: stop its \
          users; it is removed when it is served with the right volume and then stopped"
@@ -75,20 +77,20 @@ pub enum UblkError {
         /// Sectors of the device.
         found: u64,
     },
-    /// A device was left behind, and the driver does not let go of its old server.
+    /// A device was left behind, and the driver does not release its old server.
     #[error(
         "/dev/ublkb{number}, left behind by process {pid}, cannot be recovered: the driver still waits for that process"
     )]
     NotQuiet {
         /// The device.
         number: u32,
-        /// Its former process.
+        /// The process that served the device.
         pid: i32,
     },
     /// The character device by which a device is served cannot be opened.
     #[error("{}: {source}", path.display())]
     Node {
-        /// Its path.
+        /// Path of the character device.
         path: PathBuf,
         /// The error of the system.
         source: io::Error,
@@ -106,9 +108,9 @@ pub enum UblkError {
     /// The driver refused to make a device.
     #[error("ublk: cannot make a device with {queues} queues of depth {depth}: {source}")]
     Add {
-        /// Queues asked for.
+        /// Requested number of queues.
         queues: u16,
-        /// Depth asked for.
+        /// Requested depth.
         depth: u16,
         /// The error of the driver.
         source: io::Error,

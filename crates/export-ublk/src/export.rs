@@ -1,4 +1,6 @@
 //! The devices of all volumes of a session.
+//!
+//! Owns the list of devices and the order in which they are made and removed. Must not know the driver's commands.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -12,28 +14,30 @@ use crate::error::UblkError;
 use crate::find::Identity;
 use crate::sysfs;
 
-/// How devices are made.
+/// Options for new devices.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Options {
-    /// Number of the first volume's device; the others follow. `None`: bcache3 becomes `/dev/ublkb3` if that is free, so
-    /// that devices have the same names after each start; else the driver chooses.
+    /// Number of the first volume's device; the following volumes get the following numbers.
+    ///
+    /// With `None`, bcache3 becomes `/dev/ublkb3` if that is free, so that devices have the same names after each start.
+    /// Otherwise the driver chooses the number.
     pub number: Option<u32>,
-    /// Queues and depth of each.
+    /// Number of queues and depth of each device.
     pub shape: Shape,
 }
 
-/// A volume that is a block device now.
+/// A volume that is exported as a block device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Exported {
     /// The volume's name.
     pub volume: String,
     /// The block device.
     pub path: PathBuf,
-    /// The process that had left the device behind, if it was there already.
+    /// The process that left the device behind, if the device was recovered.
     pub recovered_from: Option<i32>,
 }
 
-/// Block devices that are served. Dropping this leaves them as the death of the process does.
+/// Served block devices. If this is dropped, the devices stay as after the end of the process.
 pub struct Ublk<V: BlockVolume> {
     host: Rc<Host<KernelNode>>,
     devices: Vec<(String, Device<V, KernelNode>)>,
@@ -42,16 +46,17 @@ pub struct Ublk<V: BlockVolume> {
 
 /// Why this host, or this user, can have no devices; `None` if it can. Loads the driver if that is possible. May block
 /// for a moment.
-pub fn obstacle() -> Option<String> {
-    Control::open().err().map(|e| e.to_string())
+pub fn obstacle() -> Option<UblkError> {
+    Control::open().err()
 }
 
 impl<V: BlockVolume> Ublk<V> {
-    /// Makes a device for each volume, or recovers the one that was left behind with its identity. They are served on
-    /// the thread of `driver`, which should be marked as one that block devices depend on (`blockio::flusher`).
+    /// Makes a device for each volume, or recovers the device that was left behind with the volume's identity.
+    ///
+    /// The thread of `driver` serves the devices. It should be marked as a flusher (`blockio::flusher`).
     ///
     /// # Errors
-    /// Devices that were made before the error are taken away again; those that were recovered are left as they were.
+    /// Devices that were made before the error are removed. Recovered devices are left behind again.
     pub async fn start(
         driver: &Driver,
         volumes: Vec<(Rc<V>, Identity)>,
@@ -113,7 +118,7 @@ impl<V: BlockVolume> Ublk<V> {
         }
     }
 
-    /// That memory is locked at all is said elsewhere.
+    /// Adds a note if buffers are not resident. Another message tells whether memory is locked.
     fn note_memory(&mut self, device: &Device<V, KernelNode>) {
         if device.holds_buffers() || !flusher::memory_is_locked() {
             return;
@@ -144,8 +149,7 @@ impl<V: BlockVolume> Ublk<V> {
         self.devices.iter().map(exported).collect()
     }
 
-    /// Who uses a device, in words; `None` if nobody does, and then nothing that was written to one is left in the page
-    /// cache either.
+    /// Describes a user of a device; `None` if no device has users and the page cache has no data that was written to one.
     pub async fn in_use(&self) -> Option<String> {
         let numbers: Vec<u32> = self.devices.iter().map(|(_, d)| d.number()).collect();
         let look = move || {
@@ -154,19 +158,19 @@ impl<V: BlockVolume> Ublk<V> {
             if !users.is_empty() {
                 return Some(users::in_words(&users));
             }
-            // An error of the disk itself is none that waiting would end.
+            // An error of the disk does not go away by waiting, so it does not count as use.
             let busy = numbers.iter().find(|n| matches!(sysfs::settle(**n), Ok(false)))?;
             Some(format!("{} is in use", sysfs::disk(*busy).display()))
         };
         self.host.reactor.blocking(look).await
     }
 
-    /// Makes every request fail from now on: for devices that are removed while in use.
+    /// Makes every later request fail, for devices that are removed while in use.
     pub fn fail_everything(&self) {
         self.devices.iter().for_each(|(_, d)| d.fail_everything());
     }
 
-    /// Takes the devices away, in use or not: see [`Ublk::in_use`]. Requests are served until there are none any more.
+    /// Removes the devices, even in use: see [`Ublk::in_use`]. Requests are served until there are none.
     ///
     /// # Errors
     /// The first error; the other devices are removed as well.
@@ -178,29 +182,30 @@ impl<V: BlockVolume> Ublk<V> {
         result
     }
 
-    /// Answers the requests under way and begins no more. The devices stay with what is asked of them, and the driver
-    /// lets go of this process when it ends; whoever starts with the same identities goes on with them.
+    /// Answers the requests under way and begins no others. The devices stay with their waiting requests.
+    ///
+    /// The driver releases this process when it ends. The next process that starts with the same identities recovers them.
     pub async fn hand_over(&self) {
         for (_, device) in &self.devices {
             device.leave().await;
         }
     }
 
-    /// After an error: removes new devices, and leaves recovered ones.
+    /// Cleans up after an error: removes new devices, and leaves recovered ones behind.
     pub async fn give_up(self) {
         for (_, device) in self.devices {
             match device.recovered_from {
                 Some(_) => device.leave().await,
-                // There is an error to tell already.
+                // The caller reports an earlier error.
                 None => drop(device.remove().await),
             }
         }
     }
 }
 
-/// The number in the name of a volume: the number of its device, if it is free.
+/// The number in the name of a volume, which becomes the number of its device if it is free.
 fn number_of(volume: &str) -> Option<u32> {
-    // Larger ones are nobody's habit, and the driver has a limit.
+    // Larger numbers are not usual, and the driver has a limit.
     volume.strip_prefix("bcache")?.parse().ok().filter(|n| *n < 1024)
 }
 

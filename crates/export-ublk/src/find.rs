@@ -1,7 +1,7 @@
-//! Devices that a process left behind, and the volumes that they stand for.
+//! Devices that a process left behind, and the volumes to which they belong.
 //!
-//! The driver keeps 64 bits for the server of a device. They hold a checksum of what the device stands for (set and
-//! volume), so that a process that serves the same volume again finds its device without any file or registry.
+//! Owns the identity of devices. The driver stores 64 bits for the server of a device. They hold a checksum of set and volume, so
+//! that a process that serves the same volume again finds the device without a file or registry.
 
 use format::checksum::crc64;
 
@@ -15,14 +15,14 @@ use crate::sysfs;
 pub struct Identity(u64);
 
 impl Identity {
-    /// The identity of whatever these parts name together, such as the UUIDs of a set and of a backing device.
+    /// The identity of what `parts` name together, such as the UUIDs of a set and of a backing device.
     pub fn of(parts: &[&[u8]]) -> Identity {
         let mut bytes = b"ubcache ublk".to_vec();
         for part in parts {
             bytes.extend((part.len() as u64).to_le_bytes());
             bytes.extend(*part);
         }
-        // Zero is what other servers leave there.
+        // Other servers leave zero there.
         Identity(crc64(&bytes).max(1))
     }
 
@@ -34,7 +34,7 @@ impl Identity {
 /// A device of a volume, in service or left behind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Left {
-    /// Its number.
+    /// Number of the device.
     pub number: u32,
     /// The process that serves it, or served it last.
     pub pid: i32,
@@ -42,7 +42,7 @@ pub struct Left {
     pub alive: bool,
 }
 
-/// The device of this identity; `None` if there is none.
+/// The device with this identity, if there is one.
 pub(crate) fn find(control: &Control, identity: Identity) -> Option<DeviceInfo> {
     control
         .port()
@@ -52,13 +52,13 @@ pub(crate) fn find(control: &Control, identity: Identity) -> Option<DeviceInfo> 
         .find(|info| info.server_flags == identity.bits() && info.flags & abi::F_USER_RECOVERY != 0)
 }
 
-/// Devices of these identities, in service or left behind. May block for a moment.
+/// The devices with these identities, in service or left behind. May block for a moment.
 ///
 /// # Errors
-/// If the driver cannot be asked.
+/// If the driver cannot be opened.
 pub fn left_behind(identities: &[Identity]) -> Result<Vec<Left>, UblkError> {
     if !sysfs::is_root() {
-        // Nothing outlives processes without privileges.
+        // Devices of users without privileges do not outlive their process.
         return Ok(Vec::new());
     }
     let control = Control::open()?;

@@ -1,12 +1,12 @@
-//! The ublk export: a volume as a block device of the kernel, `/dev/ublkbN`, without a kernel module of our own.
+//! The ublk export: makes a volume a block device `/dev/ublkbN`, without a kernel module of this project.
 //!
-//! [`Ublk::start`] makes devices of volumes or recovers those that a process left behind, [`Ublk::stop`] takes them
-//! away, [`Ublk::hand_over`] leaves them to the next process, and [`obstacle`] tells beforehand why a host has none.
-//! Requests are fetched and answered on the ring of the volumes' thread: there is no other thread and no copy but the
-//! driver's own (decision 007). Must not know the cache.
+//! [`Ublk::start`] makes devices of volumes or recovers those that a process left behind, [`Ublk::stop`] removes them,
+//! [`Ublk::hand_over`] leaves them to the next process, and [`obstacle`] tells in advance why a host has none. The ring of the
+//! volumes' thread fetches and answers requests. There is no other thread, and only the driver copies data (decision 007).
+//! Must not know the cache.
 //!
-//! Invariants: every request that is answered was carried out to its end; a device that is in use is not taken away
-//! unless by force; whoever dies leaves a device behind that the next process goes on with.
+//! Invariants: every request that is answered was carried out to its end; a device in use is not removed unless by force; a
+//! process that ends leaves its devices behind, and the next process recovers them.
 #![deny(clippy::undocumented_unsafe_blocks)]
 
 mod abi;

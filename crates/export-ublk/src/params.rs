@@ -1,16 +1,18 @@
 //! The parameters of a volume, in the structures of the driver.
+//!
+//! Owns the limits of requests that the server announces. Must not know devices.
 
 use io::BlockVolume;
 
 use crate::abi::{self, BasicParams, DiscardParams, Params};
 
-/// Largest discard, in sectors: 1 GiB. The volume's keys for as much are dropped in one go.
+/// Largest discard, in sectors: 1 GiB. The volume drops the keys of a discard in one step.
 const MAX_DISCARD_SECTORS: u32 = 1 << 21;
 
-/// Largest write of zeros, in sectors: 64 MiB. A device that has no command for zeros has to write them.
+/// Largest write of zeros, in sectors: 64 MiB. A device without a command for zeros has to write them.
 const MAX_WRITE_ZEROES_SECTORS: u32 = 1 << 17;
 
-/// Largest optimal size that is believed, in bytes.
+/// Largest optimal size that is accepted, in bytes.
 const MAX_OPTIMAL_BYTES: u32 = 1 << 30;
 
 /// Parameters of the device for `volume`, whose requests carry at most `max_io_bytes`.
@@ -18,7 +20,7 @@ pub(crate) fn of(volume: &impl BlockVolume, max_io_bytes: u32) -> Params {
     let logical = volume.logical_block_bytes().clamp(512, 4096);
     let physical = volume.physical_block_bytes().max(logical);
     let optimal = volume.optimal_io_bytes();
-    // The driver takes powers of two only; RAID stripes over three disks are none.
+    // The driver takes only powers of two; the stripe of a RAID over three disks is not one.
     let optimal_shift = if optimal.is_power_of_two() && optimal <= MAX_OPTIMAL_BYTES && optimal >= logical {
         shift(optimal)
     } else {
@@ -29,7 +31,7 @@ pub(crate) fn of(volume: &impl BlockVolume, max_io_bytes: u32) -> Params {
         len: size_of::<Params>() as u32,
         types: abi::PARAM_BASIC | abi::PARAM_DISCARD,
         basic: BasicParams {
-            // Not rotational: what the cache is for.
+            // Not rotational, because the cache hides seeks.
             attrs: read_only | abi::ATTR_VOLATILE_CACHE | abi::ATTR_FUA,
             logical_shift: shift(logical),
             physical_shift: shift(physical),
@@ -53,7 +55,7 @@ pub(crate) fn of(volume: &impl BlockVolume, max_io_bytes: u32) -> Params {
 }
 
 fn shift(bytes: u32) -> u8 {
-    // Below 32.
+    // The exponent is below 32, so it fits.
     bytes.next_power_of_two().trailing_zeros() as u8
 }
 

@@ -1,14 +1,14 @@
 //! Decodes descriptors into requests, and encodes results.
 //!
-//! Descriptors are bytes from elsewhere: whatever they say, a request that comes out of here fits into the buffer that
-//! goes with it. The volume checks whether it fits into the volume.
+//! Owns the checks of descriptors, which are not trusted. Invariant: a decoded request fits into its buffer. The volume checks
+//! whether the request lies in the volume.
 
 use format::{Sector, Sectors};
 use io::{ReadFlags, VolumeError, WriteFlags};
 
 use crate::abi::{self, IoDescriptor};
 
-/// A request.
+/// A decoded request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Request {
     Read { sector: Sector, sectors: Sectors, flags: ReadFlags },
@@ -19,10 +19,10 @@ pub(crate) enum Request {
 }
 
 impl Request {
-    /// Decodes a descriptor whose buffer has `max_bytes`.
+    /// Decodes a descriptor whose buffer has `max_bytes` bytes.
     ///
     /// # Errors
-    /// The error number for an operation that is not known or not possible.
+    /// The error number for an unknown or impossible operation.
     pub(crate) fn decode(descriptor: &IoDescriptor, max_bytes: u32) -> Result<Request, i32> {
         let sector = Sector(descriptor.start_sector);
         let sectors = Sectors(u64::from(descriptor.sectors));
@@ -51,18 +51,19 @@ impl Request {
         Ok(request)
     }
 
-    /// What the driver is told after success: the bytes that were moved, where it asks for them.
+    /// The result for the driver after success: the number of bytes of a read or write, else 0.
     pub(crate) fn success(self) -> i32 {
         match self {
-            // At most the size of a buffer.
+            // A request has the size of a buffer at most, so the number fits.
             Request::Read { sectors, .. } | Request::Write { sectors, .. } => sectors.bytes() as i32,
             Request::Flush | Request::Discard { .. } | Request::WriteZeroes { .. } => 0,
         }
     }
 }
 
-/// What the driver is told after a failure: the negated error number. Only those that the block layer knows have a
-/// meaning there, everything else is an I/O error.
+/// The result for the driver after a failure: the negated error number.
+///
+/// The block layer knows only some numbers; all others become an I/O error.
 pub(crate) fn failure(error: &VolumeError) -> i32 {
     let errno = match error {
         VolumeError::NoSpace(_) => libc::ENOSPC,

@@ -1,12 +1,12 @@
 //! The server: a task for each tag fetches a request, passes it to the volume, and answers it with the next fetch.
 //!
-//! Owns the tasks of one device and their common state: how many requests are under way, and whether requests are carried out,
-//! failed (the device is removed by force) or left for the next process (it is handed over). A request
-//! costs no allocation and no task of its own. Each tag has a buffer of the largest request: the driver copies what is
-//! written there before it completes the fetch, and what was read from there with the answer.
+//! Owns the tasks of one device and their common state: the number of requests under way, and the mode. Requests are carried
+//! out, or fail (the device is removed by force), or are left to the next process (the device is handed over). A request needs
+//! no allocation and no task of its own. Each tag has a buffer of the largest request. The driver copies written data to the
+//! buffer before it completes the fetch, and copies read data from it with the answer.
 //!
-//! Invariants: a request that was given to the volume is awaited to its end and then answered; one that is left for the
-//! next process was not begun. A buffer that the volume still holds is not given to the driver.
+//! Invariants: a request that was passed to the volume is awaited to its end and then answered; a request that is left to the
+//! next process was not begun; a buffer that the volume still holds is not passed to the driver.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -19,39 +19,39 @@ use io::{BlockVolume, Buffer, Handle, JoinHandle, ZeroFlags};
 use crate::abi::{self, IoDescriptor};
 use crate::request::{Request, failure};
 
-/// The driver, as tags see it.
+/// The driver, as the tasks of tags use it.
 pub(crate) trait Requests: 'static {
-    /// Waits for the driver's result, then gives it and the buffer.
+    /// Waits for the end of a fetch; gives the driver's result and the buffer.
     type Next: Future<Output = (i32, Option<Buffer>)> + 'static;
 
-    /// Makes descriptors readable; called when every tag was asked for, before the device is in service.
+    /// Makes descriptors readable. Called after every tag has been fetched for the first time, before the device is in service.
     ///
     /// # Errors
     /// The error of the system.
     fn prepare(&self) -> std::io::Result<()>;
 
-    /// Answers the request of a tag, if there is one, and asks for its next, at once: not when the future is polled.
+    /// Answers the request of a tag, if there is one, and fetches the next one. Acts at once, not when the future is polled.
     fn next(&self, queue: u16, tag: u16, answer: Option<i32>, buffer: Buffer) -> Self::Next;
 
-    /// The request.
+    /// The descriptor of a tag's request.
     fn descriptor(&self, queue: u16, tag: u16) -> IoDescriptor;
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Serving,
-    /// Everything is an I/O error.
+    /// Every request fails with an I/O error.
     Failing,
-    /// Nothing is begun or answered any more.
+    /// No request begins, and no request that has not begun is answered.
     Leaving,
 }
 
-/// Buffers of each size that are ready for the engine's own requests: journal, leaves, writeback.
+/// Number of buffers of each size that are ready for the engine's own requests: journal, leaves, writeback.
 const SPARES: usize = 8;
-/// The largest of them.
+/// Largest size of these buffers.
 const LARGEST_SPARE_BYTES: usize = 1 << 20;
 
-/// Gives the pool of this thread buffers whose memory is there.
+/// Puts buffers whose memory is resident into the pool of this thread.
 fn touch_spares(rt: &Handle) {
     let sizes =
         std::iter::successors(Some(4096), |bytes| Some(bytes * 2)).take_while(|b| *b <= LARGEST_SPARE_BYTES);
@@ -61,7 +61,7 @@ fn touch_spares(rt: &Handle) {
     }
 }
 
-/// See the module head.
+/// The state that the tasks of a device share.
 pub(crate) struct Server<V, R> {
     rt: Handle,
     volume: Rc<V>,
@@ -72,8 +72,8 @@ pub(crate) struct Server<V, R> {
     idle: Event,
     /// The first result of a fetch that was neither a request nor the device's end.
     broken: Cell<Option<i32>>,
-    /// The memory of all buffers is there from the start. A device with swap on it needs that: when its requests come, there
-    /// is no memory.
+    /// The memory of all buffers is resident from the start. A device with swap on it needs this, because no memory is free
+    /// when its requests come.
     held: Option<Held>,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Server<V, R> {
 pub(crate) struct Tags(Vec<JoinHandle<()>>);
 
 impl Tags {
-    /// Waits until all have ended.
+    /// Waits until all tasks have ended.
     pub(crate) async fn ended(self) {
         for task in self.0 {
             task.await;
@@ -90,7 +90,7 @@ impl Tags {
 }
 
 impl<V: BlockVolume, R: Requests> Server<V, R> {
-    /// Starts to fetch requests on the runtime of this thread.
+    /// Starts the tasks that fetch requests, on the runtime of this thread.
     pub(crate) fn start(
         rt: Handle,
         volume: Rc<V>,
@@ -113,8 +113,8 @@ impl<V: BlockVolume, R: Requests> Server<V, R> {
         if flusher::memory_is_locked() {
             touch_spares(&rt);
         }
-        // All are asked for before any task runs, so that they go to the driver together: of a process that dies when
-        // some were fetched and others not, Linux 6.12 cannot recover a device again.
+        // All tags are fetched before any task runs, so that the fetches go to the driver together. If a process ends after it
+        // fetched only some tags, Linux 6.12 cannot recover the device again.
         let asked: Vec<_> = all
             .map(|(queue, tag)| {
                 let mut buffer = server.buffer();
@@ -129,27 +129,27 @@ impl<V: BlockVolume, R: Requests> Server<V, R> {
         (server, Tags(tasks))
     }
 
-    /// See [`Requests::prepare`].
+    /// Makes descriptors readable; see [`Requests::prepare`].
     pub(crate) fn prepare(&self) -> std::io::Result<()> {
         self.requests.prepare()
     }
 
-    /// Whether the memory of all buffers is there, and stays.
+    /// Whether the memory of all buffers is resident and stays resident.
     pub(crate) fn holds_buffers(&self) -> bool {
         self.held.is_some()
     }
 
-    /// From now on every request is answered with an I/O error.
+    /// Answers every later request with an I/O error.
     pub(crate) fn fail_everything(&self) {
         self.mode.set(Mode::Failing);
     }
 
-    /// From now on requests are left alone; returns when those under way are answered.
+    /// Begins no more requests, and returns when those under way are answered.
     pub(crate) async fn leave(&self) {
         self.mode.set(Mode::Leaving);
         self.idle.wait_until(|| self.busy.get() == 0).await;
-        // The tasks that answered have asked for it; the driver's thread tells the kernel on its next turn, which comes
-        // before this task goes on.
+        // The tasks have queued the answers. The driver's thread passes them to the kernel in its next turn, which is before
+        // this task continues.
         self.rt.yield_now().await;
     }
 
@@ -201,7 +201,7 @@ impl<V: BlockVolume, R: Requests> Server<V, R> {
                 let (back, result) = volume.read_as(sector, sectors, buffer, 0, flags).await;
                 buffer = back;
                 if buffer.is_shared() || buffer.capacity() < self.max_io_bytes as usize {
-                    // The driver takes the data from the buffer into which it puts the next request's.
+                    // The driver reads the data from the buffer into which it then puts the next request's data.
                     let mut other = self.buffer();
                     let data = ..sectors.bytes() as usize;
                     if result.is_ok() {

@@ -1,4 +1,6 @@
 //! Information about ublk devices from sysfs and /proc: nodes, queues, processes.
+//!
+//! Owns the paths of devices, and the reads and writes of their attributes. Must not know the driver's commands.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use crate::abi;
 
-/// The character device by which a device is served.
+/// The path of the character device by which a device is served.
 pub(crate) fn node(number: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkc{number}"))
 }
@@ -18,12 +20,12 @@ pub(crate) fn disk_name(number: u32) -> String {
     format!("ublkb{number}")
 }
 
-/// The block device.
+/// The path of the block device.
 pub(crate) fn disk(number: u32) -> PathBuf {
     PathBuf::from("/dev").join(disk_name(number))
 }
 
-/// Numbers of the devices that there are, smallest first.
+/// Numbers of the existing devices, smallest first.
 pub(crate) fn devices() -> Vec<u32> {
     let entries =
         fs::read_dir("/sys/class/ublk-char").or_else(|_| fs::read_dir("/dev")).into_iter().flatten();
@@ -38,10 +40,10 @@ pub(crate) fn devices() -> Vec<u32> {
     numbers
 }
 
-/// Whether a process runs. One that has ended and waits for its parent has closed its files.
+/// Whether a process runs. A process that has ended and waits for its parent does not count: it has closed its files.
 pub(crate) fn is_alive(pid: i32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-    // The name is in brackets and can hold anything; the state follows the last one.
+    // The name is in parentheses and may contain any character; the state follows the last parenthesis.
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
     !matches!(state, None | Some('Z' | 'X'))
 }
@@ -50,7 +52,7 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Loads the module of the driver. The open of the driver shows the result.
+/// Loads the module of the driver. The next open of the driver shows whether that worked.
 pub(crate) fn load_driver() {
     let quiet = Stdio::null;
     let _ = Command::new("modprobe")
@@ -61,28 +63,36 @@ pub(crate) fn load_driver() {
         .status();
 }
 
+/// A setting of a disk that could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {source}")]
+pub(crate) struct SettingError {
+    path: PathBuf,
+    source: io::Error,
+}
+
 /// Leaves one tag of each queue without a request, always.
 ///
-/// The driver notices at once that a server has died if a fetch was outstanding in each queue. Where every tag had a
-/// request, older drivers (before Linux 6.15) notice by the block layer's timeout, after 30 seconds. The scheduler has
-/// to be `none`, as others give requests other numbers than tags; scheduling is done below the cache.
+/// If each queue has an outstanding fetch, the driver notices at once that a server has ended. If every tag has a request,
+/// drivers before Linux 6.15 notice only by the block layer's timeout, after 30 seconds. The scheduler must be `none`,
+/// because other schedulers give requests numbers that are not tags. Requests are scheduled below the cache.
 ///
 /// # Errors
-/// The failed write, as text.
-pub(crate) fn leave_one_tag_free(number: u32, depth: u16) -> Result<(), String> {
+/// The failed write.
+pub(crate) fn leave_one_tag_free(number: u32, depth: u16) -> Result<(), SettingError> {
     let queue = PathBuf::from("/sys/block").join(disk_name(number)).join("queue");
     for (name, value) in [("scheduler", "none".to_owned()), ("nr_requests", (depth - 1).to_string())] {
         let path = queue.join(name);
-        fs::write(&path, value).map_err(|e| format!("{}: {e}", path.display()))?;
+        fs::write(&path, value).map_err(|source| SettingError { path, source })?;
     }
     Ok(())
 }
 
-/// Makes what the page cache holds of a disk durable if nobody has a claim on the disk; false if somebody has.
+/// Makes the page cache of a disk durable, if no process has a claim on the disk; false if one has.
 ///
-/// A file system that is being unmounted is in no table any more while it still writes, but it has its claim; a program
-/// that is closing the disk has no descriptor any more while the system writes its data. A disk that is stopped then
-/// would lose both. Opened for reading: when something is closed that was opened for writing, udev looks what it holds now.
+/// A file system that is being unmounted may still write, although it is in no table any more; it still has its claim. A
+/// program that closes the disk has no descriptor any more while the kernel writes its data. To stop the disk then would
+/// lose both. The disk is opened for reading, because udev probes a device when a descriptor for writing is closed.
 ///
 /// # Errors
 /// The error of the system.
@@ -91,7 +101,7 @@ pub(crate) fn settle(number: u32) -> io::Result<bool> {
     match opened {
         Ok(disk) => disk.sync_all().map(|()| true),
         Err(e) if e.raw_os_error() == Some(libc::EBUSY) => Ok(false),
-        // One that is gone holds nothing back.
+        // A disk that does not exist, or may not be opened, has no data to wait for.
         Err(e)
             if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::ENOENT | libc::ENXIO)) =>
         {

@@ -1,4 +1,4 @@
-//! Test doubles: a driver that behaves as the kernel's does, as far as a server can see.
+//! Test doubles: a driver that behaves like the kernel's, as far as a server can observe.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
@@ -16,12 +16,12 @@ use crate::device::Node;
 use crate::error::UblkError;
 use crate::server::Requests;
 
-/// A volume in memory of so many sectors, whose discards leave garbage.
+/// A volume in memory of `sectors` sectors, whose discards leave garbage.
 pub(crate) fn ram(sectors: u64) -> Rc<RamVolume> {
     RamVolume::on(RamDisk::new("ram", sectors * 512).with_garbage().shared()).shared()
 }
 
-/// A request to the fake device: what is asked, the data of a write, and where the answer goes.
+/// A request to the fake device.
 pub(crate) struct Ask {
     pub(crate) op_flags: u32,
     pub(crate) sector: u64,
@@ -29,14 +29,14 @@ pub(crate) struct Ask {
     pub(crate) data: Vec<u8>,
 }
 
-/// Result and, for a read, data.
+/// Result of a request, and the data of a read.
 pub(crate) type Answered = (i32, Vec<u8>);
 
 #[derive(Default)]
 struct Tag {
-    /// Fetched and without a request.
+    /// Ends the fetch of a tag that has no request.
     waiting: Option<Reply<()>>,
-    /// Its request; the answer goes there.
+    /// The request of the tag, and the receiver of its answer.
     current: Option<(Ask, Reply<Answered>)>,
     fetched: bool,
 }
@@ -56,13 +56,13 @@ pub(crate) struct State {
     devices: BTreeMap<u32, Dev>,
     /// Every command that was sent, in order.
     pub(crate) log: Vec<Command>,
-    /// This command fails with this error number.
+    /// A command that fails, and its error number.
     pub(crate) refuse: Option<(Command, i32)>,
     pub(crate) alive: Vec<i32>,
     pub(crate) unprivileged: bool,
 }
 
-/// A driver in memory. Clones are the same driver.
+/// A driver in memory. All clones are the same driver.
 #[derive(Clone, Default)]
 pub(crate) struct Fake(Arc<(Mutex<State>, std::sync::Condvar)>);
 
@@ -98,7 +98,7 @@ impl Fake {
         self.state().devices[&number].params
     }
 
-    /// Puts a request to a device and gives the answer when it has come.
+    /// Sends a request to a device and returns the answer.
     pub(crate) async fn ask(&self, number: u32, ask: Ask) -> Answered {
         let (reply, answer) = bridge::oneshot();
         {
@@ -110,7 +110,7 @@ impl Fake {
         answer.await.unwrap()
     }
 
-    /// The server dies: the device waits for the next one with everything that was not answered.
+    /// Ends the server: the device waits for the next one, with every unanswered request.
     pub(crate) fn server_died(&self, number: u32) {
         let mut state = self.state();
         let dev = state.devices.get_mut(&number).unwrap();
@@ -122,7 +122,7 @@ impl Fake {
 }
 
 impl Dev {
-    /// Gives requests to fetched tags.
+    /// Assigns requests to fetched tags.
     fn pump(&mut self) {
         if self.info.state != abi::STATE_LIVE {
             return;
@@ -142,7 +142,7 @@ impl Dev {
     }
 
     fn cancel(&mut self) {
-        // Dropping the reply ends the fetch.
+        // The drop of the reply ends the fetch.
         self.tags.iter_mut().for_each(|t| t.waiting = None);
     }
 
@@ -218,7 +218,7 @@ impl Fake {
             }
             Command::Stop => {
                 drop(state);
-                // Requests under way are answered first.
+                // Requests under way are answered before the device stops.
                 let mut state =
                     self.wait_while(|s| s.devices[&number].tags.iter().any(|t| t.current.is_some()));
                 let dev = state.devices.get_mut(&number).unwrap();
@@ -255,7 +255,7 @@ impl Node for Fake {
         Ok(FakeRequests(Rc::new(Opened { fake: self.clone(), number: info.device })))
     }
 
-    fn started(_: &DeviceInfo) -> Result<(), String> {
+    fn started(_: &DeviceInfo) -> Result<(), crate::sysfs::SettingError> {
         assert!(!SERVES.get(), "changing a queue waits for its requests, which this thread answers");
         Ok(())
     }

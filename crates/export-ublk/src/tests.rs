@@ -1,4 +1,4 @@
-//! The whole export over the fake driver: requests, the life of devices, recovery, refusals.
+//! Tests of the whole export on the fake driver: requests, life cycle of devices, recovery, refusals.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl World {
         World::on(Fake::default(), ram(4096))
     }
 
-    /// Another process on the same driver and data.
+    /// A second process on the same driver and data.
     fn on(fake: Fake, volume: Rc<RamVolume>) -> World {
         let driver = Driver::new(DriverOptions::default()).unwrap();
         let control = Control::over(Arc::new(fake.clone()));
@@ -85,7 +85,7 @@ fn requests_are_carried_out_and_answered() {
         assert_eq!((&read[..512], &read[512..1024]), (&data[..512], &[7; 512][..]));
         assert_eq!((&read[1024..1536], &read[1536..2048]), (&[0xdd; 512][..], &[0; 512][..]));
         assert_eq!((&read[2048..2560], &read[2560..]), (&[8; 512][..], &data[2560..]));
-        // What cannot be is refused, and the tag goes on.
+        // An impossible request is refused, and the tag continues.
         assert_eq!(w.ask(abi::OP_READ, 4095, 2, &[]).await.0, -libc::EIO);
         assert_eq!(w.ask(abi::OP_READ, 0, 1025, &[]).await.0, -libc::EINVAL);
         assert_eq!(w.ask(17, 0, 1, &[]).await.0, -libc::EOPNOTSUPP);
@@ -147,7 +147,7 @@ fn what_a_dead_process_had_not_answered_comes_again() {
     first.driver.block_on(async {
         let device = first.start(Some(5)).await.unwrap();
         assert_eq!(device.number(), 5);
-        // It waits in the volume when the process dies.
+        // The write waits in the volume when the process ends.
         volume.hold(RamOp::Write);
         let rt = first.driver.handle();
         let theirs = fake.clone();
@@ -269,7 +269,7 @@ fn a_volume_that_is_served_or_has_changed_is_refused() {
         let device = first.start(None).await.unwrap();
         std::mem::forget(device);
     });
-    // Another process serves it, as far as the driver says.
+    // According to the driver, another process serves the device.
     let info = fake.info(0);
     assert_eq!(info.server_pid, std::process::id() as i32);
     fake.set_pid(0, 77);

@@ -47,5 +47,7 @@ pub use replay::{Replay, select_replay};
 pub use superblock::{
     BackingState, BackingSuper, CacheMode, CacheSuper, Identity, RawSuperblock, Replacement, identify,
 };
-pub use units::{BucketNr, Gen, Inode, JournalSeq, RegistrationNr, SECTOR_BYTES, Sector, Sectors, Uuid};
+pub use units::{
+    BucketNr, Gen, Inode, JournalSeq, ParseUuidError, RegistrationNr, SECTOR_BYTES, Sector, Sectors, Uuid,
+};
 pub use uuid_table::{INVALID_UUID, UuidEntry};

@@ -1,6 +1,6 @@
 //! The attachment of a backing device to a set.
 //!
-//! Owns the decision whether a slot's extents belong to a backing device (step 4 of format section 10).
+//! Owns the decision whether the extents of a slot belong to a backing device (step 4 of format section 10).
 
 use format::{BackingState, BackingSuper, Inode};
 
@@ -9,22 +9,22 @@ use crate::view::SetView;
 /// The attachment of a backing device to a set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Attachment {
-    /// Attached: the extents of its slot are its data.
+    /// Attached: the extents of the device's slot are its data.
     Attached,
-    /// The set has a slot for the device, but the device was detached or ran without its cache: the data of the slot is out of
+    /// The set has a slot for the device, but the device was detached or ran without its cache. The data of the slot is out of
     /// date and must not be used.
     Invalid,
-    /// Attached, and the cache device does not know its last registration: one of the two was restored from an older copy.
-    /// The device has dirty data, and the extents of its slot are what this cache device has of it.
+    /// Attached and dirty, and the cache device does not know the device's last registration: one of the two was restored from
+    /// an older copy. The extents of the slot are the data that this cache device has of the device.
     OlderDirty,
-    /// The set has a slot for the device, which has no dirty data and ran without its cache: the data of the slot is out of
-    /// date and must not be used.
+    /// Clean, and the cache device does not know the device's last registration: the device ran without its cache. The data of
+    /// the slot is out of date and must not be used.
     OlderClean,
-    /// Its superblock names this set, which has no slot for it: its data in the cache is lost.
+    /// The device's superblock names this set, which has no slot for the device: its data in the cache is lost.
     NoSlot,
-    /// It is attached to another set.
+    /// The device is attached to another set.
     OtherSet,
-    /// It is attached to nothing.
+    /// The device is attached to no set.
     Unattached,
 }
 
@@ -38,7 +38,7 @@ pub struct Relation {
 }
 
 impl Relation {
-    /// Finds the slot of a backing device, and whether it counts.
+    /// Finds the slot of a backing device, and whether the slot's extents may be used.
     pub fn of(view: &SetView, backing: &BackingSuper) -> Relation {
         let slots = &mut view.slots.iter().filter(|(_, s)| s.is_backing() && s.uuid == backing.uuid());
         let found = slots.next();

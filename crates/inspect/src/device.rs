@@ -17,7 +17,7 @@ pub enum DeviceSuper {
     Backing(BackingSuper),
 }
 
-/// The 4096 bytes where a superblock belongs, as they are.
+/// Reads the 4096 bytes at the superblock's place, without a check.
 ///
 /// # Errors
 /// If the device is too small or cannot be read.
@@ -27,13 +27,48 @@ pub fn read_superblock_bytes(source: &dyn ReadAt) -> Result<Box<[u8; SUPERBLOCK_
     Ok(bytes)
 }
 
+/// A superblock that cannot be used. The message is that of the finding.
+#[derive(Debug, thiserror::Error)]
+pub enum SuperblockError {
+    /// The device cannot be read.
+    #[error("{finding}")]
+    Unreadable {
+        /// The fatal finding for a report.
+        finding: Box<Finding>,
+        /// The failed read.
+        source: ReadError,
+    },
+    /// A rule of the format is broken.
+    #[error("{0}")]
+    Broken(Box<Finding>),
+}
+
+impl SuperblockError {
+    /// The fatal finding for a report.
+    pub fn finding(&self) -> &Finding {
+        match self {
+            SuperblockError::Unreadable { finding, .. } | SuperblockError::Broken(finding) => finding,
+        }
+    }
+
+    /// See [`SuperblockError::finding`].
+    pub fn into_finding(self) -> Box<Finding> {
+        match self {
+            SuperblockError::Unreadable { finding, .. } | SuperblockError::Broken(finding) => finding,
+        }
+    }
+}
+
 /// Reads and checks the superblock of a device of either kind.
 ///
 /// # Errors
-/// A fatal finding about the first rule that is broken.
-pub fn read_superblock(source: &dyn ReadAt) -> Result<DeviceSuper, Box<Finding>> {
-    let bytes = read_superblock_bytes(source).map_err(|e| unreadable(source, "superblock", &e))?;
-    check_superblock(source, &bytes[..], source.sectors())
+/// If it cannot be read, or at the first rule that is broken.
+pub fn read_superblock(source: &dyn ReadAt) -> Result<DeviceSuper, SuperblockError> {
+    let bytes = read_superblock_bytes(source).map_err(|e| {
+        let finding = unreadable(source, "superblock", &e);
+        SuperblockError::Unreadable { finding, source: e }
+    })?;
+    check_superblock(source, &bytes[..], source.sectors()).map_err(SuperblockError::Broken)
 }
 
 /// Checks superblock `bytes` that were read from `source`, as if the device had `device_sectors`.
@@ -77,18 +112,18 @@ pub(crate) fn check_superblock(
     }
 }
 
-/// The superblock of `source` as a place.
+/// The place of the superblock of `source`.
 pub(crate) fn superblock_place(source: &dyn ReadAt, structure: &'static str) -> Place {
     Place::new(source.name(), structure).sector(SUPERBLOCK_SECTOR)
 }
 
-/// A superblock that could not be read at all.
+/// The finding that a superblock could not be read.
 fn unreadable(source: &dyn ReadAt, structure: &'static str, e: &ReadError) -> Box<Finding> {
     let place = superblock_place(source, structure);
     Box::new(unreadable_at(Invariant::Superblock, Severity::Fatal, place, e))
 }
 
-/// A structure that could not be read.
+/// The finding that a structure at `place` could not be read.
 pub(crate) fn unreadable_at(
     invariant: Invariant,
     severity: Severity,

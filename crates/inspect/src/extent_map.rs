@@ -1,17 +1,18 @@
 //! The map of extents: ranges of keys, after newer keys have replaced parts of older ones (format section 8.3, format
 //! section 9.4).
 //!
-//! Owns the overlay rule: a key with size > 0 replaces all older keys in its range, with or without a pointer, stale or not.
-//! Pointers are not judged here, because generations are known only after the last key was read.
+//! Owns the overlay rule: a key with size > 0 replaces all older keys in its range, whether or not it has a pointer, and
+//! whether or not the pointer is stale. The map does not judge pointers, because generations are known only after the last key
+//! was read.
 //!
-//! *Invariant:* pieces of one inode are disjoint and not empty; every insertion adds at most two pieces,
-//! so memory is linear in keys.
+//! Invariant: pieces of one inode are disjoint and not empty. Every insertion adds at most two pieces, so memory is linear in
+//! the number of keys.
 
 use std::collections::BTreeMap;
 
 use format::{Bkey, Inode, JournalSeq, Ptr, Sector, Sectors};
 
-/// Number of a node in its view: index into `SetView::nodes`.
+/// Number of a node in its view: the index into `SetView::nodes`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NodeId(pub u32);
 
@@ -24,24 +25,25 @@ pub enum Origin {
     Journal(JournalSeq),
 }
 
-/// The state of the range `[start, start + len)` of an inode; positions as in keys (a cached
-/// device's include its data offset).
+/// The state of the range `[start, start + len)` of an inode.
+///
+/// Positions are those of keys: for a cached device they include the data offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
     /// First sector.
     pub start: Sector,
     /// Length; never zero.
     pub len: Sectors,
-    /// The pointer, moved to `start`; `None` if not cached.
+    /// The pointer, advanced to `start`; `None` if the range is not cached.
     pub ptr: Option<Ptr>,
-    /// The backing device need not have this data.
+    /// Whether the data is newer than the backing device.
     pub dirty: bool,
-    /// Where the key stands.
+    /// Place of the key.
     pub origin: Origin,
 }
 
 impl Piece {
-    /// The range of `key`; `None` if the key has none (size 0, or longer than the space before its end).
+    /// The range of `key`; `None` if the key has none: its size is 0, or larger than its end position.
     pub fn of(key: &Bkey, origin: Origin) -> Option<Piece> {
         let (start, len) = (key.start()?, key.size());
         (len.0 > 0).then_some(Piece { start, len, ptr: key.pointer(), dirty: key.dirty(), origin })
@@ -52,7 +54,7 @@ impl Piece {
         Sector(self.start.0.saturating_add(self.len.0))
     }
 
-    /// The part inside `[first, end)`; `None` if nothing is.
+    /// The part inside `[first, end)`; `None` if no part is inside.
     pub fn cut(&self, first: Sector, end: Sector) -> Option<Piece> {
         let mut piece = *self;
         if piece.end() > end {
@@ -61,11 +63,11 @@ impl Piece {
         piece.tail(piece.start.max(first))
     }
 
-    /// The part from `at` on; `None` if nothing is left.
+    /// The part from `at` on; `None` if there is none.
     fn tail(mut self, at: Sector) -> Option<Piece> {
         let rest = self.end().checked_since(at).filter(|r| r.0 > 0)?;
         let cut = at.checked_since(self.start)?;
-        // The bits of a check key's pointer are random; it points nowhere.
+        // The offset in a check key's pointer is random, so it is not advanced.
         self.ptr = self.ptr.map(|p| if p.is_check() { p } else { p.advanced(cut) });
         self.start = at;
         self.len = rest;
@@ -87,7 +89,7 @@ impl ExtentMap {
             return;
         }
         let mut tail = None;
-        // Pieces are disjoint, so only one can begin before and reach in.
+        // Pieces are disjoint, so only one can begin before `start` and reach into the range.
         if let Some((_, old)) = self.pieces.range_mut((inode, Sector(0))..(inode, start)).next_back()
             && old.end() > start
         {
@@ -95,7 +97,7 @@ impl ExtentMap {
             old.len = Sectors(start.0.saturating_sub(old.start.0));
         }
         while let Some((&at, _)) = self.pieces.range((inode, start)..(inode, end)).next() {
-            // Only the last one can reach out on the other side.
+            // Only the last piece in the range can reach beyond `end`.
             tail = self.pieces.remove(&at).and_then(|old| old.tail(end)).or(tail);
         }
         for piece in [Some(new), tail].into_iter().flatten() {
@@ -118,7 +120,7 @@ impl ExtentMap {
         self.pieces.len()
     }
 
-    /// Whether there was no key.
+    /// Whether the map has no piece.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
@@ -134,8 +136,9 @@ mod tests {
     const JOURNAL: Origin = Origin::Journal(JournalSeq(1));
 
     proptest! {
-        /// Against a per-sector map: the last key that covers a sector decides about it, and its
-        /// pointer has moved with the sector.
+        /// Compares the map with a per-sector map.
+        ///
+        /// The last key that covers a sector decides about it, and its pointer advances with the sector.
         #[test]
         fn the_last_key_decides(keys in prop::collection::vec((0u32..2, 1u64..40, 0u64..60, any::<bool>()), 0..60)) {
             let mut map = ExtentMap::default();

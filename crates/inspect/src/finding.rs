@@ -1,10 +1,10 @@
-//! Findings: a violation with its place and severity.
+//! Findings: violations of invariants, with place and severity.
 //!
-//! Owns [`Finding`] and the list of invariants (format section 11). Must not know how anything is
-//! checked. A finding always names device, place, expected and found, and prints as one line.
+//! Owns [`Finding`] and the list of invariants (format section 11). Must not know how anything is checked. A finding always
+//! names device, place, expected and found, and prints as one line.
 //!
-//! *Invariant:* [`Findings`] keeps a bounded number of findings per invariant and counts the rest, so
-//! that an image full of damage does not turn into a list of the size of the image.
+//! Invariant: [`Findings`] lists a bounded number of findings per invariant and severity and counts the rest, so that the list
+//! stays short even if the whole image is damaged.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,15 +13,15 @@ use format::{BucketNr, Corrupt, Gen, Sector, Structure};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
-/// How much a finding matters.
+/// The severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// Worth knowing; legal at least after a crash.
+    /// Information for the operator; a correct writer can leave this state, at least after a crash.
     Notice,
-    /// The invariant does not hold: the writer of this image erred, or it was damaged.
+    /// The invariant does not hold: the writer of this image has a bug, or the image was damaged.
     Error,
-    /// The kernel would refuse the set or shut it down; structures behind this one cannot be read normally.
+    /// The kernel would refuse the set or shut it down. Structures that this one points to cannot be read normally.
     Fatal,
 }
 
@@ -48,7 +48,7 @@ macro_rules! invariants {
             /// All of them, in order.
             pub const ALL: &'static [Invariant] = &[$(Invariant::$variant,)*];
 
-            /// Number (format section 11).
+            /// Number of the invariant (format section 11).
             pub const fn number(self) -> &'static str {
                 match self { $(Invariant::$variant => $number,)* }
             }
@@ -64,21 +64,21 @@ macro_rules! invariants {
 invariants! {
     /// The superblock is valid (format section 2.5).
     Superblock = "1" "superblock",
-    /// The journal has its newest entry and every one that this still needs.
+    /// The journal has its newest entry and every entry that the newest one needs.
     JournalContiguous = "2" "journal-contiguous",
-    /// No sequence number twice; `last_seq` does not exceed `seq` and does not fall.
+    /// Sequence numbers are unique; `last_seq` does not exceed `seq` and does not fall.
     JournalOrder = "3" "journal-order",
     /// The pointers of the newest entry are valid.
     JournalRoots = "4" "journal-roots",
     /// Journaled keys are well-formed and point into one bucket of the cache.
     JournalKeys = "5" "journal-keys",
-    /// The table of generations is complete, intact, of one write.
+    /// The table of generations is complete, intact, and from one write.
     PrioChain = "6" "prio-chain",
     /// UUIDs are unique, volumes have a size.
     UuidTable = "7" "uuid-table",
-    /// The sets of every node can be read up to their end.
+    /// All sets of every node can be read.
     NodeReadable = "8" "node-readable",
-    /// Levels fall by one, nodes begin at buckets, each in its own.
+    /// Levels fall by one from parent to child; nodes begin at buckets, and each node has its own bucket.
     NodeShape = "9" "node-shape",
     /// Keys of a set are sorted; extents of a leaf set are disjoint.
     SetOrder = "10" "set-order",
@@ -86,25 +86,25 @@ invariants! {
     NodeRange = "11" "node-range",
     /// The merged bsets of a leaf take no more space than the bsets: a kernel merges them in place.
     MergedSize = "11a" "merged-size",
-    /// Children cover the range of their parent, each position once.
+    /// Children cover the range of their parent, each position exactly once.
     NodePartition = "12" "node-partition",
-    /// Extents are well-formed, in one bucket, of a known device and inside it.
+    /// Extents are well-formed, lie in one bucket, and belong to a known device and lie inside it.
     ExtentValid = "13" "extent-valid",
-    /// No pointer is older than the wrap-around of generations allows; no dirty key is stale.
+    /// Pointers are at most 96 generations old, and no dirty key is stale.
     PointerAge = "14" "pointer-age",
-    /// Extents begin and end at blocks.
+    /// Extents begin and end at block borders.
     Alignment = "15" "alignment",
-    /// Every bucket has one use.
+    /// Every bucket has only one use.
     BucketUse = "16" "bucket-use",
     /// No two live extents share a cache sector.
     DataShared = "17" "data-shared",
     /// No live extent points into a btree node.
     NodeAsData = "18" "node-as-data",
-    /// There is room to start.
+    /// The kernel finds enough free buckets to start the set.
     Room = "18a" "room",
     /// The superblock of a device with dirty data in the cache has state dirty.
     BackingState = "19" "backing-state",
-    /// Clean data equals the backing device.
+    /// Clean data equals the data of the backing device.
     CleanEqual = "20" "clean-equal",
 }
 
@@ -130,28 +130,28 @@ pub struct Place {
     pub device: String,
     /// The structure ("btree node", "journal entry", …).
     pub structure: &'static str,
-    /// First sector of it on the device, where it has one.
+    /// First sector of the structure on the device, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sector: Option<u64>,
     /// Bucket of the cache device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket: Option<u32>,
-    /// Generation of the pointer that led there.
+    /// Generation of the pointer to the structure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<u8>,
     /// Level of the btree node; leaves have 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub level: Option<u16>,
-    /// Buckets of the btree nodes from the root to this one.
+    /// Buckets of the btree nodes from the root to the node.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub path: Vec<u32>,
-    /// Which part of the structure ("set 2, key 17").
+    /// The part of the structure ("set 2, key 17").
     #[serde(skip_serializing_if = "Option::is_none")]
     pub item: Option<String>,
 }
 
 impl Place {
-    /// The structure as a whole.
+    /// The place of a structure as a whole.
     pub fn new(device: &str, structure: &'static str) -> Place {
         Place {
             device: device.to_owned(),
@@ -165,28 +165,28 @@ impl Place {
         }
     }
 
-    /// …that begins at `sector`.
+    /// Sets the first sector.
     #[must_use]
     pub fn sector(mut self, sector: Sector) -> Place {
         self.sector = Some(sector.0);
         self
     }
 
-    /// …in `bucket`.
+    /// Sets the bucket.
     #[must_use]
     pub fn bucket(mut self, bucket: BucketNr) -> Place {
         self.bucket = Some(bucket.0);
         self
     }
 
-    /// …reached by a pointer of this generation.
+    /// Sets the generation of the pointer to the structure.
     #[must_use]
     pub fn generation(mut self, generation: Gen) -> Place {
         self.generation = Some(generation.0);
         self
     }
 
-    /// …at this level and path of the btree.
+    /// Sets the level and the path of the btree node.
     #[must_use]
     pub fn node(mut self, level: u16, path: Vec<u32>) -> Place {
         self.level = Some(level);
@@ -194,7 +194,7 @@ impl Place {
         self
     }
 
-    /// …this part of it.
+    /// Sets the part of the structure.
     #[must_use]
     pub fn item(mut self, item: impl fmt::Display) -> Place {
         self.item = Some(item.to_string());
@@ -202,7 +202,7 @@ impl Place {
     }
 }
 
-/// Buckets of a path, the way they are printed and given to `dump`.
+/// Prints a path as messages show it and `dump` takes it.
 pub(crate) fn path_text(path: &[u32]) -> String {
     path.iter().map(u32::to_string).collect::<Vec<_>>().join("→")
 }
@@ -240,20 +240,20 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
-    /// `field` should be `expected`, and is `found`.
+    /// States that `field` is `found` and should be `expected`.
     pub fn new(field: impl fmt::Display, expected: impl fmt::Display, found: impl fmt::Display) -> Mismatch {
         Mismatch { field: field.to_string(), expected: expected.to_string(), found: found.to_string() }
     }
 }
 
-/// One thing that is not as it should be.
+/// A violation of an invariant, or a notice.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Finding {
-    /// How much it matters.
+    /// The severity.
     pub severity: Severity,
-    /// The invariant.
+    /// The invariant that the finding is about.
     pub invariant: Invariant,
-    /// Where it does not.
+    /// The place of the violation.
     pub place: Place,
     /// The field or property in question.
     pub field: String,
@@ -261,21 +261,21 @@ pub struct Finding {
     pub expected: String,
     /// The found value.
     pub found: String,
-    /// The consequence, or the assumption instead.
+    /// The consequence, or the assumption that is made instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
 impl Finding {
-    /// The `mismatch` at `place` breaks the `invariant`.
+    /// A finding that the `mismatch` at `place` breaks the `invariant`.
     pub fn new(severity: Severity, invariant: Invariant, place: Place, mismatch: Mismatch) -> Finding {
         let Mismatch { field, expected, found } = mismatch;
         Finding { severity, invariant, place, field, expected, found, note: None }
     }
 
-    /// The error of a parser about the structure at `place`.
+    /// A finding from a parser's error about the structure at `place`.
     pub fn corrupt(severity: Severity, invariant: Invariant, place: Place, error: &Corrupt) -> Finding {
-        // The journal as a whole has no bytes to count.
+        // The journal as a whole has no byte position.
         let byte = (error.structure != Structure::Journal).then(|| format!("byte {}", error.offset_bytes));
         let item: Vec<String> = place.item.iter().cloned().chain(byte).collect();
         let place = if item.is_empty() { place } else { place.item(item.join(", ")) };
@@ -287,7 +287,7 @@ impl Finding {
         Finding::new(severity, invariant, place, Mismatch::new(field, error.expected, error.found))
     }
 
-    /// Adds the consequence.
+    /// Adds the consequence or the assumption.
     #[must_use]
     pub fn note(mut self, note: impl fmt::Display) -> Finding {
         self.note = Some(note.to_string());
@@ -306,7 +306,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Findings in the order in which they were made, bounded per invariant and severity.
+/// A list of findings in the order of discovery, bounded per invariant and severity.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
     list: Vec<Finding>,
@@ -314,15 +314,15 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// How many findings of one invariant and severity are kept; more are counted only.
+    /// Number of findings of one invariant and severity that are listed. Further ones are only counted.
     pub const LISTED: u64 = 50;
 
-    /// Adds one.
+    /// Adds a finding.
     pub fn push(&mut self, finding: Finding) {
         self.push_with(finding.invariant, finding.severity, || finding);
     }
 
-    /// Counts one, and makes it only if it is kept.
+    /// Counts a finding, and calls `make` only if the finding is listed.
     pub(crate) fn push_with(
         &mut self,
         invariant: Invariant,
@@ -336,38 +336,38 @@ impl Findings {
         }
     }
 
-    /// Adds all of `more`, counts included.
+    /// Adds all findings of `more`, with those that were only counted.
     pub fn append(&mut self, more: Findings) {
         for finding in more.list {
             self.push(finding);
         }
         for (what, n) in more.counts {
-            // Those that were kept were counted by `push`.
+            // `push` has counted the listed findings.
             *self.counts.entry(what).or_insert(0) += n.saturating_sub(Findings::LISTED);
         }
     }
 
-    /// The findings that were kept.
+    /// The listed findings.
     pub fn list(&self) -> &[Finding] {
         &self.list
     }
 
-    /// How many there were of each kind, kept or not.
+    /// Number of findings of each kind, listed or not.
     pub fn counts(&self) -> &BTreeMap<(Invariant, Severity), u64> {
         &self.counts
     }
 
-    /// How many there were of this severity, kept or not.
+    /// Number of findings of this severity, listed or not.
     pub fn count(&self, severity: Severity) -> u64 {
         self.counts.iter().filter(|((_, s), _)| *s == severity).map(|(_, n)| n).sum()
     }
 
-    /// The worst severity; `None` if nothing was found.
+    /// The worst severity; `None` if there is no finding.
     pub fn worst(&self) -> Option<Severity> {
         self.counts.keys().map(|(_, severity)| *severity).max()
     }
 
-    /// How many were counted but not kept.
+    /// Number of findings that were counted and not listed.
     pub fn not_listed(&self) -> u64 {
         self.counts.values().map(|n| n.saturating_sub(Findings::LISTED)).sum()
     }

@@ -1,12 +1,12 @@
 //! Read-only view of a cache set: open, check, extract and dump it.
 //!
-//! It judges what the engine and the kernel wrote, so it shares no code with the engine except the parsers of `format`. It
-//! reads devices only through [`source::ReadAt`], which cannot write. Everything is synchronous.
+//! The crate judges what the engine and the kernel wrote, so it shares no code with the engine except the parsers of `format`.
+//! It reads devices only through [`source::ReadAt`], which cannot write. All calls are synchronous.
 //!
-//! *Invariant:* no contents of a device make it panic, loop, or use memory out of proportion to what is
-//! stored; damage becomes a [`Finding`] that names device, place, expected and found.
+//! Invariant: no contents of a device make it panic, loop, or use memory out of proportion to what is stored. Damage becomes a
+//! [`Finding`] that names device, place, expected and found.
 //!
-//! *Not here:* repair, devices that are in use (their contents change during the read), the command line.
+//! Must not repair, read devices in use (their contents change during the read), or know the command line.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -28,13 +28,14 @@ mod sparse;
 
 pub use attach::{Attachment, Relation};
 pub use check::{CheckOptions, CheckReport, SetReport, check, check_set};
-pub use device::{DeviceSuper, read_superblock};
+pub use device::{DeviceSuper, SuperblockError, read_superblock};
 pub use extent_map::{ExtentMap, Origin, Piece};
 pub use extract::{ExtractError, ExtractOptions, Extraction, FileSink, Sink, StreamSink, Target};
 pub use finding::{Finding, Findings, Invariant, Mismatch, Place, Severity};
 pub use source::{FileSource, OpenFileError, ReadAt, ReadError, SliceSource};
 pub use view::{Mode, NodeId, OpenError, PieceKind, SetView};
 
-/// Version of all serialised documents of this crate. Fields may be added within a version; their
-/// meaning and presence do not change.
+/// Version of all serialised documents of this crate.
+///
+/// Fields may be added within a version. The meaning and the presence of existing fields do not change.
 pub const SCHEMA_VERSION: u32 = 1;

@@ -1,7 +1,7 @@
 //! Sources of bytes: devices, image files, and slices in tests.
 //!
-//! Owns [`ReadAt`], the only way by which this crate sees a device, and its implementations. There is no
-//! method that writes, and files are opened for reading only. Must not know any structure.
+//! Owns [`ReadAt`], the only interface by which this crate reads a device, and its implementations. No method writes, and
+//! files are opened for reading only. Must not know any structure.
 
 use std::fs::File;
 use std::io;
@@ -16,28 +16,29 @@ pub trait ReadAt {
     /// Fills `into` with the contents from sector `at` on.
     ///
     /// # Errors
-    /// If the range reaches past the end, or the device fails. `into` then holds anything.
+    /// If the range reaches beyond the end, or the device fails. The contents of `into` are then undefined.
     fn read_at(&self, at: Sector, into: &mut [u8]) -> Result<(), ReadError>;
 
-    /// Size, in whole sectors.
+    /// Size of the device, in whole sectors.
     fn sectors(&self) -> Sectors;
 
     /// Name for messages: the path as the operator gave it.
     fn name(&self) -> &str;
 
-    /// The first position from `from` on that may hold something else than zeros; the end of the device
-    /// if there is none. A shortcut over the holes of sparse files: answering `from` is always right.
+    /// The first position from `from` on that may have data other than zeros; the end of the device if there is none.
+    ///
+    /// Callers use it to skip holes of sparse files. To return `from` is always correct.
     fn next_data(&self, from: Sector) -> Sector {
         from
     }
 
-    /// Logical block size of the device in bytes, where one is known.
+    /// Logical block size of the device in bytes, if it is known.
     fn logical_block_bytes(&self) -> Option<u32> {
         None
     }
 }
 
-/// A read that did not happen.
+/// The error of a read that failed.
 #[derive(Debug, Error)]
 #[error("{device}: cannot read {sectors} sectors at sector {at}: {reason}")]
 pub struct ReadError {
@@ -45,9 +46,10 @@ pub struct ReadError {
     pub device: String,
     /// First sector of the read.
     pub at: Sector,
-    /// Its length.
+    /// Length of the read.
     pub sectors: Sectors,
     /// The error.
+    #[source]
     pub reason: ReadFailure,
 }
 
@@ -79,6 +81,7 @@ pub struct OpenFileError {
     /// The path as given.
     pub path: String,
     /// The error.
+    #[source]
     pub reason: io::Error,
 }
 
@@ -103,7 +106,7 @@ impl FileSource {
     }
 
     fn open_inner(path: &Path) -> io::Result<FileSource> {
-        // Asked before opening: opening a pipe would wait for a writer.
+        // The type is checked before the open, because the open of a pipe would wait for a writer.
         let usable = |t: std::fs::FileType| t.is_file() || t.is_block_device();
         let refuse = || io::Error::other("neither a block device nor a regular file");
         if !usable(std::fs::metadata(path)?.file_type()) {
@@ -115,7 +118,7 @@ impl FileSource {
             return Err(refuse());
         }
         let (bytes, logical_block_bytes) = if meta.file_type().is_block_device() {
-            // The length in a device node's metadata is zero; seeking tells the size of the device.
+            // The metadata of a device node has length zero; a seek to the end gives the size of the device.
             let bytes = io::Seek::seek(&mut &file, io::SeekFrom::End(0))?;
             (bytes, logical_block_bytes(meta.rdev()))
         } else {
@@ -126,10 +129,10 @@ impl FileSource {
     }
 }
 
-/// Logical block size of the block device with number `rdev`, from sysfs. `None` if sysfs does not say.
+/// Logical block size of the block device with number `rdev`, from sysfs. `None` if sysfs does not have it.
 fn logical_block_bytes(rdev: u64) -> Option<u32> {
     let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
-    // A partition has no queue of its own; its disk, one directory up, has.
+    // A partition has no queue directory; the directory of its disk, one level up, has one.
     ["queue", "../queue"].iter().find_map(|queue| {
         let path = format!("/sys/dev/block/{major}:{minor}/{queue}/logical_block_size");
         std::fs::read_to_string(path).ok()?.trim().parse().ok()
@@ -155,9 +158,9 @@ impl ReadAt for FileSource {
     fn next_data(&self, from: Sector) -> Sector {
         match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(from.bytes())) {
             Ok(bytes) => Sector((bytes / SECTOR_BYTES).max(from.0).min(self.sectors.0)),
-            // No data up to the end of the file.
+            // The file has no data from `from` to its end.
             Err(rustix::io::Errno::NXIO) => Sector(self.sectors.0),
-            // The file system does not know.
+            // The file system cannot find data.
             Err(_) => from,
         }
     }
@@ -175,7 +178,7 @@ pub struct SliceSource<'a> {
 }
 
 impl<'a> SliceSource<'a> {
-    /// A device of this name with these contents; bytes behind the last whole sector are ignored.
+    /// A device with this name and these contents. Bytes after the last whole sector are ignored.
     pub const fn new(name: &'a str, bytes: &'a [u8]) -> SliceSource<'a> {
         SliceSource { bytes, name }
     }
@@ -245,7 +248,7 @@ mod tests {
         let mut buf = [0; 512];
         s.read_at(Sector(2048), &mut buf).unwrap();
         assert_eq!(buf, [7; 512]);
-        // A file system without holes answers the position itself.
+        // A file system without holes returns the position itself.
         assert!([Sector(0), Sector(2048)].contains(&s.next_data(Sector(0))));
         assert_eq!(s.next_data(Sector(2048)), Sector(2048));
         assert!(s.next_data(Sector(4096)).0 >= 4096);

@@ -1,13 +1,13 @@
-//! A table indexed by bucket number that costs memory only where something was stored.
+//! A table indexed by bucket number that needs memory only for stored entries.
 //!
-//! The number of buckets comes from a superblock, which may claim any size that a sparse file can have.
-//! Memory here grows with what was really found on the device.
+//! Owns the table's chunks. The number of buckets comes from a superblock, which may claim any size that a sparse file can
+//! have. Invariant: memory grows with the number of entries that were found on the device.
 
 use format::BucketNr;
 
 const CHUNK: usize = 1024;
 
-/// One `T` per bucket; [`Default`] where nothing was stored.
+/// One `T` per bucket; [`Default`] for buckets without a stored entry.
 #[derive(Clone, Debug)]
 pub(crate) struct Sparse<T> {
     chunks: Vec<Option<Box<[T; CHUNK]>>>,
@@ -15,7 +15,7 @@ pub(crate) struct Sparse<T> {
 }
 
 impl<T: Copy + Default> Sparse<T> {
-    /// A table for buckets `0..len`; indexes from `len` on are not stored.
+    /// A table for buckets `0..len`. Entries of other buckets are not stored.
     pub(crate) fn new(len: u64) -> Sparse<T> {
         Sparse { chunks: Vec::new(), len }
     }
@@ -32,7 +32,7 @@ impl<T: Copy + Default> Sparse<T> {
         chunk.and_then(|c| c.get(at)).copied().unwrap_or_default()
     }
 
-    /// The entry of `bucket`, for change; `None` for a bucket that does not exist.
+    /// The entry of `bucket`, mutable; `None` if the bucket does not exist.
     pub(crate) fn get_mut(&mut self, bucket: BucketNr) -> Option<&mut T> {
         if u64::from(bucket.0) >= self.len {
             return None;
@@ -45,7 +45,7 @@ impl<T: Copy + Default> Sparse<T> {
         slot.get_or_insert_with(|| Box::new([T::default(); CHUNK])).get_mut(at)
     }
 
-    /// The stored entries in order; buckets in between have the default.
+    /// The stored entries in order. Some of them may have the default value.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (BucketNr, T)> + '_ {
         let len = self.len;
         let entries = self.chunks.iter().enumerate().filter_map(|(i, c)| Some((i, c.as_deref()?)));

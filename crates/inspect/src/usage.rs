@@ -1,8 +1,8 @@
 //! The use of each bucket.
 //!
-//! Owns the bucket usage table and the rules about it: one use per bucket (invariants 16 and 18), no
-//! cache sector shared (17), room to start (18a). Which bucket holds what is stored nowhere; it follows
-//! from the roots, so this needs the whole view.
+//! Owns the table of bucket uses and the rules about it: one use per bucket (invariants 16 and 18), no shared cache sector
+//! (17), room to start (18a). The use of a bucket is not stored on the device. It follows from the roots, so the computation
+//! needs the whole view.
 
 use format::{BucketNr, Inode, Sector};
 use serde::Serialize;
@@ -16,10 +16,10 @@ use crate::view::{PieceKind, SetView, data_place};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Use {
-    /// Nothing that counts.
+    /// No live contents.
     #[default]
     Unused,
-    /// Reserved at the start, with the superblock.
+    /// Reserved at the start of the device, with the superblock.
     Superblock,
     /// The journal ring.
     Journal,
@@ -34,7 +34,7 @@ pub enum Use {
 }
 
 impl Use {
-    /// All uses, in the order of [`UsageCounts`], unused last.
+    /// All uses, in the order of [`UsageCounts`]; unused is last.
     pub const ALL: [Use; 7] =
         [Use::Superblock, Use::Journal, Use::Prio, Use::Uuid, Use::Btree, Use::Data, Use::Unused];
 
@@ -52,33 +52,33 @@ impl Use {
     }
 }
 
-/// Use of one bucket. Of several uses, which is damage, the first found counts.
+/// Use of one bucket. If a damaged set gives a bucket several uses, this is the first one found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BucketUse {
-    /// The use.
+    /// The use of the bucket.
     pub what: Use,
-    /// Sectors of dirty extents in it.
+    /// Sectors of dirty extents in the bucket.
     pub dirty_sectors: u64,
-    /// Sectors of clean extents in it.
+    /// Sectors of clean extents in the bucket.
     pub clean_sectors: u64,
 }
 
-/// Numbers of buckets by use.
+/// Number of buckets by use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct UsageCounts {
-    /// Reserved for the superblock.
+    /// Buckets reserved for the superblock.
     pub superblock: u64,
-    /// In the journal ring.
+    /// Buckets of the journal ring.
     pub journal: u64,
-    /// In the prio chain.
+    /// Buckets of the prio chain.
     pub prio: u64,
-    /// With the UUID table.
+    /// Buckets with the UUID table.
     pub uuid: u64,
-    /// With btree nodes.
+    /// Buckets with btree nodes.
     pub btree: u64,
-    /// With live data.
+    /// Buckets with live data.
     pub data: u64,
-    /// With nothing that counts.
+    /// Buckets without a use.
     pub unused: u64,
 }
 
@@ -92,7 +92,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Computes the use of all buckets of `view`, and lists those with two uses.
+    /// Computes the use of all buckets of `view`, with findings about buckets that have two uses.
     pub fn of(view: &SetView) -> (Usage, Findings) {
         let geometry = view.geometry();
         let reserved = u64::from(geometry.first_bucket.0);
@@ -127,12 +127,12 @@ impl Usage {
         }
     }
 
-    /// Buckets that are allocated, in order. Unused ones may be among them.
+    /// The entries of the table, in order. Unused buckets may be among them.
     pub fn used(&self) -> impl Iterator<Item = (BucketNr, BucketUse)> + '_ {
         self.table.iter()
     }
 
-    /// How many buckets have which use.
+    /// Number of buckets of each use.
     pub fn counts(&self) -> &UsageCounts {
         &self.counts
     }
@@ -221,7 +221,7 @@ fn conflict(invariant: Invariant, place: Place, what: Use, before: Use) -> Findi
     Finding::new(Severity::Error, invariant, place, Mismatch::new("bucket", expected, found))
 }
 
-/// Invariant 17. `ranges` are sorted by cache sector.
+/// Checks invariant 17: no two live extents share a cache sector. `ranges` are sorted by cache sector.
 fn shared(view: &SetView, ranges: &[(Sector, Inode, &Piece)], findings: &mut Findings) {
     let mut reaching: Option<(Sector, Inode, &Piece)> = None;
     for &(at, inode, piece) in ranges {

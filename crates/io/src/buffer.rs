@@ -8,7 +8,7 @@
 //! Invariants: memory is aligned to [`BUFFER_ALIGN_BYTES`] and never moves while a handle exists; a [`Registration`]
 //! stays with its memory, in the pool too, until the memory is returned to the system.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
@@ -20,8 +20,9 @@ pub const BUFFER_ALIGN_BYTES: usize = 4096;
 /// Sizes are rounded up to `PAGE << class`; larger buffers are allocated and freed each time.
 const CLASSES: usize = 14;
 
-/// Memory that a size class retains for later buffers.
-const RETAINED_BYTES_PER_CLASS: usize = 16 << 20;
+/// Memory that a pool retains for later buffers, of all classes together. It is what the requests of busy clients and
+/// writeback use at a time; a limit for each class let a pool grow to fourteen times that.
+const RETAINED_BYTES: usize = 32 << 20;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(4096))]
@@ -116,11 +117,18 @@ pub struct BufferPool {
 
 struct PoolInner {
     free: [RefCell<Vec<Rc<Storage>>>; CLASSES],
+    /// Size of the memory in `free`.
+    free_bytes: Cell<usize>,
 }
 
 impl Default for BufferPool {
     fn default() -> Self {
-        BufferPool { inner: Rc::new(PoolInner { free: std::array::from_fn(|_| RefCell::default()) }) }
+        BufferPool {
+            inner: Rc::new(PoolInner {
+                free: std::array::from_fn(|_| RefCell::default()),
+                free_bytes: Cell::new(0),
+            }),
+        }
     }
 }
 
@@ -139,7 +147,10 @@ impl BufferPool {
         let class = pages.checked_next_power_of_two()?.trailing_zeros() as usize;
         let pooled = self.inner.free.get(class).and_then(|f| f.borrow_mut().pop());
         let storage = match pooled {
-            Some(storage) => storage,
+            Some(storage) => {
+                self.inner.free_bytes.set(self.inner.free_bytes.get() - storage.memory.len_bytes());
+                storage
+            }
             None => {
                 let pages = if class < CLASSES { 1 << class } else { pages };
                 Rc::new(Storage { registration: None, memory: Memory::new(pages)?, class })
@@ -263,9 +274,10 @@ impl Buffer {
     fn give_back(&mut self) {
         let Some(storage) = self.storage.take() else { return };
         if let Some(free) = self.pool.free.get(storage.class) {
-            let mut free = free.borrow_mut();
-            if (free.len() + 1) * storage.memory.len_bytes() <= RETAINED_BYTES_PER_CLASS {
-                free.push(storage);
+            let free_bytes = self.pool.free_bytes.get() + storage.memory.len_bytes();
+            if free_bytes <= RETAINED_BYTES {
+                self.pool.free_bytes.set(free_bytes);
+                free.borrow_mut().push(storage);
             }
         }
     }
@@ -291,6 +303,26 @@ mod tests {
         let at = b.as_slice().as_ptr();
         drop(b);
         assert_eq!(pool.take(8192).as_slice().as_ptr(), at);
+    }
+
+    /// A pool once retained 16 MiB of each of 14 sizes, 224 MiB for each thread that serves a set.
+    #[test]
+    fn memory_for_later_buffers_is_limited_for_all_sizes_together() {
+        let pool = BufferPool::default();
+        let in_pool = || {
+            let free = pool.inner.free.iter().flat_map(|f| f.borrow().clone());
+            free.map(|storage| storage.memory.len_bytes()).sum::<usize>()
+        };
+        for class in 0..CLASSES {
+            let len = BUFFER_ALIGN_BYTES << class;
+            drop((0..(16 << 20) / len).map(|_| pool.take(len)).collect::<Vec<_>>());
+            assert!(in_pool() <= RETAINED_BYTES, "{} bytes after buffers of {len}", in_pool());
+            assert_eq!(in_pool(), pool.inner.free_bytes.get());
+        }
+        assert_eq!(in_pool(), RETAINED_BYTES);
+        let again = pool.take(BUFFER_ALIGN_BYTES);
+        assert_eq!(in_pool(), RETAINED_BYTES - again.capacity());
+        assert_eq!(in_pool(), pool.inner.free_bytes.get());
     }
 
     #[test]

@@ -152,9 +152,9 @@ impl Disk {
         self.start_plain(Op::Discard, sector, sectors).await.result
     }
 
-    /// Makes a range read as zeros.
+    /// Makes a range read as zeros, whose space stays allocated.
     pub async fn write_zeroes(&self, sector: Sector, sectors: Sectors) -> Result<(), IoError> {
-        self.start_plain(Op::WriteZeroes, sector, sectors).await.result
+        self.start_plain(Op::WriteZeroes { may_unmap: false }, sector, sectors).await.result
     }
 }
 

@@ -66,7 +66,7 @@ impl Meter {
         let figures = &mut *self.figures.borrow_mut();
         let op = match request.op {
             Op::Read => &mut figures.reads,
-            Op::Write { .. } | Op::WriteZeroes => &mut figures.writes,
+            Op::Write { .. } | Op::WriteZeroes { .. } => &mut figures.writes,
             Op::Flush => &mut figures.flushes,
             Op::Discard => &mut figures.discards,
         };

@@ -75,7 +75,10 @@ pub enum Op {
     /// The contents are no longer needed; later reads return unspecified contents.
     Discard,
     /// The contents become zeros.
-    WriteZeroes,
+    WriteZeroes {
+        /// The device may free the space instead of writing zeros.
+        may_unmap: bool,
+    },
 }
 
 impl Op {
@@ -93,7 +96,7 @@ impl fmt::Display for Op {
             Op::Write { fua: true } => "durable write",
             Op::Flush => "flush",
             Op::Discard => "discard",
-            Op::WriteZeroes => "write zeroes",
+            Op::WriteZeroes { .. } => "write zeroes",
         })
     }
 }

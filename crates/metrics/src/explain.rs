@@ -1,8 +1,8 @@
 //! Explanations of a volume's behaviour, in sentences.
 //!
-//! Owns the wording. Three questions are answered from the figures: why writeback runs at its rate, which requests bypassed
-//! the cache in the last minutes and why, and why reads hit or miss; each answer names the tunable that changes this.
-//! Must not know how the sentences are shown.
+//! Owns the wording. The figures answer three questions: why writeback runs at its rate, which requests bypassed the cache in the
+//! last minutes and why, and why reads hit or miss. Each answer names the tunable that changes the behaviour. Must not know how
+//! the sentences are shown.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use engine::policy::bypass::BypassReason;
 use engine::stats::{OpKind, Outcome, Tally, View};
 use format::{CacheMode, SECTOR_BYTES, Sectors};
 
-/// The answers; one sentence or two in each string.
+/// The answers, one or two sentences in each string.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Explanation {
     /// The reasons for the rate of writeback.
@@ -38,7 +38,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// Explains a volume; `set` is the one it belongs to, if it has one.
+/// Explains a volume; `set` is the volume's set, if it has one.
 pub fn explain(volume: &VolumeFigures, set: Option<&SetFigures>) -> Explanation {
     let Some(set) = set else {
         let alone =
@@ -56,7 +56,7 @@ pub fn explain(volume: &VolumeFigures, set: Option<&SetFigures>) -> Explanation 
     }
 }
 
-/// A number of bytes for people: three digits or four, powers of 1024.
+/// A number of bytes in messages: three or four digits, with a unit that is a power of 1024.
 struct Size(f64);
 
 impl Size {
@@ -97,7 +97,7 @@ fn plural(n: u64, one: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
 }
 
-/// How fast dirty data is written back, and why.
+/// The rate at which dirty data is written back, and the reason.
 fn speed(v: &VolumeFigures, set: &SetFigures) -> String {
     let (t, rate) = (&v.tunables, &v.writeback.rate);
     let dirty = Size::sectors(v.dirty);
@@ -178,7 +178,7 @@ fn writeback(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
     said
 }
 
-/// By the controller's proportional and integral terms.
+/// Explains the rate by the controller's proportional and integral terms.
 fn controlled(v: &VolumeFigures) -> String {
     let (t, rate) = (&v.tunables, &v.writeback.rate);
     let (dirty, target) = (v.dirty.bytes(), v.dirty_target.bytes());
@@ -219,7 +219,7 @@ fn controlled(v: &VolumeFigures) -> String {
     )
 }
 
-/// The meaning of a reason, and the setting that changes it.
+/// The meaning of a bypass reason, and the tunable that changes it.
 fn advice(reason: BypassReason, v: &VolumeFigures) -> String {
     let t = &v.tunables;
     match reason.name() {
@@ -265,7 +265,7 @@ fn past_the_cache(v: &VolumeFigures) -> Vec<String> {
         .map(|r| (*r, v.recent.bypassed(*r)))
         .filter(|(_, n)| n.requests > 0)
         .collect();
-    // The most frequent first; in case of doubt, in the order in which reasons are looked at.
+    // The most frequent reason first. Reasons with equal counts keep the order in which the cache checks them.
     reasons.sort_by_key(|(_, n)| std::cmp::Reverse(n.requests));
     let past = reasons.iter().fold(Tally::default(), |n, (_, more)| n.plus(*more));
     let mut said = Vec::new();
@@ -292,7 +292,7 @@ fn past_the_cache(v: &VolumeFigures) -> Vec<String> {
     said
 }
 
-/// How much the cache holds, as a reason of misses.
+/// The amount of cached data, as a reason for misses.
 fn held(set: &SetFigures) -> String {
     let s = &set.status;
     let cache = Sectors(u64::from(s.nbuckets).saturating_mul(s.bucket_sectors.0));

@@ -1,7 +1,7 @@
 //! The table of metric families.
 //!
-//! Owns one table: the name of each family, what it means, and where its samples come from. Dashboards and alert rules
-//! name these; a test compares them. Names keep to Prometheus' conventions: base units, `_total` for counters.
+//! Owns one table: the name of each family, its meaning, and the source of its samples. Dashboards and alert rules use the names;
+//! a test compares them. Names follow Prometheus' conventions: base units, `_total` for counters. Must not know their syntax.
 
 use engine::figures::{RateReason, SetFigures, VolumeFigures};
 use engine::policy::bypass::BypassReason;
@@ -30,7 +30,7 @@ const fn histogram(name: &'static str, help: &'static str, samples: fn(&Figures,
     Family { name, kind: Kind::Histogram, help, samples }
 }
 
-/// The figures as text.
+/// Renders the figures as text.
 pub fn render(figures: &Figures, format: Format) -> String {
     let mut text = Text::new(format);
     for family in FAMILIES {
@@ -54,19 +54,19 @@ pub fn names() -> Vec<String> {
     names
 }
 
-/// Each volume of the figures.
+/// Calls `see` for each volume of the figures, with its labels.
 fn volumes(f: &Figures, mut see: impl FnMut(&[(&str, &str)], &VolumeFigures)) {
     for (set, v) in f.volumes() {
         see(&[("set", &set), ("volume", &v.name)], v);
     }
 }
 
-/// A number of each volume.
+/// Writes a sample with a number for each volume.
 fn of_volumes(f: &Figures, text: &mut Text, value: impl Fn(&VolumeFigures) -> f64) {
     volumes(f, |labels, v| text.value(labels, value(v)));
 }
 
-/// Each set of the figures.
+/// Calls `see` for each set of the figures, with its UUID.
 fn sets(f: &Figures, mut see: impl FnMut(&str, &SetFigures)) {
     for s in &f.sets {
         see(&s.status.set_uuid.to_string(), s);
@@ -81,12 +81,12 @@ fn count_sets(f: &Figures, text: &mut Text, value: impl Fn(&SetFigures) -> u64) 
     sets(f, |set, s| text.count(&[("set", set)], value(s)));
 }
 
-/// Hits or misses of a volume since the start.
+/// Writes a sample with the hits or misses of each volume since the start.
 fn view(f: &Figures, text: &mut Text, value: impl Fn(ViewValues) -> u64) {
     volumes(f, |labels, v| text.count(labels, value(v.cache.view(View::Total))));
 }
 
-/// Every operation and outcome of each volume that has occurred.
+/// Calls `see` for every operation and outcome that has occurred, for each volume.
 fn outcomes(f: &Figures, mut see: impl FnMut(&[(&str, &str)], &VolumeFigures, OpKind, Outcome)) {
     volumes(f, |labels, v| {
         for op in OpKind::ALL {
@@ -106,7 +106,7 @@ fn reasons(f: &Figures, mut see: impl FnMut(&[(&str, &str)], &VolumeFigures, Byp
     });
 }
 
-/// Every device: a set's cache device, and each backing device.
+/// Calls `see` for every device: the cache device of each set, and each backing device.
 fn devices(f: &Figures, mut see: impl FnMut(&[(&str, &str)], &DeviceFigures)) {
     sets(f, |set, s| {
         see(&[("set", set), ("device", &s.status.device), ("role", "cache")], &s.device);
@@ -118,7 +118,7 @@ fn devices(f: &Figures, mut see: impl FnMut(&[(&str, &str)], &DeviceFigures)) {
     }
 }
 
-/// One state of several is 1, the others are 0.
+/// Writes a sample for each of several states: 1 for the current state, 0 for the others.
 fn states<T: PartialEq + Copy>(
     text: &mut Text,
     labels: &[(&str, &str)],
@@ -440,8 +440,9 @@ static FAMILIES: &[Family] = &[
     }),
 ];
 
-/// Requests and bytes that were not cached for this reason. (Counts by `clear_stats` do not matter here: a counter that
-/// goes back is a restart for whoever scrapes it.)
+/// Requests and bytes that bypassed the cache for this reason.
+///
+/// `clear_stats` may reset these counters: a scraper takes a counter that decreases as a restart.
 fn bypassed(v: &VolumeFigures, reason: BypassReason) -> (u64, u64) {
     let all = v.total.bypassed(reason);
     match reason {

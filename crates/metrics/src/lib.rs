@@ -1,8 +1,8 @@
 //! The figures of the engine as metrics and as explanations.
 //!
-//! Two readers of the same plain figures: [`render`] makes text that Prometheus and others scrape, [`explain`] makes
-//! sentences about one volume. Everything here is a pure function of the figures. Must not know their source, nor how
-//! the text is sent.
+//! Two functions read the same plain figures: [`render`] makes text for Prometheus and other scrapers, [`explain`] makes
+//! sentences about one volume. Every function here is a pure function of the figures. Must not know the source of the figures
+//! or how the text is sent.
 #![forbid(unsafe_code)]
 
 mod explain;
@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 
 use engine::figures::{SetFigures, VolumeFigures};
 
-/// What there is to tell about: all sets of a process, and backing devices that are served without one.
+/// The figures of a process: all sets, and backing devices that are served without a set.
 #[derive(Clone, Default, Debug)]
 pub struct Figures {
     /// Sets with their volumes.
@@ -29,7 +29,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Every volume, with the UUID of its set, which is empty where there is none.
+    /// Every volume with the UUID of its set; the UUID is empty for a volume without a set.
     pub fn volumes(&self) -> impl Iterator<Item = (String, &VolumeFigures)> {
         let of_sets = self.sets.iter().flat_map(|s| {
             let uuid = s.status.set_uuid.to_string();

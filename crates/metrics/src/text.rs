@@ -1,13 +1,13 @@
 //! The text formats of Prometheus and OpenMetrics.
 //!
-//! Owns the syntax of both text formats: names, labels and their escapes, numbers, histograms. A library with a registry
-//! of live metrics does not fit here: the figures are counted elsewhere.
+//! Owns the syntax of both text formats: names, labels and their escapes, numbers, histograms. It does not use a metrics library,
+//! because such a library has its own registry of live metrics, and the engine counts these figures. Must not know the families.
 
 use std::fmt::Write;
 
 use io::Histogram;
 
-/// Which of the two formats.
+/// A text format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
     /// Prometheus' text format 0.0.4.
@@ -17,12 +17,12 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format that a client wants, by its `Accept` header.
+    /// The format that the client's `Accept` header requests.
     pub fn accepted(accept: &str) -> Format {
         if accept.contains("application/openmetrics-text") { Format::OpenMetrics } else { Format::Prometheus }
     }
 
-    /// The content type of the text.
+    /// The `Content-Type` of the format.
     pub const fn content_type(self) -> &'static str {
         match self {
             Format::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
@@ -34,9 +34,9 @@ impl Format {
 /// The type of a family.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// Grows until the process ends.
+    /// A number that only grows until the process ends.
     Counter,
-    /// Goes up and down.
+    /// A number that grows and shrinks.
     Gauge,
     /// A distribution of times in seconds.
     Histogram,
@@ -54,11 +54,12 @@ impl Kind {
 
 pub(crate) type Labels<'a> = &'a [(&'a str, &'a str)];
 
-/// Ends of the buckets that are shown: powers of two of a nanosecond, from 16 us to 17 s. They are among those that
-/// histograms count exactly.
+/// Upper bounds of the buckets that are shown, as powers of two of a nanosecond: from 16 us to 17 s.
+///
+/// Histograms count exactly at these bounds.
 const SHIFTS: std::ops::RangeInclusive<u32> = 14..=34;
 
-/// The text so far.
+/// The rendered text so far.
 pub(crate) struct Text {
     out: String,
     format: Format,
@@ -70,10 +71,10 @@ impl Text {
         Text { out: String::new(), format, name: "" }
     }
 
-    /// A family begins; its samples follow.
+    /// Begins a family; its samples follow.
     pub(crate) fn family(&mut self, name: &'static str, kind: Kind, help: &str) {
         self.name = name;
-        // Counters of OpenMetrics are called without the end that their samples have.
+        // OpenMetrics omits `_total` in the name of a counter's family; the samples have it.
         let title = match (self.format, kind) {
             (Format::OpenMetrics, Kind::Counter) => name.strip_suffix("_total").unwrap_or(name),
             _ => name,
@@ -111,7 +112,7 @@ impl Text {
         self.out.push_str(self.name);
         self.out.push_str(end);
         let mut mark = '{';
-        // A label without a value is the same as none.
+        // Both formats treat a label with an empty value as an absent label.
         for (name, value) in labels.iter().copied().filter(|l| !l.1.is_empty()).chain(le.map(|le| ("le", le)))
         {
             self.out.push(mark);

@@ -1,6 +1,6 @@
-//! Which mutant a compiler error is about.
+//! Finds the mutant that causes a compiler error.
 //!
-//! Owns the mapping from places in a rewritten file to mutants. Must not know cargo: it gets places as byte ranges.
+//! Owns the mapping from places in a rewritten file to mutants. Must not know cargo: callers pass places as byte ranges.
 
 use std::ops::Range;
 
@@ -13,11 +13,11 @@ struct Place {
     number: u32,
     whole: Range<usize>,
     condition: Range<usize>,
-    /// The changed code; `None` if the mutant leaves a statement out.
+    /// The changed code; `None` if the mutant removes a statement.
     changed: Option<Range<usize>>,
 }
 
-/// A place that an error names.
+/// A place that a compiler error names.
 #[derive(Clone, Debug)]
 pub struct Span {
     /// Bytes of the file.
@@ -29,11 +29,11 @@ pub struct Span {
 /// The role of a place in an error.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Role {
-    /// An assignment there may be left out.
+    /// The compiler states that an assignment at this place may be skipped.
     Skipped,
-    /// The error is there.
+    /// The error is at this place.
     Primary,
-    /// It has to do with the error.
+    /// The error is related to this place.
     Other,
 }
 
@@ -41,7 +41,7 @@ pub enum Role {
 pub struct Places(Vec<Place>);
 
 impl Places {
-    /// Finds the mutants of a rewritten file.
+    /// Finds the mutants in the text of a rewritten file.
     pub fn of(text: &str) -> Result<Places, String> {
         let tree = syn::parse_file(text).map_err(|e| e.to_string())?;
         let mut finder = Finder(Vec::new());
@@ -49,9 +49,11 @@ impl Places {
         Ok(Places(finder.0))
     }
 
-    /// The mutant without which the error may be gone: the one that leaves out an assignment that the error misses, else the
-    /// one whose changed code the error is in, else the one whose condition it names (a variable that a left-out statement
-    /// would set), else the innermost around it, else the one before.
+    /// The mutant that probably causes the error.
+    ///
+    /// In this order: the mutant that removes an assignment that the error misses; the mutant whose changed code contains the
+    /// error; the mutant whose condition the error names (a variable that a removed statement would set); the innermost mutant
+    /// around the error; the last mutant before it.
     pub fn blame(&self, spans: &[Span]) -> Option<u32> {
         let mut ordered: Vec<&Span> = spans.iter().collect();
         ordered.sort_by_key(|s| s.role);
@@ -88,7 +90,7 @@ fn within(inner: &Range<usize>, outer: &Range<usize>) -> bool {
     outer.start <= inner.start && inner.end <= outer.end
 }
 
-/// The span is about the condition itself, not about a function that it is in.
+/// Whether the span is about the condition itself, and not about a function that contains the condition.
 fn overlap(span: &Range<usize>, condition: &Range<usize>) -> bool {
     within(span, &(condition.start.saturating_sub(1)..condition.end))
 }
@@ -112,7 +114,7 @@ impl<'a> Visit<'a> for Finder {
     }
 }
 
-/// The end of what follows `else`.
+/// The end of the expression after `else`.
 fn end_of(other: &Expr) -> usize {
     match other {
         Expr::Block(b) => b.block.brace_token.span.close().byte_range().end,
@@ -124,7 +126,7 @@ fn end_of(other: &Expr) -> usize {
     }
 }
 
-/// The number in `crate::mutants::on(N)`, and where it is.
+/// The number `N` in `crate::mutants::on(N)`, and its position.
 fn number_of(e: &Expr) -> Option<(u32, Range<usize>)> {
     let Expr::Call(call) = e else { return None };
     let Expr::Path(path) = &*call.func else { return None };

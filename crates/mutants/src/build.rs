@@ -1,7 +1,7 @@
-//! Builds the copy, without the mutants that do not compile.
+//! Builds the copy without the mutants that do not compile.
 //!
-//! Owns the runs of cargo and the list of mutants that the compiler refuses. Invariant: a round that drops no mutant is an
-//! error or the last one.
+//! Owns the runs of cargo and the list of mutants that the compiler refuses. Invariant: a round that drops no mutant is the last
+//! round or an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,25 +14,27 @@ use crate::blame::{Places, Role, Span};
 use crate::copy::{Copy, ENGINE};
 use crate::table::Mutant;
 
-/// More rounds than the phases of the compiler can need.
+/// Maximum number of rounds; the phases of the compiler need fewer.
 const ROUNDS: usize = 60;
 
-/// A program that was built.
+/// A program that cargo has built.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Its name for cargo.
+    /// Cargo's name of the program.
     pub name: String,
     /// `bin`, `test` or `lib`.
     pub kind: String,
     /// Name of the package.
     pub package: String,
-    /// Where the package is.
+    /// Directory of the package.
     pub directory: PathBuf,
-    /// Where the program is.
+    /// Path of the program.
     pub path: PathBuf,
 }
 
-/// Rewrites until it compiles; returns the mutants and how many the compiler refused. `refused` remembers the latter.
+/// Rewrites the copy until it compiles, and returns its mutants.
+///
+/// `refused` has the refused mutants of earlier runs, and gets those of this run.
 pub fn rewrite_until_it_compiles(
     copy: &Copy,
     build_dir: &Path,
@@ -64,7 +66,7 @@ pub fn rewrite_until_it_compiles(
     Err(format!("the rewritten engine does not compile after {ROUNDS} rounds"))
 }
 
-/// Builds the simulator and the tests, or the unit tests of the engine alone.
+/// Builds the simulator and the tests, or only the unit tests of the engine.
 pub fn programs(copy: &Copy, build_dir: &Path, unit: bool) -> Result<Vec<Program>, String> {
     let all: &[&str] = &[
         "test",
@@ -147,7 +149,7 @@ fn error(message: &Value) -> Option<CompilerError> {
     Some(CompilerError { rendered: m.get("rendered")?.as_str()?.to_owned(), spans })
 }
 
-/// What the compiler says where an assignment may not happen.
+/// Whether the compiler's text states that an assignment may be skipped.
 fn names_skipped(text: &Value) -> bool {
     text.as_str().is_some_and(|t| t.contains("might get skipped"))
 }
@@ -172,7 +174,7 @@ fn program(message: &Value) -> Option<Program> {
     let directory = Path::new(message.get("manifest_path")?.as_str()?).parent()?.to_path_buf();
     let is_test = message.get("profile")?.get("test")?.as_bool()?;
     let kind = target.get("kind")?.get(0).and_then(text)?;
-    // The unit tests of a program are of no use here, the program itself is.
+    // The unit tests of a binary are not used here; the binary itself is.
     if kind == "bin" && is_test {
         return None;
     }

@@ -1,7 +1,7 @@
 //! The copy of the workspace whose engine holds the mutants.
 //!
-//! Owns the directory `target/mutants/src`. Invariant: files that do not change are not written, so a second build of the
-//! copy compiles only what changed. The real engine reads no environment and has no mutants; only the copy does.
+//! Owns the directory `target/mutants/src`. Invariant: a file that has not changed is not written, so a second build of the copy
+//! compiles only changed files. The real engine reads no environment variable and has no mutants; only the copy does.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use crate::rewrite::{rewrite, test_modules};
 use crate::table::{Mutant, hash};
 
-/// Sources of the engine in the workspace.
+/// Directory of the engine's sources in the workspace.
 pub const ENGINE: &str = "crates/engine/src";
 
-/// What the rewritten engine needs to know which mutant is on; see `crates/mutants/src/switch.rs.txt`.
+/// The module that tells the rewritten engine which mutant is switched on; see `crates/mutants/src/switch.rs.txt`.
 const SWITCH: &str = include_str!("switch.rs.txt");
 
-/// The copy.
+/// The copy of the workspace.
 pub struct Copy {
     /// Root of the real workspace.
     pub from: PathBuf,
@@ -25,13 +25,13 @@ pub struct Copy {
 }
 
 impl Copy {
-    /// Copies every file of the workspace but the engine's sources.
+    /// Copies every file of the workspace except the engine's sources.
     pub fn sync(&self) -> Result<(), String> {
         let mut kept = BTreeSet::new();
         for file in self.tracked()? {
             kept.insert(file.clone());
             let path = Path::new(&file);
-            // Unit tests of the engine are in its sources, and the tool tests none of them.
+            // The engine's sources contain its unit tests; the sources are rewritten, not copied.
             if !path.starts_with(ENGINE) {
                 let bytes = fs::read(self.from.join(path)).map_err(|e| format!("{file}: {e}"))?;
                 self.put(path, &bytes)?;
@@ -48,7 +48,7 @@ impl Copy {
         Ok(())
     }
 
-    /// Rewrites the engine with every mutant that is wanted.
+    /// Rewrites the engine with every mutant whose key is `wanted`.
     pub fn rewrite(&self, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Mutant>, String> {
         let engine = self.from.join(ENGINE);
         let files = files_below(&engine)?;
@@ -58,7 +58,7 @@ impl Copy {
             let dir = directory_of_modules(file);
             for name in test_modules(&text).map_err(|e| format!("{}: {e}", file.display()))? {
                 of_tests.insert(dir.join(format!("{name}.rs")));
-                // Everything below it, too.
+                // The modules below it are tests too.
                 of_tests.insert(dir.join(name));
             }
         }
@@ -89,7 +89,7 @@ impl Copy {
         Ok(mutants)
     }
 
-    /// A hash of everything that decides what a mutant's verdict is: sources, tests, plans, the lock file.
+    /// A hash of everything on which verdicts depend: sources, tests, plans, the lock file.
     pub fn fingerprint(&self) -> Result<String, String> {
         let mut all = Vec::new();
         for file in self.tracked()? {
@@ -106,7 +106,7 @@ impl Copy {
         Ok(format!("{:016x}", hash(&all)))
     }
 
-    /// Files of the workspace that git knows or would add.
+    /// Files of the workspace that are in git, or new and not ignored.
     fn tracked(&self) -> Result<Vec<String>, String> {
         let out = std::process::Command::new("git")
             .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
@@ -134,13 +134,13 @@ impl Copy {
     }
 }
 
-/// The head of the crate with the switch: lints do not judge what is rewritten.
+/// Adds the switch, and attributes that turn lints off in rewritten code, to the root of the crate.
 fn with_switch(lib: &str) -> String {
     let attributes = "#![allow(warnings, unused_must_use, arithmetic_overflow, unconditional_panic, overflowing_literals)]\n";
     format!("{attributes}{lib}\npub mod mutants;\n")
 }
 
-/// Where the modules of a file lie.
+/// The directory of the submodules of a file.
 fn directory_of_modules(file: &Path) -> PathBuf {
     match file.file_name().and_then(|n| n.to_str()) {
         Some("mod.rs" | "lib.rs") => file.parent().unwrap_or(file).to_path_buf(),

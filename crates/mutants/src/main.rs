@@ -1,7 +1,7 @@
-//! Mutation testing of the engine. `scripts/mutants` runs it; docs/decisions/026-mutants.md says why it is made this way.
+//! Mutation testing of the engine. `scripts/mutants` runs it; docs/decisions/026-mutants.md has the reasons for its design.
 //!
-//! The engine is rewritten once, with every mutant in it, and built once; then the simulator and the tests run with one
-//! mutant after the other switched on. Owns the order of these steps and the command line.
+//! The engine is rewritten once, with every mutant in it, and built once. Then the simulator and the tests run once for each
+//! mutant, with that mutant switched on. This module owns the order of these steps and the command line.
 #![forbid(unsafe_code)]
 
 mod blame;
@@ -30,9 +30,9 @@ use crate::run::Outcome;
 use crate::suites::{Baseline, Suite};
 use crate::table::{Mutant, Share, hash};
 
-/// Mutants that are shown to be equivalent, with the reasons.
+/// List of mutants that are proven to be equivalent, with the proofs.
 const EQUIVALENT: &str = "crates/mutants/equivalent.txt";
-/// Functions and files without mutants, with the reasons.
+/// List of functions and files that get no mutants, with the reasons.
 const EXCLUDED: &str = "crates/mutants/excluded.txt";
 
 /// Changes the engine in many small ways and lists the changes that no test detects.
@@ -109,7 +109,7 @@ fn work(args: &Args) -> Result<(), String> {
     let mut results = Results::open(&dir.join("results.jsonl"), &fingerprint, args.retain_killed)?;
     if !args.report {
         let longest = Duration::from_secs(args.longest);
-        // What suites reach is written down as numbers, which excluded mutants shift.
+        // A list of reached mutants has their numbers, and excluded mutants shift numbers. So the list depends on all keys.
         let keys: String = mutants.iter().map(|m| format!("{}\n", m.key)).collect();
         let table = format!("{fingerprint} {:016x}", hash(keys.as_bytes()));
         let suites = prepare(&copy, &dir, &table, longest, args.unit)?;
@@ -130,7 +130,7 @@ fn work(args: &Args) -> Result<(), String> {
     fs::write(dir.join("report.txt"), text).map_err(|e| format!("{}: {e}", dir.display()))
 }
 
-/// In the order of their hashes: what an interrupted run has done is a random sample.
+/// Sorts mutants by the hashes of their keys, so that the finished part of an interrupted run is a random sample.
 fn in_order(mut mutants: Vec<Mutant>) -> VecDeque<Mutant> {
     mutants.sort_by_key(|m| hash(m.key.as_bytes()).rotate_left(32));
     mutants.into()
@@ -141,7 +141,7 @@ fn list(path: &Path) -> Result<BTreeMap<String, String>, String> {
     results::reasons(&text).map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// Rewrites the copy. What the compiler refused is remembered as long as no source changes.
+/// Rewrites and builds the copy. The list of refused mutants is valid until a source changes.
 fn build_all(copy: &Copy, dir: &Path, fingerprint: &str) -> Result<Vec<Mutant>, String> {
     let excluded = list(&copy.from.join(EXCLUDED))?;
     let is_excluded = |key: &str| excluded.keys().any(|e| is_of(key, e));
@@ -159,13 +159,14 @@ fn build_all(copy: &Copy, dir: &Path, fingerprint: &str) -> Result<Vec<Mutant>, 
     Ok(mutants)
 }
 
-/// Whether a key is of a file, or of a file and function: `policy/mod.rs`, `set/mod.rs Set::status`.
+/// Whether a key belongs to a file, or to a file and function: `policy/mod.rs`, `set/mod.rs Set::status`.
 fn is_of(key: &str, prefix: &str) -> bool {
     key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with([' ', ':']))
 }
 
-/// Builds the programs and measures them without a mutant, unless that is known. Suites that take longer than `longest`
-/// are left out.
+/// Builds the programs and measures the suites without a mutant, unless the results are known.
+///
+/// Suites that take longer than `longest` are left out.
 fn prepare(
     copy: &Copy,
     dir: &Path,
@@ -187,7 +188,7 @@ fn prepare(
         if known.iter().any(|b| b.name == suite.name) {
             continue;
         }
-        // The whole is measured, but only the tests of one part run with a mutant.
+        // The whole suite is measured here, and only the tests of one part run with a mutant.
         let limit = if suite.is_of_own_part() { longest * 20 } else { longest };
         let Some(b) = suite.measure(&dir.join("scratch"), limit)? else {
             eprintln!("left out, it takes more than {} s: {}", longest.as_secs(), suite.name);
@@ -268,7 +269,7 @@ impl Attack<'_> {
         }
     }
 
-    /// Suites from the cheapest on, until one fails.
+    /// Runs suites against a mutant, the cheapest first, until one fails.
     fn judge(&self, mutant: &Mutant, scratch: &Path) -> Result<Verdict, String> {
         let begun = Instant::now();
         let verdict = |fate, by: String| Verdict {

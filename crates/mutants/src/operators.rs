@@ -1,10 +1,10 @@
-//! What an expression, a literal or a return type becomes.
+//! The mutations of an expression, a literal or a return type.
 //!
-//! Owns the table of mutation operators. Pure functions over syntax; must not know numbers or files.
+//! Owns the table of mutation operators. All functions are pure functions of syntax. Must not know numbers of mutants or files.
 
 use syn::{BinOp, Expr, GenericArgument, Lit, PathArguments, ReturnType, Type, parse_quote};
 
-/// The replacements of a binary operator. A comparison becomes its boundary and its negation, arithmetic its inverse.
+/// The replacements of a binary operator. A comparison becomes its boundary and its negation; arithmetic becomes its inverse.
 pub fn binary(op: &BinOp) -> Vec<BinOp> {
     match op {
         BinOp::Lt(_) => vec![parse_quote!(<=), parse_quote!(>=)],
@@ -37,14 +37,14 @@ pub fn binary(op: &BinOp) -> Vec<BinOp> {
     }
 }
 
-/// The next integer, with the suffix of this one.
+/// The next integer, with the suffix of the original.
 pub fn literal(lit: &Lit) -> Option<Lit> {
     let Lit::Int(int) = lit else { return None };
     let next = int.base10_parse::<u128>().ok()?.checked_add(1)?;
     Some(Lit::Int(syn::LitInt::new(&format!("{next}{}", int.suffix()), int.span())))
 }
 
-/// The values that a function returns at once instead of its work; `None` in the list is `return` without a value.
+/// The values that a function returns instead of doing its work. `None` in the list is `return` without a value.
 pub fn early_returns(output: &ReturnType) -> Vec<Option<Expr>> {
     let ReturnType::Type(_, ty) = output else { return vec![None] };
     match &**ty {
@@ -68,7 +68,7 @@ fn of_path(segment: &syn::PathSegment) -> Vec<Option<Expr>> {
     }
 }
 
-/// `Result<(), E>`.
+/// Whether the type is `Result<(), E>`.
 fn is_unit(result: &syn::PathSegment) -> bool {
     let PathArguments::AngleBracketed(args) = &result.arguments else { return false };
     matches!(args.args.first(), Some(GenericArgument::Type(Type::Tuple(t))) if t.elems.is_empty())

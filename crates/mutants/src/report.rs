@@ -1,6 +1,6 @@
-//! What came of it, as text.
+//! The results of a run, as text.
 //!
-//! Owns the table and the figure. Invariant: what no suite reaches counts as not killed.
+//! Owns the table and the share of killed mutants. Invariant: a mutant that no suite reaches counts as not killed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -32,7 +32,7 @@ impl Counts {
         }
     }
 
-    /// Share of those killed among those that were run and are not known to be equivalent, in tenths of a percent.
+    /// Share of killed mutants among those that were run and are not equivalent, in tenths of a percent.
     fn share(&self) -> String {
         let dead = self.killed + self.timed_out;
         let of = dead + self.survived + self.unreached;
@@ -56,7 +56,7 @@ impl Counts {
     }
 }
 
-/// The whole report.
+/// The report as text.
 pub fn report(
     mutants: &[Mutant],
     known: &BTreeMap<String, Verdict>,

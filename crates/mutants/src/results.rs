@@ -1,7 +1,7 @@
-//! What is known about mutants: verdicts on disk, and the written lists of mutants that are not tested.
+//! The results of earlier runs: verdicts on disk, and the lists of mutants that are not tested.
 //!
-//! Owns the file of results, to which a run appends a line for each mutant, so that an interrupted run goes on where it was.
-//! Invariant: a verdict counts only for the sources that it was found with.
+//! Owns the file of results. A run appends a line for each mutant, so that the next run continues after an interruption.
+//! Invariant: a verdict is valid only for the sources with which it was found.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,30 +14,30 @@ use serde::{Deserialize, Serialize};
 /// The verdict about a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fate {
-    /// A suite failed.
+    /// A suite failed with the mutant.
     Killed,
-    /// A suite did not end in time.
+    /// A suite did not end in time with the mutant.
     TimedOut,
-    /// Every suite that reaches it passed.
+    /// Every suite that reaches the mutant passed.
     Survived,
-    /// No suite reaches it.
+    /// No suite reaches the mutant.
     Unreached,
 }
 
 /// The fate of a mutant, and the suite that decided it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// Of which mutant.
+    /// Key of the mutant.
     pub key: String,
-    /// Its fate.
+    /// Fate of the mutant.
     pub fate: Fate,
-    /// The suite, and the test of it, that decided.
+    /// Suite, and test in it, that decided.
     pub by: String,
-    /// How long it took.
+    /// Duration of the suites in milliseconds.
     pub millis: u64,
 }
 
-/// The first line of the file.
+/// The first line of the file of results.
 #[derive(Serialize, Deserialize)]
 struct Head {
     fingerprint: String,
@@ -46,20 +46,21 @@ struct Head {
 /// The file of results.
 pub struct Results {
     file: Mutex<File>,
-    /// By key.
+    /// The verdicts by key.
     pub known: BTreeMap<String, Verdict>,
 }
 
 impl Results {
-    /// Opens the file. Verdicts of other sources are dropped; with `retain_killed` those of killed mutants stay, which is right
-    /// if nothing but tests was added since.
+    /// Opens the file, and drops verdicts of other sources.
+    ///
+    /// With `retain_killed`, verdicts of killed mutants stay. That is correct if only tests were added since.
     pub fn open(path: &Path, fingerprint: &str, retain_killed: bool) -> Result<Results, String> {
         let fail = |e: std::io::Error| format!("{}: {e}", path.display());
         let text = fs::read_to_string(path).unwrap_or_default();
         let same = serde_json::from_str::<Head>(text.lines().next().unwrap_or_default())
             .is_ok_and(|h| h.fingerprint == fingerprint);
         let mut known = BTreeMap::new();
-        // A line that was cut off by a crash is no verdict.
+        // A line that a crash has cut off is not a verdict.
         for v in text.lines().skip(1).filter_map(|l| serde_json::from_str::<Verdict>(l).ok()) {
             let dead = matches!(v.fate, Fate::Killed | Fate::TimedOut);
             if same || (retain_killed && dead) {
@@ -78,7 +79,7 @@ impl Results {
         Ok(Results { file: Mutex::new(file), known })
     }
 
-    /// Writes a verdict down.
+    /// Appends a verdict to the file.
     pub fn append(&self, verdict: &Verdict) -> Result<(), String> {
         let line = serde_json::to_string(verdict).map_err(|e| e.to_string())?;
         let mut file = self.file.lock().map_err(|e| e.to_string())?;
@@ -86,7 +87,7 @@ impl Results {
     }
 }
 
-/// A written list: keys, each with the reason below it, which is indented. Lines with # are comments.
+/// Parses a list of keys. The reason of a key stands in the indented lines after it; lines with # are comments.
 pub fn reasons(text: &str) -> Result<BTreeMap<String, String>, String> {
     let mut found: BTreeMap<String, String> = BTreeMap::new();
     let mut open: Vec<String> = Vec::new();
@@ -108,7 +109,7 @@ pub fn reasons(text: &str) -> Result<BTreeMap<String, String>, String> {
             }
             has_reason = true;
         } else {
-            // Keys one below the other share the reason.
+            // Consecutive keys share one reason.
             if has_reason {
                 open.clear();
             }

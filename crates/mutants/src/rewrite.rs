@@ -1,10 +1,10 @@
 //! Rewrites a source file so that it holds every mutant of it.
 //!
-//! Owns what is changed and what is left alone. A mutant is `if crate::mutants::on(N) { changed } else { original }`, or
-//! `if !crate::mutants::on(N) { statement }`: with nothing switched on, the file does what it did. Operands of a changed
-//! expression have no mutants of their own in it, so the text grows with the depth of expressions and not faster.
+//! Owns the choice of the code that is changed. A mutant is `if crate::mutants::on(N) { changed } else { original }`, or
+//! `if !crate::mutants::on(N) { statement }`. Invariant: with no mutant switched on, the file behaves like the original. Operands
+//! have no mutants inside the changed expression, so the text grows only linearly with the depth of expressions.
 //!
-//! Left alone: what the compiler evaluates (constants, statics, array lengths, patterns), arguments of macros, tests,
+//! Not changed: code that the compiler evaluates (constants, statics, array lengths, patterns), arguments of macros, tests,
 //! `Debug` and `Display`, and the marks and deliberate bugs of module `canary`.
 
 use std::collections::HashMap;
@@ -20,13 +20,13 @@ use crate::table::Mutant;
 
 /// A rewritten file.
 pub struct Rewritten {
-    /// Its text.
+    /// Text of the file.
     pub text: String,
-    /// Its mutants, in order.
+    /// Mutants in the file, in order.
     pub mutants: Vec<Mutant>,
 }
 
-/// Rewrites `text` of the file at path `file`. Mutants are numbered from `first` on; only those whose keys are `wanted` exist.
+/// Rewrites `text` of the file at path `file`. Mutants have numbers from `first` on. Only mutants whose keys are `wanted` exist.
 pub fn rewrite(
     file: &str,
     text: &str,
@@ -49,7 +49,7 @@ pub fn rewrite(
     Ok(Rewritten { text: prettyplease::unparse(&tree), mutants })
 }
 
-/// Names of the modules in other files that only tests have: `#[cfg(test)] mod tests;`.
+/// Names of modules in other files that are compiled only for tests: `#[cfg(test)] mod tests;`.
 pub fn test_modules(text: &str) -> Result<Vec<String>, String> {
     let tree = syn::parse_file(text).map_err(|e| e.to_string())?;
     let of_tests = |item: &syn::Item| match item {
@@ -62,9 +62,9 @@ pub fn test_modules(text: &str) -> Result<Vec<String>, String> {
 struct Rewriter<'a> {
     file: &'a str,
     lines: &'a [&'a str],
-    /// Type and function around the place.
+    /// Type and function that contain the current place.
     scope: Vec<String>,
-    /// How often each key has occurred.
+    /// Number of occurrences of each key.
     occurrences: HashMap<String, u32>,
     wanted: &'a dyn Fn(&str) -> bool,
     next: u32,
@@ -72,7 +72,7 @@ struct Rewriter<'a> {
 }
 
 impl Rewriter<'_> {
-    /// A condition that holds when a new mutant is switched on; `None` if it is not wanted.
+    /// Makes a new mutant and its condition, which holds if the mutant is switched on; `None` if the mutant is not wanted.
     fn on(&mut self, span: Span, change: &str) -> Option<Expr> {
         let mut key = format!("{} {}: {change}", self.file, self.scope.join("::"));
         let count = self.occurrences.entry(key.clone()).or_default();
@@ -90,9 +90,9 @@ impl Rewriter<'_> {
         Some(parse_quote!(crate::mutants::on(#literal)))
     }
 
-    /// `original`, or one of the others when its mutant is switched on.
+    /// An expression that is `original`, or one of `others` if its mutant is switched on.
     fn choice(&mut self, span: Span, others: Vec<(String, Expr)>, original: Expr) -> Expr {
-        // Numbers follow the order of the table, the first one is tested first.
+        // Numbers follow the order of the table, and the first number is tested first.
         let mut tests = Vec::new();
         for (change, other) in others {
             if let Some(on) = self.on(span, &change) {
@@ -161,7 +161,7 @@ impl Rewriter<'_> {
             let original = (*whole.cond).clone();
             *whole.cond = self.choice(before.span(), vec![(change, negated)], original);
         }
-        // What a deliberate bug does is no code of the engine.
+        // The effect of a deliberate bug is not code of the engine.
         if !is_bug(&before) {
             self.visit_block_mut(&mut whole.then_branch);
         }
@@ -179,7 +179,7 @@ impl Rewriter<'_> {
         *e = self.choice(span, vec![(change, parse_quote!(#next))], e.clone());
     }
 
-    /// The body of a function, with returns in front of it.
+    /// Adds early returns at the start of a function's body, and mutants inside it.
     fn body(&mut self, sig: &Signature, attrs: &[Attribute], block: &mut Block) {
         if sig.constness.is_some() || is_test(attrs) {
             return;
@@ -309,7 +309,7 @@ fn is_logical(op: &syn::BinOp) -> bool {
     matches!(op, syn::BinOp::And(_) | syn::BinOp::Or(_))
 }
 
-/// A chain of `&&` with `let` in it: it can only be a condition.
+/// Whether the expression is a chain of `&&` with `let` in it, which is allowed only as a condition.
 fn contains_let(e: &Expr) -> bool {
     match e {
         Expr::Let(_) => true,
@@ -327,7 +327,7 @@ fn names_canary(e: &impl ToTokens) -> bool {
     has_word(e, &["bug", "mark"])
 }
 
-/// Holds when a deliberate bug is switched on.
+/// Whether the expression is a call that is true if a deliberate bug is switched on.
 fn is_bug(e: &Expr) -> bool {
     match e {
         Expr::Call(c) => has_word(&c.func, &["bug", "mark"]),
@@ -337,7 +337,7 @@ fn is_bug(e: &Expr) -> bool {
     }
 }
 
-/// Statements that can be left out: calls, and changes of a place.
+/// Whether a statement can be removed: a call or a change of a place.
 fn is_deletable(e: &Expr) -> bool {
     match e {
         Expr::MethodCall(_) | Expr::Assign(_) => true,
@@ -349,7 +349,7 @@ fn is_deletable(e: &Expr) -> bool {
     }
 }
 
-/// The expression in parentheses, unless it needs none anywhere.
+/// Puts the expression in parentheses, unless it needs none in any context.
 fn grouped(e: &Expr) -> Expr {
     match e {
         Expr::Path(_)
@@ -367,7 +367,7 @@ fn tokens(t: &impl ToTokens) -> String {
     t.to_token_stream().to_string()
 }
 
-/// The text as it is in the file, on one line.
+/// The source text on one line.
 fn source(t: &impl ToTokens, span: Span) -> String {
     shortened(&span.source_text().unwrap_or_else(|| tokens(t)))
 }

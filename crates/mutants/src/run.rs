@@ -1,6 +1,6 @@
-//! One run of one program with a mutant switched on.
+//! Runs one program with a mutant switched on.
 //!
-//! Owns the process, its limits and its time-out. Must not know what a suite or a mutant means.
+//! Owns the process, its limits and its time-out. Must not know the meaning of suites or mutants.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
@@ -9,11 +9,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// A mutant may allocate in a loop.
+/// Limit of address space, because a mutant may allocate in a loop.
 const MEMORY_BYTES: u64 = 4 << 30;
-/// A mutant may write in a loop.
+/// Limit of a file's size, because a mutant may write in a loop.
 const FILE_BYTES: u64 = 256 << 20;
-/// The signal that ends a process whose processor time is used up.
+/// The signal that ends a process after its limit of processor time.
 const SIGXCPU: i32 = 24;
 
 /// The program to run.
@@ -21,22 +21,22 @@ const SIGXCPU: i32 = 24;
 pub struct Job {
     /// The program.
     pub program: PathBuf,
-    /// Its arguments.
+    /// Arguments of the program.
     pub args: Vec<String>,
-    /// Where it runs.
+    /// Working directory.
     pub directory: PathBuf,
-    /// The most time of a processor that it gets, which a busy machine does not use up; a wait may take four times as long.
+    /// Limit of processor time. The limit of real time is four times as long, because the machine may be busy.
     pub limit: Duration,
 }
 
-/// How it ended.
+/// The result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// With success.
+    /// The program ended with success.
     Passed,
-    /// A test failed, or the program ended without success; the name of the test if there is one.
+    /// A test failed, or the program ended without success; with the name of the test if there is one.
     Failed(Option<String>),
-    /// It was stopped after its time.
+    /// The program was killed after its time limit.
     TimedOut,
 }
 
@@ -45,7 +45,7 @@ enum Line {
     End,
 }
 
-/// Runs the program with one more variable in its environment. It ends at the first test that fails.
+/// Runs the program with `variable` in its environment. The run ends at the first test that fails.
 pub fn run(job: &Job, variable: (&str, &str), scratch: &Path) -> Result<Outcome, String> {
     let deadline = Instant::now() + job.limit * 4;
     let seconds = job.limit.as_secs() + 1;
@@ -64,7 +64,7 @@ pub fn run(job: &Job, variable: (&str, &str), scratch: &Path) -> Result<Outcome,
         .env("TMPDIR", scratch)
         .env("RUST_BACKTRACE", "0")
         .env("RUST_TEST_THREADS", "1")
-        // A case that failed with this mutant must not be tried with the next one.
+        // Proptest must not store a case that fails with this mutant, because it would run with the next one too.
         .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -84,7 +84,7 @@ pub fn run(job: &Job, variable: (&str, &str), scratch: &Path) -> Result<Outcome,
         Ok(Line::End) => ended(&mut child, deadline)?,
         Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Outcome::TimedOut,
     };
-    // A process that ended already is no error.
+    // This fails only if the process has ended already.
     let _ = child.kill();
     child.wait().map_err(|e| format!("{}: {e}", job.program.display()))?;
     let _ = reader.join();
@@ -101,7 +101,7 @@ fn read(out: impl BufRead, send: &Sender<Line>) {
     }
 }
 
-/// The name of the test in a line of the test harness that says that it failed.
+/// The name of the test, if the line of the test harness reports that it failed.
 fn failed_test(line: &str) -> Option<String> {
     let rest = line.strip_prefix("test ")?;
     let (name, _) = rest.split_once(" ... ")?;

@@ -1,7 +1,7 @@
-//! The suites: what tries to kill a mutant, cheapest first.
+//! The suites that try to kill a mutant, the cheapest first.
 //!
-//! Owns the list of suites, and how long each takes and which mutants it reaches with nothing switched on. Invariant: a suite
-//! that fails without a mutant ends the whole run, since it would kill everything.
+//! Owns the list of suites, and for each suite its duration and the mutants that it reaches, measured with no mutant switched
+//! on. Invariant: a suite that fails without a mutant ends the whole run, because it would kill every mutant.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,27 +14,27 @@ use crate::build::Program;
 use crate::run::{Job, Outcome, run};
 use crate::table::Mutant;
 
-/// Tests that do not test the engine itself: deliberate bugs, and the generator.
+/// Tests that are not used, because they test deliberate bugs or the generator and not the engine.
 const NOT_USED: &[&str] = &["canaries", "ingredient_pairs"];
-/// Seeds of the simulator: name of the suite, first seed, number.
+/// Seeds of the simulator: name of the suite, first seed, number of seeds.
 const SEEDS: &[(&str, u64, u64)] = &[("seeds 0 to 19", 0, 20), ("seeds 20 to 319", 20, 300)];
-/// Plans that find deliberate bugs, with none switched on: they go where such bugs show.
+/// Plans that find deliberate bugs. They run with no bug switched on, because they reach the places of such bugs.
 const PLANS: &str = "plans/canaries";
-/// Runs like each of them, with other seeds and other moments of the crashes.
+/// Number of runs for each plan, with other seeds and other moments of crashes.
 const LIKE: &str = "10";
-/// No suite gets less.
+/// Shortest time limit of a suite.
 const SHORTEST_LIMIT: Duration = Duration::from_secs(10);
-/// Time-out as a multiple of the time without a mutant.
+/// Time limit of a suite, as a multiple of its duration without a mutant.
 const TIMEOUT_FACTOR: u32 = 5;
 
 /// One suite.
 #[derive(Clone, Debug)]
 pub struct Suite {
-    /// Its name in reports.
+    /// Name of the suite in reports.
     pub name: String,
-    /// They run one after the other.
+    /// The jobs of the suite, which run one after the other.
     jobs: Vec<Job>,
-    /// Only the tests of the part of the engine that the mutant is in: they take a moment, and come first.
+    /// Whether only the tests of the mutant's part of the engine run. They are short, so they run first.
     own_part: bool,
 }
 
@@ -43,13 +43,13 @@ pub struct Suite {
 pub struct Baseline {
     /// Name of the suite.
     pub name: String,
-    /// Its time.
+    /// Duration in milliseconds.
     pub millis: u64,
-    /// The mutants that it reaches.
+    /// Numbers of the mutants that the suite reaches.
     pub reached: BTreeSet<u32>,
 }
 
-/// Makes suites of the programs that were built.
+/// Makes suites of the built programs.
 pub fn suites(programs: &[Program]) -> Vec<Suite> {
     let mut found = Vec::new();
     for p in programs {
@@ -72,7 +72,7 @@ pub fn suites(programs: &[Program]) -> Vec<Suite> {
             }
             "test" if NOT_USED.contains(&p.name.as_str()) => {}
             "test" if p.name == "model" => {
-                // Its other tests are more seeds.
+                // The other tests of this program are further seeds.
                 found.push(Suite {
                     name: "sim/tests/model regressions".into(),
                     jobs: vec![job(&["regressions"])],
@@ -110,7 +110,7 @@ fn plans(package: &Path) -> Vec<String> {
 }
 
 impl Suite {
-    /// Runs it without a mutant; `None` if it takes longer than `longest`.
+    /// Runs the suite without a mutant; `None` if it takes longer than `longest`.
     pub fn measure(&self, scratch: &Path, longest: Duration) -> Result<Option<Baseline>, String> {
         let file = scratch.with_extension("reached");
         let _ = fs::remove_file(&file);
@@ -134,17 +134,17 @@ impl Suite {
         }))
     }
 
-    /// Whether it runs the tests of one part of the engine only.
+    /// Whether the suite runs only the tests of one part of the engine.
     pub fn is_of_own_part(&self) -> bool {
         self.own_part
     }
 
-    /// Where it stands among the suites.
+    /// The sort key of the suite among all suites.
     pub fn order(&self, baseline: &Baseline) -> (bool, u64) {
         (!self.own_part, baseline.millis)
     }
 
-    /// Runs it with a mutant.
+    /// Runs the suite with a mutant.
     pub fn attack(&self, mutant: &Mutant, baseline: &Baseline, scratch: &Path) -> Result<Outcome, String> {
         let limit = limit(Duration::from_millis(baseline.millis));
         for job in &self.jobs {

@@ -1,7 +1,7 @@
-//! The table of mutants: what each changes and where.
+//! The table of mutants: the change and the place of each.
 //!
-//! Owns the identity of a mutant. Invariant: the key of a mutant has no line number, so lists of mutants and samples stay
-//! valid when code moves. Must not know how code is rewritten.
+//! Owns the identity of a mutant. Invariant: the key of a mutant has no line number, so lists and samples of mutants stay valid
+//! when code moves. Must not know how code is rewritten.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,16 +10,16 @@ use serde::{Deserialize, Serialize};
 pub struct Mutant {
     /// The value of `UBCACHE_MUTANT` that switches it on.
     pub number: u32,
-    /// Path below the engine's `src`.
+    /// Path of the file below the engine's `src`.
     pub file: String,
-    /// First line of what is changed, in the engine.
+    /// First line of the changed code in the engine's source.
     pub line: usize,
     /// File, function and change.
     pub key: String,
 }
 
 impl Mutant {
-    /// The part of the engine: the module of the crate.
+    /// The part of the engine that has the mutant: a module of the crate.
     pub fn part(&self) -> &str {
         let first = self.file.split('/').next().unwrap_or(&self.file);
         first.strip_suffix(".rs").unwrap_or(first)
@@ -32,7 +32,7 @@ impl Mutant {
     }
 }
 
-/// The part `index` of `parts` of all mutants, drawn by a hash of their keys.
+/// The part `index` of `parts` equal parts of all mutants, selected by a hash of their keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     index: u64,
@@ -58,7 +58,7 @@ impl Share {
     }
 }
 
-/// FNV-1a with a last step that spreads it over all bits; the same in every version of the compiler.
+/// FNV-1a with a final step that spreads the hash over all bits. The result does not depend on the compiler's version.
 pub fn hash(bytes: &[u8]) -> u64 {
     let mut h = 0xcbf2_9ce4_8422_2325_u64;
     for b in bytes {

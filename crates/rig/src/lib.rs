@@ -1,8 +1,8 @@
-//! Doubles for tests and benches: a real cache set on devices in memory ([`Rig`]), and a volume in memory ([`RamVolume`]);
-//! and what a test says that cannot run ([`skipped`]).
+//! Test doubles: a real cache set on devices in memory ([`Rig`]), a volume in memory ([`RamVolume`]), and the messages of a test
+//! that cannot run ([`skipped`]).
 //!
-//! Owns how such a set is formatted and opened, and what such a volume does. Must not check anything itself, nor know which
-//! test uses it.
+//! Owns the format and the opening of such a set, and the behaviour of such a volume. Must not check anything itself, or know
+//! which test uses it.
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test may fail")]
 
 mod ram;
@@ -19,28 +19,28 @@ use io::{Disk, Handle, WriteFlags};
 pub use ram::{Counts, RamDisk, RamOp, RamVolume};
 pub use skip::{skip_requested, skipped, skipped_in_part};
 
-/// Where data begins on a backing device.
+/// First data sector of the backing device.
 pub const DATA_OFFSET: Sector = Sector(16);
 
-/// What the devices are like.
+/// The devices of a set: names and sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Name of the cache device.
     pub cache_name: &'static str,
-    /// Its size.
+    /// Size of the cache device.
     pub cache_sectors: Sectors,
     /// Name of the backing device.
     pub backing_name: &'static str,
-    /// Its size.
+    /// Size of the backing device.
     pub backing_sectors: Sectors,
-    /// Blocks of both.
+    /// Block size of both devices.
     pub block_sectors: Sectors,
-    /// Buckets of the cache device.
+    /// Bucket size of the cache device.
     pub bucket_sectors: Sectors,
 }
 
 impl Default for Shape {
-    /// 16 MiB in front of 32 MiB, blocks of 4 KiB in buckets of 64 KiB.
+    /// A cache device of 16 MiB and a backing device of 32 MiB, with blocks of 4 KiB and buckets of 64 KiB.
     fn default() -> Shape {
         Shape {
             cache_name: "cache",
@@ -57,13 +57,13 @@ impl Default for Shape {
 pub struct Rig {
     /// The set.
     pub set: CacheSet,
-    /// Its volume.
+    /// The cached volume of the set.
     pub volume: Rc<Volume>,
     rt: Handle,
 }
 
 impl Shape {
-    /// Formats the devices and opens the set.
+    /// Formats new devices in memory and opens the set.
     pub async fn open(self, rt: &Handle) -> Rig {
         let disk = |name, sectors| Disk::new(Rc::new(MemDisk::new(name, sectors, 512)), rt.clone());
         let cache = disk(self.cache_name, self.cache_sectors);
@@ -74,7 +74,7 @@ impl Shape {
         Rig { set, volume, rt: rt.clone() }
     }
 
-    /// Runs `test` with a set on a driver of its own, and stops the set.
+    /// Runs `test` with a set on its own driver, and stops the set.
     pub fn run<T>(self, test: impl AsyncFnOnce(&Rig) -> T) -> T {
         let driver = Driver::new(DriverOptions::default()).unwrap();
         let rt = driver.handle();
@@ -87,8 +87,9 @@ impl Shape {
     }
 }
 
-/// Formats two devices, all of each, as a cache device and its backing device in writeback mode. What is on them otherwise
-/// stays.
+/// Formats two devices as a cache device and its backing device in writeback mode.
+///
+/// The superblocks give each device's whole size to the set. Other contents of the devices stay.
 pub async fn format(cache: &Disk, backing: &Disk, block_sectors: Sectors, bucket_sectors: Sectors) {
     let set_uuid = Uuid([7; 16]);
     let cache_super = CacheSuper::format(&CacheFormat {
@@ -119,18 +120,18 @@ pub async fn format(cache: &Disk, backing: &Disk, block_sectors: Sectors, bucket
 }
 
 impl Rig {
-    /// The runtime on which it runs.
+    /// The runtime of the set.
     pub fn runtime(&self) -> &Handle {
         &self.rt
     }
 
-    /// Reads, whatever is there.
+    /// Reads a range and ignores its data.
     pub async fn read(&self, at: u64, sectors: u64) {
         let buffer = self.rt.pool().take(Sectors(sectors).bytes() as usize);
         self.volume.read(Sector(at), Sectors(sectors), buffer, 0).await.1.unwrap();
     }
 
-    /// Writes zeroes.
+    /// Writes zeros to a range.
     pub async fn write(&self, at: u64, sectors: u64) {
         let buffer = self.rt.pool().zeroed(Sectors(sectors).bytes() as usize);
         let flags = WriteFlags::default();

@@ -1,10 +1,10 @@
-//! A volume in memory for tests of exports: it is sparse, counts operations, fails, holds operations back, and stops.
+//! A volume in memory for tests of exports.
 //!
-//! A [`RamDisk`] has the contents; threads can share it, and it outlives a server. A [`RamVolume`] is the end of it that one
-//! server has.
+//! The volume is sparse, counts operations, and can fail operations, hold them back, and stop. A [`RamDisk`] owns the contents;
+//! threads can share it, and it outlives a server. A [`RamVolume`] is the part of the volume that belongs to one server.
 //!
-//! Invariants: an operation takes effect at one moment, right before it completes; an operation that is held back has had no
-//! effect yet.
+//! Invariants: an operation takes effect at one moment, immediately before it completes; an operation that is held back has had
+//! no effect. Must not know exports.
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, Range};
@@ -20,21 +20,21 @@ use io::{
 
 /// Unit of allocation.
 const CHUNK_BYTES: usize = 64 << 10;
-/// What a discard leaves behind where it leaves garbage.
+/// The byte that a discard leaves if the disk leaves garbage.
 const GARBAGE: u8 = 0xdd;
 
-/// Operations so far, by kind.
+/// Number of operations so far, by kind.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Counts {
     /// Reads.
     pub reads: u64,
-    /// Reads that were hinted to be of metadata.
+    /// Reads with the hint that they read metadata.
     pub meta_reads: u64,
     /// Writes.
     pub writes: u64,
-    /// Writes that were hinted to be of metadata.
+    /// Writes with the hint that they write metadata.
     pub meta_writes: u64,
-    /// Writes, also of zeros, that had to be durable.
+    /// Durable writes, those of zeros included.
     pub durable: u64,
     /// Flushes.
     pub flushes: u64,
@@ -42,13 +42,13 @@ pub struct Counts {
     pub discards: u64,
     /// Writes of zeros.
     pub zeroes: u64,
-    /// Writes of zeros that may give the space back.
+    /// Writes of zeros that may free the space.
     pub unmaps: u64,
-    /// Sectors of such writes.
+    /// Sectors of the writes of zeros that may free the space.
     pub unmapped_sectors: u64,
     /// Longest range of any operation.
     pub largest_bytes: u64,
-    /// Longest range whose status was asked for.
+    /// Longest range of a status query.
     pub largest_status_bytes: u64,
 }
 
@@ -56,11 +56,11 @@ pub struct Counts {
 struct State {
     chunks: Vec<Option<Box<[u8]>>>,
     counts: Counts,
-    /// What touches these sectors fails with this error number.
+    /// Ranges of sectors, and the error number of every operation on them.
     faults: Vec<(Range<u64>, i32)>,
 }
 
-/// The contents of a volume in memory. See the module head.
+/// The contents of a volume in memory.
 pub struct RamDisk {
     name: String,
     sectors: Sectors,
@@ -88,32 +88,33 @@ impl RamDisk {
         }
     }
 
-    /// The same with other blocks.
+    /// Changes the block sizes.
     pub fn with_blocks(mut self, logical_bytes: u32, physical_bytes: u32) -> RamDisk {
         (self.logical_block_bytes, self.physical_block_bytes) = (logical_bytes, physical_bytes);
         self
     }
 
-    /// The same with a preferred size of requests.
+    /// Changes the preferred size of requests.
     pub fn with_optimal_io(mut self, bytes: u32) -> RamDisk {
         self.optimal_io_bytes = bytes;
         self
     }
 
-    /// The same, refusing writes.
+    /// Makes the disk refuse writes.
     pub fn with_read_only(mut self) -> RamDisk {
         self.read_only = true;
         self
     }
 
-    /// The same, but a discard leaves garbage, as a device may, and the status of no range is known: a test finds an export
-    /// that takes discarded data for zeros.
+    /// Makes discards leave garbage, as a device may, and makes the status of every range unknown.
+    ///
+    /// With it, a test finds an export that takes discarded data for zeros.
     pub fn with_garbage(mut self) -> RamDisk {
         self.leaves_garbage = true;
         self
     }
 
-    /// The disk, to be shared.
+    /// Wraps the disk to be shared.
     pub fn shared(self) -> Arc<RamDisk> {
         Arc::new(self)
     }
@@ -122,12 +123,12 @@ impl RamDisk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its name.
+    /// Name of the disk.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Operations so far.
+    /// Number of operations so far.
     pub fn counts(&self) -> Counts {
         self.lock().counts
     }
@@ -139,12 +140,12 @@ impl RamDisk {
         out
     }
 
-    /// Puts bytes somewhere, past all counts.
+    /// Writes bytes without counting the operation.
     pub fn fill(&self, at: usize, bytes: &[u8]) {
         self.lock().copy_in(at, bytes);
     }
 
-    /// What touches these sectors from now on fails with this error number.
+    /// Makes every later operation on these sectors fail with this error number.
     pub fn fail(&self, sectors: Range<u64>, errno: i32) {
         self.lock().faults.push((sectors, errno));
     }
@@ -196,7 +197,7 @@ impl State {
         }
     }
 
-    /// Sets every byte of a range to `byte`; `unmap` gives chunks back.
+    /// Sets every byte of a range to `byte`; `unmap` frees whole chunks.
     fn clear(&mut self, sector: Sector, sectors: Sectors, byte: u8, unmap: bool) {
         let (mut offset, end) = (sector.bytes() as usize, (sector + sectors).bytes() as usize);
         while offset < end {
@@ -213,7 +214,7 @@ impl State {
     }
 }
 
-/// The kinds of operations that can be held back.
+/// A kind of operation that can be held back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RamOp {
     /// Reads.
@@ -226,15 +227,15 @@ pub enum RamOp {
     Discard,
     /// Writes of zeros.
     Zeroes,
-    /// Questions for the status of a range.
+    /// Status queries.
     Status,
 }
 
-/// A volume in memory as one server has it. See the module head.
+/// A volume in memory, as one server sees it.
 pub struct RamVolume {
     disk: Arc<RamDisk>,
     stopped: Cell<bool>,
-    /// Kinds of operations that wait.
+    /// Kinds of operations that are held back.
     held: RefCell<Vec<RamOp>>,
     released: Event,
     in_flight: Cell<usize>,
@@ -259,12 +260,12 @@ impl Deref for RamVolume {
 }
 
 impl RamVolume {
-    /// A volume of `bytes` bytes on a disk of its own.
+    /// A volume of `bytes` bytes on its own disk.
     pub fn new(name: &str, bytes: u64) -> RamVolume {
         RamVolume::on(RamDisk::new(name, bytes).shared())
     }
 
-    /// A volume on this disk.
+    /// A volume on `disk`.
     pub fn on(disk: Arc<RamDisk>) -> RamVolume {
         RamVolume {
             disk,
@@ -277,38 +278,38 @@ impl RamVolume {
         }
     }
 
-    /// The volume, to be shared.
+    /// Wraps the volume to be shared.
     pub fn shared(self) -> Rc<RamVolume> {
         Rc::new(self)
     }
 
-    /// Every operation fails from now on: the volume is stopped.
+    /// Stops the volume: every later operation fails.
     pub fn set_stopped(&self) {
         self.stopped.set(true);
     }
 
-    /// Operations of this kind wait from now on.
+    /// Holds every later operation of this kind back.
     pub fn hold(&self, kind: RamOp) {
         self.held.borrow_mut().push(kind);
     }
 
-    /// No operation waits any more.
+    /// Releases all operations that are held back.
     pub fn release(&self) {
         self.held.borrow_mut().clear();
         self.released.notify_all();
     }
 
-    /// Operations that have begun and not ended.
+    /// Number of operations that have begun and not ended.
     pub fn in_flight(&self) -> usize {
         self.in_flight.get()
     }
 
-    /// Holds on to the buffers of reads and writes from now on, as a write behind does.
+    /// Retains the buffers of later reads and writes, as a write-behind cache does.
     pub fn retain_buffers(&self) {
         self.retains.set(true);
     }
 
-    /// The buffers that were retained.
+    /// The retained buffers.
     pub fn retained(&self) -> Vec<Buffer> {
         self.retained.borrow().clone()
     }
@@ -436,7 +437,7 @@ impl BlockVolume for RamVolume {
     ) -> Result<(), VolumeError> {
         self.writable()?;
         let _guard = self.wait(RamOp::Zeroes).await?;
-        let mut state = self.disk.begin(Op::WriteZeroes, sector, sectors)?;
+        let mut state = self.disk.begin(Op::WriteZeroes { may_unmap: flags.may_unmap }, sector, sectors)?;
         state.counts.zeroes += 1;
         state.counts.durable += u64::from(flags.fua);
         if flags.may_unmap {

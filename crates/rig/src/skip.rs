@@ -1,21 +1,21 @@
-//! Tests that need what the machine does not have.
+//! Messages of tests that need a facility which the machine does not have.
 //!
-//! Owns the lines that `scripts/test` counts. Must not know what a test needs.
+//! Owns the syntax of the lines that `scripts/test` counts. Must not know what a test needs.
 
 use std::fmt::Display;
 use std::io::Write as _;
 
-/// Says that the test that calls this does not run, and why. The test returns then.
+/// Reports that the calling test does not run, and the reason. The test must then return.
 pub fn skipped(reason: impl Display) {
     say("skipped", &reason);
 }
 
-/// Says that the test that calls this leaves out a part of itself, and why.
+/// Reports that the calling test leaves out a part of itself, and the reason.
 pub fn skipped_in_part(reason: impl Display) {
     say("skipped in part", &reason);
 }
 
-/// Whether this variable of the environment asks for the test to be skipped; says so.
+/// Whether this environment variable requests that the test is skipped. If so, this reports it.
 pub fn skip_requested(variable: &str) -> bool {
     let requested = std::env::var_os(variable).is_some_and(|v| v != "0" && !v.is_empty());
     if requested {
@@ -24,7 +24,7 @@ pub fn skip_requested(variable: &str) -> bool {
     requested
 }
 
-/// Writes to standard error itself: the test harness keeps what `eprintln!` says in a test that passes.
+/// Writes directly to standard error, because the test harness captures the output of `eprintln!` in a test that passes.
 fn say(what: &str, reason: &dyn Display) {
     let reason = reason.to_string().replace('\n', " ");
     let thread = std::thread::current();

@@ -7,18 +7,21 @@ use serde::{Deserialize, Serialize};
 use crate::failure::Failure;
 use crate::session::{Session, new_uuid};
 use crate::snapshot::Snapshot;
-use crate::tunables::Setting;
+use crate::tunables::{Beyond, Setting};
 
-/// Something to be done on the set's thread.
+/// A command for the thread of a set.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Command {
-    /// All figures.
+    /// Returns all figures.
     Stats,
     /// Changes a tunable of the set, or of every cached device.
     Set {
-        /// Which one, and to what.
+        /// The tunable and its value.
         setting: Setting,
+        /// What becomes of a number out of range.
+        #[serde(default)]
+        beyond: Beyond,
     },
     /// Changes a tunable of one volume.
     SetVolume {
@@ -28,20 +31,23 @@ pub enum Command {
         key: String,
         /// Its value, as text.
         value: String,
+        /// What becomes of a number out of range.
+        #[serde(default)]
+        beyond: Beyond,
     },
-    /// Writes everything back and lets the backing device go; it is served alone from then on.
+    /// Writes all dirty data of a volume back and releases its backing device, which is served alone afterwards.
     Detach {
         /// Name of the volume.
         volume: String,
-        /// Overwrites its data on the cache device then, as [`Command::Wipe`] does.
+        /// Then overwrites the device's data on the cache device, as [`Command::Wipe`] does.
         #[serde(default)]
         wipe: bool,
     },
-    /// Overwrites with zeros what no volume of the set needs on the cache device.
+    /// Overwrites with zeros the data on the cache device that no volume of the set needs.
     Wipe,
-    /// Writes everything back; the volume stays attached and is served on.
+    /// Writes all dirty data back; the volume stays attached and served.
     Flush {
-        /// Name of the volume; every one if none is given.
+        /// Name of the volume; `None` for all volumes.
         volume: Option<String>,
     },
     /// Makes a flash-only volume.
@@ -53,9 +59,9 @@ pub enum Command {
     },
     /// Collects garbage now.
     Gc,
-    /// Zeroes the totals of the statistics.
+    /// Resets the totals of the statistics.
     ClearStats {
-        /// Name of the volume; the set's if none is given.
+        /// Name of the volume; `None` for the set.
         volume: Option<String>,
     },
 }
@@ -64,22 +70,22 @@ pub enum Command {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// It is done.
+    /// The command succeeded.
     Done,
     /// The figures.
     Stats(Box<Snapshot>),
-    /// It is done, and this was overwritten.
+    /// The command succeeded, and this was overwritten.
     Wiped(Wiped),
 }
 
 /// The result of a wipe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Wiped {
-    /// Overwritten sectors.
+    /// Overwritten bytes.
     pub zeroed_bytes: u64,
-    /// Buckets that hold nothing any more.
+    /// Number of overwritten buckets without live data.
     pub whole_buckets: u64,
-    /// Buckets that hold data of other volumes or metadata, too.
+    /// Number of partly overwritten buckets, which also have data of other volumes or metadata.
     pub shared_buckets: u64,
 }
 
@@ -90,15 +96,23 @@ impl From<engine::Wiped> for Wiped {
     }
 }
 
-/// Carries out a command. If the future is dropped, a change of the set goes on to its end; a flush stops where it is.
+/// Carries out a command.
+///
+/// If the future is dropped, a change of the set continues to its end, and a flush stops.
 ///
 /// # Errors
-/// If it is refused or fails; the set serves on.
+/// If the command is refused or fails; the set is still served.
 pub async fn obey(session: &Session, command: &Command) -> Result<Answer, Failure> {
     match command {
         Command::Stats => return Ok(Answer::Stats(Box::new(Snapshot::of(session)))),
-        Command::Set { setting } => session.apply(setting).await?,
-        Command::SetVolume { volume, key, value } => session.volume(volume)?.set(key, value).await?,
+        Command::Set { setting, beyond } => session.apply(setting, *beyond).await?,
+        Command::SetVolume { volume, key, value, beyond } => {
+            let volume = session.volume(volume)?;
+            if *beyond == Beyond::Refused {
+                volume.tunables().check(key, value).map_err(Failure::bad_value)?;
+            }
+            volume.set(key, value).await?;
+        }
         Command::Detach { volume, wipe } => {
             let set = session.needs_set()?;
             set.detach(&session.volume(volume)?).await?;
@@ -120,7 +134,7 @@ pub async fn obey(session: &Session, command: &Command) -> Result<Answer, Failur
     Ok(Answer::Done)
 }
 
-/// The failure of a wipe after its volume was detached. `why` says what is to be done.
+/// The failure of a wipe after its volume was detached. `why` names the cause and the next step.
 pub fn not_wiped(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
     Failure::because("the volume is detached, and its data may still be on the cache device", why)
 }

@@ -15,7 +15,7 @@ use crate::exports;
 use crate::failure::Failure;
 use crate::message;
 
-/// The crash log of one cache device, if this host can have one.
+/// The crash log of one cache device, or the reason why there is none.
 pub struct CrashLog {
     file: Option<Rc<CrashLogFile>>,
     why_not: Option<String>,
@@ -29,11 +29,11 @@ impl CrashLog {
 
     /// Opens the crash log of this cache device, or makes one.
     ///
-    /// It belongs to the set and to the device itself, since a copy of the device is another one. The caller has the device
-    /// to itself.
+    /// It belongs to the set and to the device itself, because a copy of the device is another device. The caller has
+    /// claimed the device.
     ///
     /// # Errors
-    /// If there is a crash log that cannot be read.
+    /// If there is a crash log that cannot be read, or the device cannot be identified.
     pub fn open(disk: &Disk, superblock: &CacheSuper) -> Result<CrashLog, Failure> {
         let device = Path::new(&*disk.info().name);
         let suffix = suffix_of(device).map_err(|e| Failure::at(device, "cannot be examined", e))?;
@@ -58,7 +58,7 @@ impl CrashLog {
             }
             Err(e) if something => Err(Failure::at(&path, unread, e)),
             Err(e) => {
-                // What may be left of the attempt is empty.
+                // The failed attempt may have left an empty file.
                 let _ = std::fs::remove_file(&path);
                 let why = Failure::at(&path, "cannot store writes that are not flushed", e);
                 let why = why.message().unwrap_or_default();
@@ -69,7 +69,7 @@ impl CrashLog {
 
     /// Removes the crash logs of a device that failed a request before its set was known.
     ///
-    /// Such a device may have lost what was written and not flushed, so no crash log of it counts.
+    /// Such a device may have lost writes that were not flushed, so its crash logs are invalid.
     pub fn forget(disk: &Disk) {
         let device = Path::new(&*disk.info().name);
         let (Ok(suffix), Ok(dir)) = (suffix_of(device), exports::runtime_dir()) else { return };
@@ -82,7 +82,7 @@ impl CrashLog {
         }
     }
 
-    /// No crash log for a device whose power loss cannot be detected; an existing one is not used.
+    /// The result for a device whose power loss cannot be detected: no crash log. An existing one is removed.
     fn untrusted(path: &Path, something: bool, why: String) -> Result<CrashLog, Failure> {
         if something {
             let file = CrashLogFile::open(path, "").map_err(|e| Failure::at(path, "cannot be opened", e))?;
@@ -98,12 +98,12 @@ impl CrashLog {
         self.file.clone().map(|file| CrashLogRef(file))
     }
 
-    /// Why there is no crash log, if there is none.
+    /// Why there is no crash log; `None` if there is one.
     pub fn why_not(&self) -> Option<&str> {
         self.why_not.as_deref()
     }
 
-    /// Removes the file: everything is on the devices.
+    /// Removes the file, because all data is on the devices.
     pub fn remove(&self) {
         if let Some(file) = &self.file {
             file.remove();
@@ -111,21 +111,21 @@ impl CrashLog {
     }
 }
 
-/// How the names of the crash logs of a device end.
+/// The suffix of the names of a device's crash logs.
 pub(crate) fn suffix_of(device: &Path) -> std::io::Result<String> {
     let meta = std::fs::metadata(device)?;
     let (a, b) = if meta.file_type().is_block_device() { (0, meta.rdev()) } else { (meta.dev(), meta.ino()) };
     Ok(format!("-{a:x}-{b:x}.kept"))
 }
 
-/// The crash logs of a device, of whichever set.
+/// The crash logs of a device, of all sets.
 fn crash_logs_in(dir: &Path, suffix: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let of_device = |e: &std::fs::DirEntry| e.file_name().to_string_lossy().ends_with(suffix);
     entries.filter(of_device).map(|e| e.path()).collect()
 }
 
-/// Warns that the crash log of another incarnation of the device does not count.
+/// Warns that the crash log of another incarnation of the device is invalid.
 fn warn_of_forgotten(device: &Path, file: &CrashLogFile, incarnation: &str) {
     if let Some(before) = file.forgotten() {
         message::warn(format!(
@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// A device whose superblock cannot be read says nothing about its set.
+    /// If the superblock of a device cannot be read, its set is not known.
     #[test]
     fn what_is_kept_for_a_device_is_found_without_its_set() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! Events of the engine as log lines on stderr.
 //!
-//! Levels: an error is a request or command that failed, a warning is an abnormal condition that the engine handled,
-//! everything else is information.
+//! Owns the levels and the limit of lines about failing requests. An error is a request or command that failed, a warning
+//! is an abnormal condition that the engine handled, and every other event is information. Must not know where lines go.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use io::Nanos;
 
 use crate::message;
 
-/// Lines about failing requests in a [`WINDOW`]; more are counted only. A full disk would fill the log, too.
+/// Limit of the lines about failing requests in a [`WINDOW`]; more are only counted. A full disk would fill the log, too.
 const MAX_DEVICE_ERRORS: usize = 5;
 pub(crate) const WINDOW: Nanos = Nanos::from_secs(10);
 
@@ -23,7 +23,9 @@ pub struct EventLog {
 }
 
 impl EventLog {
-    /// Logs what happened since the last call. To be called now and then while [`EventLog::counts`], also when nothing did.
+    /// Logs the events since the last call.
+    ///
+    /// While [`EventLog::counts`] is true, the caller calls it from time to time, even without events.
     pub fn log(&self, events: &[SetEvent]) {
         if self.begin.get().is_some_and(|begin| begin.elapsed().as_nanos() >= u128::from(WINDOW.0)) {
             self.end_window();
@@ -50,7 +52,7 @@ impl EventLog {
         self.begin.get().is_some()
     }
 
-    /// Writes how many messages were omitted.
+    /// Logs how many messages were omitted.
     pub fn end_window(&self) {
         let left_out = self.device_errors.take().saturating_sub(MAX_DEVICE_ERRORS);
         if left_out > 0 {
@@ -60,7 +62,7 @@ impl EventLog {
     }
 }
 
-/// Level and text of an event; no text for an event that is not logged.
+/// The level and text of an event; the text is empty for an event that is not logged.
 fn line(event: &SetEvent) -> (&'static str, String) {
     match event {
         SetEvent::TornSet { bucket, generation, what } => (
@@ -72,7 +74,9 @@ fn line(event: &SetEvent) -> (&'static str, String) {
         ),
         SetEvent::Replayed { keys: 0, .. } => ("", String::new()),
         SetEvent::Replayed { entries, keys } => {
-            ("", format!("journal replayed: {keys} keys in {entries} entries"))
+            // A clean stop leaves no keys to replay.
+            let why = "after a crash, or a stop by a kernel";
+            ("", format!("journal replayed {why}: {keys} keys in {entries} entries"))
         }
         SetEvent::Initialised => ("", "the cache set was initialised by its first start".into()),
         SetEvent::Failed { why } => ("error", format!("the cache set is disabled: {why}")),
@@ -110,7 +114,9 @@ mod tests {
     fn levels_follow_what_happened() {
         assert_eq!(line(&SetEvent::Failed { why: "x".into() }).0, "error");
         assert_eq!(line(&SetEvent::DeviceError { what: "x".into() }).0, "warning");
-        assert_eq!(line(&SetEvent::Replayed { entries: 1, keys: 0 }).1, "");
+        assert_eq!(line(&SetEvent::Replayed { entries: 1, keys: 0 }).1, "", "after a clean stop");
+        let crashed = line(&SetEvent::Replayed { entries: 2, keys: 3 }).1;
+        assert_eq!(crashed, "journal replayed after a crash, or a stop by a kernel: 3 keys in 2 entries");
         let state = SetEvent::State { device: "/dev/sdb".into(), state: "dirty" };
         assert_eq!(line(&state), ("", "/dev/sdb: dirty".to_owned()));
     }

@@ -19,41 +19,56 @@ pub const EXIT_CODES: &[(u8, &str)] = &[
 
 /// Exit code of a command that failed, or that found a problem.
 const FAILED: u8 = 1;
-/// Exit codes of a program that a second signal ended: 128 and the number of the signal, as shells have it.
+/// Exit code after a second SIGINT: 128 and the number of the signal, as shells report it.
 pub const INTERRUPTED: u8 = 130;
-/// See [`INTERRUPTED`].
+/// Exit code after a second SIGUSR2: 128 and the number of the signal.
 pub const HANDED_OVER: u8 = 140;
-/// See [`INTERRUPTED`].
+/// Exit code after a second SIGTERM: 128 and the number of the signal.
 pub const TERMINATED: u8 = 143;
 
 /// The end of a command that did not succeed.
 #[derive(Debug)]
 pub enum Failure {
-    /// It failed, or was refused, and no other error is the cause.
+    /// The command failed or was refused, and no other error is the cause.
     Failed(String),
-    /// It failed because of an error.
+    /// The command failed because of an error.
     Caused {
         /// The whole message: what failed, and the message of the cause.
+        text: String,
+        /// The error that is the cause.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// The command was called in a wrong way.
+    Usage(String),
+    /// It was called with a value that an error refuses.
+    BadValue {
+        /// The whole message.
         text: String,
         /// The error.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// It was called in a wrong way.
-    Usage(String),
-    /// A second signal ended it; the exit code is the shell's for programs that a signal ended.
+    /// A second signal ended the command, with this exit code.
     Signalled(u8),
-    /// It worked and found a problem, which it has shown already.
+    /// The command succeeded and found a problem, which it has printed already.
     Found,
+    /// It failed under the name of a program of bcache-tools, and ends with the exit code of that program.
+    OfBcacheTools(u8, String),
 }
 
 impl Failure {
-    /// Exit code of wrong usage; the same that the argument parser uses.
+    /// Exit code of wrong usage, which the argument parser uses, too.
     pub const USAGE: u8 = 2;
 
-    /// A failure with the message of an error.
+    /// A failure whose message is that of an error.
     pub fn of(e: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
         let source = e.into();
         Failure::Caused { text: source.to_string(), source }
+    }
+
+    /// Wrong usage: the value is refused by an error.
+    pub fn bad_value(e: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
+        let source = e.into();
+        Failure::BadValue { text: source.to_string(), source }
     }
 
     /// The failure of `what` because of an error.
@@ -62,15 +77,19 @@ impl Failure {
         Failure::Caused { text: format!("{what}: {source}"), source }
     }
 
-    /// The failure of `what`, which was done with a path, because of an error.
+    /// The failure of `what` at a path because of an error.
     pub fn at(path: &Path, what: impl fmt::Display, e: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
         Failure::because(format_args!("{}: {what}", path.display()), e)
     }
 
-    /// The message, if it has not been printed already.
+    /// The message; `None` if it has been printed already.
     pub fn message(&self) -> Option<&str> {
         match self {
-            Failure::Failed(text) | Failure::Caused { text, .. } | Failure::Usage(text) => Some(text),
+            Failure::Failed(text)
+            | Failure::Caused { text, .. }
+            | Failure::Usage(text)
+            | Failure::BadValue { text, .. }
+            | Failure::OfBcacheTools(_, text) => Some(text),
             Failure::Found | Failure::Signalled(_) => None,
         }
     }
@@ -79,8 +98,8 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Failed(_) | Failure::Caused { .. } | Failure::Found => FAILED,
-            Failure::Usage(_) => Failure::USAGE,
-            Failure::Signalled(code) => *code,
+            Failure::Usage(_) | Failure::BadValue { .. } => Failure::USAGE,
+            Failure::Signalled(code) | Failure::OfBcacheTools(code, _) => *code,
         }
     }
 }
@@ -94,8 +113,12 @@ impl fmt::Display for Failure {
 impl Error for Failure {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Failure::Caused { source, .. } => Some(&**source),
-            Failure::Failed(_) | Failure::Usage(_) | Failure::Signalled(_) | Failure::Found => None,
+            Failure::Caused { source, .. } | Failure::BadValue { source, .. } => Some(&**source),
+            Failure::Failed(_)
+            | Failure::Usage(_)
+            | Failure::Signalled(_)
+            | Failure::Found
+            | Failure::OfBcacheTools(..) => None,
         }
     }
 }
@@ -130,7 +153,7 @@ failed!(
 mod tests {
     use super::*;
 
-    /// The error number that is the cause of a failure.
+    /// The error number of the system in the causes of a failure.
     fn errno(failure: &Failure) -> Option<i32> {
         let mut at: Option<&(dyn Error + 'static)> = failure.source();
         while let Some(e) = at {
@@ -148,7 +171,7 @@ mod tests {
         None
     }
 
-    /// A caller reaches the error number of the system through every way in which a failure is made.
+    /// A caller can reach the error number of the system in a failure, however the failure was made.
     #[test]
     fn a_failure_keeps_its_cause() {
         let path = Path::new("/dev/null/missing");

@@ -1,4 +1,4 @@
-//! A cache set with its exports on one thread: what `ubcache up` and the daemon share.
+//! A cache set with its exports on one thread: the code that `ubcache up` and the daemon share.
 //!
 //! Owns the order in which devices, set, volumes and exports are started and stopped, and the commands of a running set
 //! ([`Command`]). Everything here stays on the thread of one [`blockio::Driver`]; only [`Command`], [`Answer`] and
@@ -7,9 +7,9 @@
 //! Modules: `session` starts and stops a set; `exports` has one file per kind of export; `command` has the commands of a
 //! running set, `snapshot` all its figures; `takeover` makes another process hand over; `crash_log` preserves acknowledged
 //! writes after a process crash; `superblock` checks a device before anything is written; `read_only` opens devices for
-//! reading; `message` and `events` write messages to the operator, through the thread of `log_writer` and as often as `quiet`
-//! permits; `plain` escapes foreign text; `secret` reads keys and certificates; `ram` measures the available memory, and
-//! `pressure` prepares a thread to serve when memory is short.
+//! reading; `message` and `events` write messages to the operator, through the thread of `log_writer` and as often as
+//! `quiet` permits; `plain` escapes foreign text; `secret` reads keys and certificates; `ram` measures the available
+//! memory, and `pressure` prepares a thread to serve when memory is short.
 #![forbid(unsafe_code)]
 
 pub mod command;

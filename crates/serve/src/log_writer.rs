@@ -2,8 +2,9 @@
 //!
 //! The target of messages may depend on a volume of this process: a log in a file system on the volume, a pipe to a process
 //! that is swapped out to the volume. Owns the thread, and the lines that wait for it. A caller waits at most
-//! [`LONGEST_WAIT`] until its line is written; then the thread writes it later, and until it has written one more line, no caller
-//! waits. Lines for which there is no room are dropped, and their number is written. Must not know the contents of lines.
+//! [`LONGEST_WAIT`] until its line is written. After that the thread writes the line later, and no caller waits until the
+//! thread has written one more line. Lines for which there is no room are dropped, and their number is written. Must not
+//! know the contents of lines.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,13 +13,13 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 use std::{io, thread};
 
-/// Lines that wait.
+/// Capacity of the queue of lines.
 const LINES: usize = 256;
 
-/// How long a caller waits for its line.
+/// Longest time that a caller waits for its line.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// The thread makes a few calls, none of them deep.
+/// Stack of the thread, which has few nested calls.
 const STACK_BYTES: usize = 256 << 10;
 
 struct Line {
@@ -28,23 +29,23 @@ struct Line {
 
 #[derive(Default)]
 struct Progress {
-    /// The number of the last line that was written, or could not be.
+    /// The number of the last line that was written or whose write failed.
     written: Mutex<u64>,
     changed: Condvar,
-    /// A caller has waited for [`LONGEST_WAIT`], and no line was written since.
+    /// Whether a caller has waited for [`LONGEST_WAIT`] and no line was written since.
     stalled: AtomicBool,
     lost: AtomicU64,
 }
 
-/// Gives lines to the thread.
+/// Passes lines to the thread that writes them.
 pub(crate) struct LogWriter {
-    /// The number of the last line, and where lines go.
+    /// The number of the last line, and the queue of the thread.
     lines: Mutex<(u64, SyncSender<Line>)>,
     progress: Arc<Progress>,
 }
 
 impl LogWriter {
-    /// Starts the thread.
+    /// Starts the thread that writes.
     pub(crate) fn start(output: impl Write + Send + 'static) -> io::Result<LogWriter> {
         let (sender, receiver) = sync_channel(LINES);
         let progress = Arc::<Progress>::default();
@@ -54,7 +55,7 @@ impl LogWriter {
         Ok(LogWriter { lines: Mutex::new((0, sender)), progress })
     }
 
-    /// Has the thread write a line. It is written on return, unless that takes longer than [`LONGEST_WAIT`].
+    /// Writes a line on the thread, and waits at most [`LONGEST_WAIT`] until it is written.
     pub(crate) fn write(&self, text: String) {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         lines.0 += 1;
@@ -74,7 +75,7 @@ impl LogWriter {
             self.progress.changed.wait_timeout_while(written, LONGEST_WAIT, |written| *written < number);
         let (written, result) = waited.unwrap_or_else(PoisonError::into_inner);
         if result.timed_out() && *written < number {
-            // Under the lock: the thread clears it when it has written its next line.
+            // The flag is set under the lock. The thread clears it when it has written its next line.
             self.progress.stalled.store(true, Ordering::Release);
         }
     }
@@ -82,7 +83,7 @@ impl LogWriter {
 
 fn write_lines(lines: &Receiver<Line>, mut output: impl Write, progress: &Progress) {
     while let Ok(line) = lines.recv() {
-        // There is no other place to report this error.
+        // The error of a write to stderr cannot be reported.
         let _ = output.write_all(line.text.as_bytes());
         let lost = progress.lost.swap(0, Ordering::AcqRel);
         if lost > 0 {
@@ -106,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    /// A place that takes nothing while the lock is held.
+    /// An output whose writes block while the lock is held.
     #[derive(Clone, Default)]
     struct Place(Arc<Mutex<Vec<u8>>>);
 
@@ -139,7 +140,7 @@ mod tests {
         for n in 0..LINES + 10 {
             writer.write(format!("{n}\n"));
         }
-        // Each caller that waited would have taken LONGEST_WAIT.
+        // With a wait for each line, the calls would take more than this.
         assert!(began.elapsed() < 20 * LONGEST_WAIT, "{:?}", began.elapsed());
         drop(held);
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -19,12 +19,12 @@ thread_local! {
     static LISTENER: RefCell<Option<Listener>> = const { RefCell::new(None) };
 }
 
-/// From now on `listener` is told level and text of every message of this thread, too. It must not send messages.
+/// Passes the level and text of every message of this thread to `listener`, which must not send messages.
 pub fn listen(listener: impl Fn(&str, &str) + 'static) {
     LISTENER.with(|l| *l.borrow_mut() = Some(Rc::new(listener)));
 }
 
-/// A line on stderr: `ubcache: error: …`. An empty level is left out. It stays one line, whatever is in the text.
+/// Writes one line to stderr, such as `ubcache: error: …`. An empty level is left out; line ends in the text are escaped.
 pub fn message(level: &str, text: &str) {
     let text = &*plain::escaped(text);
     let listener = LISTENER.with(|l| l.borrow().clone());
@@ -35,28 +35,29 @@ pub fn message(level: &str, text: &str) {
     let line = format!("ubcache: {level}{text}\n");
     match WRITER.get() {
         Some(writer) => writer.write(line),
-        // Nowhere is left to say that stderr cannot be written to.
+        // If a write to stderr fails, the failure cannot be reported.
         None => drop(io::stderr().lock().write_all(line.as_bytes())),
     }
 }
 
-/// From now on a thread of its own writes messages: where stderr leads to may depend on a volume of this process, and threads
-/// that serve must not wait for it.
+/// Starts a thread that writes the messages from now on.
+///
+/// The target of stderr may depend on a volume of this process, and threads that serve must not wait for it.
 pub(crate) fn write_elsewhere() {
     if WRITER.get().is_none()
         && let Ok(writer) = LogWriter::start(io::stderr())
     {
-        // Another thread may have started one; its lines are written as well.
+        // Another thread may have started a writer. Its lines are written as well.
         let _ = WRITER.set(writer);
     }
 }
 
-/// For the operator to know; nothing is wrong.
+/// Writes information for the operator.
 pub fn note(text: impl AsRef<str>) {
     message("", text.as_ref());
 }
 
-/// Abnormal, but the work goes on.
+/// Writes a warning: an abnormal condition that does not end the work.
 pub fn warn(text: impl AsRef<str>) {
     message("warning", text.as_ref());
 }

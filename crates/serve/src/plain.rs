@@ -1,17 +1,17 @@
 //! Escapes foreign text for output: labels, and error texts with labels in them.
 //!
-//! Owns the list of characters that a terminal or a log interprets, and their escapes. A label comes from a disk of any origin:
-//! it must neither end a line nor look like a path or a name of a volume.
+//! Owns the list of characters that a terminal or a log interprets, and their escapes. A label comes from a disk of any
+//! origin: it must neither end a line nor look like a path or a name of a volume. Must not know what is printed.
 
 use std::borrow::Cow;
 
-/// Whether a character changes lines, colours or directions rather than being seen.
+/// Whether a terminal or a log interprets a character instead of showing it.
 fn acts(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Text with every character that a terminal or a log acts upon written as an escape, such as `\u{1b}`.
+/// Text in which every character that a terminal or a log interprets is an escape, such as `\u{1b}`.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     if !text.chars().any(acts) {
         return Cow::Borrowed(text);
@@ -27,7 +27,7 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// JSON text with the same characters escaped as JSON does it; line ends between values stay.
+/// JSON text in which these characters are JSON escapes; line ends between values stay.
 pub fn escaped_json(json: &str) -> Cow<'_, str> {
     let acts = |c: char| c != '\n' && acts(c);
     if !json.contains(acts) {
@@ -35,19 +35,19 @@ pub fn escaped_json(json: &str) -> Cow<'_, str> {
     }
     let mut safe = String::new();
     for c in json.chars() {
-        // All of them are in the basic plane: one unit each.
+        // Each of these characters is one UTF-16 unit.
         if acts(c) { safe.push_str(&format!("\\u{:04x}", u32::from(c))) } else { safe.push(c) }
     }
     Cow::Owned(safe)
 }
 
-/// Whether a label can be used as a name: a word that is neither a path, a UUID nor a volume's name.
+/// Whether a label can be used as a name: a word that is no path, no UUID and no name of a volume.
 pub fn is_word(label: &str) -> bool {
     let seen = !is_uuid(label) && !label.is_empty() && !label.chars().any(acts) && label.trim() == label;
     seen && !label.contains(['/', '"', '\\']) && !matches!(label, "." | "..") && !is_volume_name(label)
 }
 
-/// A label as it is printed: as it is if it is a word, in quotes and without what acts otherwise; nothing if it is empty.
+/// A label as it is printed: unchanged if it is a word or empty, else in quotes and escaped.
 pub fn label(label: &str) -> Cow<'_, str> {
     if label.is_empty() || is_word(label) {
         return Cow::Borrowed(label);

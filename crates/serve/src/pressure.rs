@@ -1,8 +1,8 @@
 //! Preparations for requests while memory is short.
 //!
 //! Owns the preparation of a process and of its threads that serve block devices: how much memory is reserved before it is
-//! needed, and the warnings about what could not be reserved. Must not know the means (`blockio::flusher`, `blockio::heap`,
-//! `blockio::refill`).
+//! needed, and the warnings about memory that could not be reserved. Must not know the means (`blockio::flusher`,
+//! `blockio::heap`, `blockio::refill`).
 
 use std::sync::{Once, OnceLock};
 
@@ -13,29 +13,31 @@ use export_ublk::Shape;
 use crate::message;
 use crate::ram;
 
-/// Heap that is free and resident from the start of an export on, whatever is in use: more than what can be used before the
-/// thread that fills it up looks again. Of that writeback takes 16 MiB to 32 MiB (8 MiB of runs under way), misses that are
-/// put into the cache 16 MiB, and the index 24 MiB for a million extents.
+/// Free and resident heap from the start of an export on, in addition to the heap in use.
+///
+/// It is more than requests can use before the refilling thread runs again. Writeback takes 16 MiB to 32 MiB of it (8 MiB
+/// of runs in flight), the insertion of misses 16 MiB, and the index 24 MiB for a million extents.
 const RESERVE_BYTES: u64 = 64 << 20;
 
-/// The process takes no more than this part of the memory for that.
+/// The reserve is at most the memory divided by this.
 const SHARE_OF_RESERVE: u64 = 16;
 
-/// The heap grows by this part of the memory, at most by [`MOST_GROWTH_BYTES`], and by no more than the reserve where address
-/// space is limited.
+/// The heap may grow by the memory divided by this, and at most by [`MOST_GROWTH_BYTES`].
+///
+/// If address space is limited, it grows at most by the reserve.
 const SHARE_OF_GROWTH: u64 = 2;
 const MOST_GROWTH_BYTES: u64 = 1 << 30;
 
-/// The thread that keeps the reserve.
+/// The thread that refills the reserve.
 static REFILL: OnceLock<Refill> = OnceLock::new();
 
-/// The part of the memory that the buffers of one block device take when the depth of its queues is not configured.
+/// The buffers of one block device whose queue depth is not configured take the memory divided by this.
 const SHARE_OF_DEVICE: u64 = 16;
 
-/// The part of the memory that the buffers of all block devices together may hold.
+/// The buffers of all block devices together may hold the memory divided by this.
 const SHARE_OF_DEVICES: u64 = 8;
 
-/// Prepares the process: before it has a second thread.
+/// Prepares the process. The caller has not started a second thread yet.
 pub fn prepare_process() {
     flusher::set_most_held(ram::available_bytes() / SHARE_OF_DEVICES);
     if !heap::retain_freed_memory() {
@@ -44,7 +46,7 @@ pub fn prepare_process() {
              memory is short, requests can wait for memory, and for ever if swap is on a volume of this process",
         );
     }
-    // The allocator was told before there is a second thread, and these two are not among those that serve.
+    // The allocator is configured before there is a second thread. The two threads that start here do not serve requests.
     message::write_elsewhere();
     match Refill::start() {
         Ok(refill) => drop(REFILL.set(refill)),
@@ -55,8 +57,9 @@ pub fn prepare_process() {
     }
 }
 
-/// Prepares the calling thread for serving block devices, before it starts any other thread or opens a ring. What could not
-/// be had is said once for a process.
+/// Prepares the calling thread for serving block devices, before it starts any other thread or opens a ring.
+///
+/// A preparation that fails is logged once for a process.
 pub fn prepare_this_thread() {
     static MARK: Once = Once::new();
     static LOCK: Once = Once::new();
@@ -79,9 +82,10 @@ pub fn prepare_this_thread() {
     heap::touch_stack();
 }
 
-/// Takes heap for the requests of the process, and keeps so much free from now on; the calling thread has just started an
-/// export. Threads that serve share a heap: what is free behind the start of one export is taken into account at the start of
-/// the next.
+/// Reserves heap for the requests of the process. The calling thread has just started an export.
+///
+/// From then on the refilling thread keeps that much heap free. The serving threads share a heap, so the start of an export
+/// takes the reserve of earlier exports into account.
 pub(crate) fn reserve_heap() {
     let available = ram::available_bytes();
     let wanted = heap_for(available);
@@ -107,7 +111,7 @@ fn growth_for(available_bytes: u64, addresses_are_limited: bool) -> usize {
     if addresses_are_limited { reserve } else { reserve.max(usize::try_from(growth).unwrap_or(0)) }
 }
 
-/// Queues and depth of a block device for which none are configured: its buffers stay in memory.
+/// The queues and depth of a block device for which none are configured, so that its buffers fit into the memory.
 pub fn ublk_shape() -> Shape {
     Shape::within(ram::available_bytes() / SHARE_OF_DEVICE)
 }

@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// See the module head.
+/// A limit of the lines in each period.
 pub(crate) struct Quiet {
     most: u32,
     period: Duration,
@@ -16,13 +16,13 @@ pub(crate) struct Quiet {
 }
 
 impl Quiet {
-    /// Lets `most` lines through in each `period`.
+    /// Makes a limit of `most` lines in each `period`.
     pub(crate) const fn new(most: u32, period: Duration) -> Quiet {
         let (began, said, left_out) = (Cell::new(None), Cell::new(0), Cell::new(0));
         Quiet { most, period, began, said, left_out }
     }
 
-    /// Whether a line may be written now: then, how many lines were omitted since the last one.
+    /// Whether a line may be written now; if so, the number of lines that were omitted since the last one.
     pub(crate) fn admit(&self, now: Instant) -> Option<u64> {
         if self.began.get().is_none_or(|began| now.saturating_duration_since(began) >= self.period) {
             self.began.set(Some(now));
@@ -36,7 +36,7 @@ impl Quiet {
         Some(self.left_out.take())
     }
 
-    /// How many lines were omitted since the last one that was written.
+    /// The number of lines that were omitted since the last one that was written.
     pub(crate) fn left_out(&self) -> u64 {
         self.left_out.get()
     }

@@ -10,13 +10,13 @@ use std::sync::OnceLock;
 use io::MemoryBudget;
 use rustix::process::{Resource, getrlimit};
 
-/// All sets of the process together may take this part of the memory for what their superblocks make them allocate.
+/// All sets together may take the memory divided by this for what their superblocks require.
 const SHARE_OF_SETS: u64 = 2;
 
 /// Assumed memory if the system does not report it.
 const ASSUMED_BYTES: u64 = 1 << 30;
 
-/// Bytes of memory that the process can have: those of the host, or fewer if a control group or the process has a limit.
+/// Bytes of memory that the process may use: those of the host, or fewer if a control group or the process has a limit.
 pub fn available_bytes() -> u64 {
     let host = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total_bytes(&text));
     let group = fs::read_to_string("/proc/self/cgroup").ok().and_then(|text| group_of(&text));
@@ -24,19 +24,20 @@ pub fn available_bytes() -> u64 {
     own_limits().chain(limit).fold(host.unwrap_or(ASSUMED_BYTES), u64::min)
 }
 
-/// Bytes of addresses that the process may have, where it has such limits.
+/// The limits of the process's address space in bytes, if it has any.
 fn own_limits() -> impl Iterator<Item = u64> {
     [Resource::As, Resource::Data].into_iter().filter_map(|which| getrlimit(which).current)
 }
 
-/// Whether addresses without memory behind them count: the process has a limit of them, or the system takes them for memory
-/// (`vm.overcommit_memory` is 2).
+/// Whether address space without memory counts.
+///
+/// It does if the process has a limit of address space, or the system counts it as memory (`vm.overcommit_memory` is 2).
 pub(crate) fn addresses_are_limited() -> bool {
     let mode = fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
     own_limits().next().is_some() || mode.trim() == "2"
 }
 
-/// The budget from which every set of the process takes what its superblock asks for.
+/// The memory budget that all sets of the process share.
 pub fn budget_of_sets() -> MemoryBudget {
     static BUDGET: OnceLock<MemoryBudget> = OnceLock::new();
     BUDGET.get_or_init(|| MemoryBudget::new(available_bytes() / SHARE_OF_SETS)).clone()
@@ -47,12 +48,12 @@ fn total_bytes(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The process's group in the unified hierarchy, relative to its root.
+/// The control group of the process in the unified hierarchy, relative to the root of the hierarchy.
 fn group_of(cgroup: &str) -> Option<PathBuf> {
     cgroup.lines().find_map(|line| line.strip_prefix("0::/")).map(PathBuf::from)
 }
 
-/// The smallest limit of a group and of those that it is in.
+/// The smallest limit of a group and its ancestors.
 fn group_limit(root: &Path, group: &Path) -> Option<u64> {
     let limit = |dir: &Path| fs::read_to_string(dir.join("memory.max")).ok()?.trim().parse::<u64>().ok();
     group.ancestors().filter_map(|dir| limit(&root.join(dir))).min()

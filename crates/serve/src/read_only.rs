@@ -1,7 +1,8 @@
 //! Opening devices for reading only, with a shared claim, so that their contents do not change meanwhile.
 //!
 //! Owns the refusal of devices that another process writes to. A file is locked (shared) as long as the value lives; a
-//! block device is only checked for processes that write to it, because a claim would exclude other readers.
+//! block device is only checked for processes that write to it, because a claim would exclude other readers. Must not know
+//! what is read.
 
 use std::path::Path;
 
@@ -19,7 +20,7 @@ pub struct ReadOnlyOpener {
 
 /// A device open for reading.
 pub struct ReadOnlyDevice {
-    /// What is read.
+    /// The contents of the device.
     pub source: FileSource,
     _claim: FileDevice,
 }
@@ -27,11 +28,11 @@ pub struct ReadOnlyDevice {
 impl ReadOnlyOpener {
     /// Makes an opener.
     ///
-    /// With `in_use` it opens devices that another process writes to; what is read from those may be torn. `flag` is the
-    /// option by which an operator sets it, for messages.
+    /// With `in_use` it also opens devices that another process writes to, whose contents may be torn. `flag` is the option
+    /// by which an operator sets it, for messages.
     ///
     /// # Errors
-    /// If the kernel refuses what the claims need.
+    /// If the system cannot start a driver for the claims.
     pub fn new(in_use: bool, flag: &'static str) -> Result<ReadOnlyOpener, Failure> {
         // No request goes through this driver: it only holds the claims.
         let options = DriverOptions { backend: Backend::Pool, ..DriverOptions::default() };

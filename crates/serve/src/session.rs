@@ -19,7 +19,7 @@ use io::{Device, Disk, Handle, Nanos};
 use crate::crash_log::CrashLog;
 use crate::events::{EventLog, WINDOW};
 use crate::failure::Failure;
-use crate::tunables::{Owner, Setting};
+use crate::tunables::{Beyond, Owner, Setting, in_any_order};
 use crate::{message, ram, superblock};
 
 /// Time for which events are collected before they are logged.
@@ -28,9 +28,9 @@ const TOGETHER: Nanos = Nanos::from_ms(250);
 /// The simulated slowness of backing devices, for demonstrations.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Simulation {
-    /// Like a disk with a moving head.
+    /// Whether it is as slow as a disk with a moving head.
     pub hdd: bool,
-    /// Added to each request.
+    /// Delay of each request in milliseconds.
     pub delay_ms: u64,
 }
 
@@ -56,23 +56,23 @@ pub fn open_device(driver: &Driver, path: &Path, simulation: Simulation) -> Resu
 pub struct OpenBacking {
     /// The device, claimed.
     pub disk: Disk,
-    /// What it says of itself.
+    /// Its superblock.
     pub superblock: BackingSuper,
 }
 
-/// Devices that are claimed and fit together. Nothing has been written yet.
+/// Devices that are claimed and belong together. Nothing has been written to them.
 pub struct Devices {
     /// Cache device and its superblock.
     pub cache: Option<(Disk, CacheSuper)>,
-    /// In the order in which they were given.
+    /// The backing devices, in the order in which they were given.
     pub backings: Vec<OpenBacking>,
 }
 
 impl Devices {
-    /// Claims devices and looks at their superblocks.
+    /// Claims devices and checks their superblocks.
     ///
     /// # Errors
-    /// If one cannot be had or does not belong here; nothing is modified then.
+    /// If a device cannot be claimed or does not belong to the set. In that case no device is changed.
     pub async fn open(
         driver: &Driver,
         cache: Option<&Path>,
@@ -82,7 +82,7 @@ impl Devices {
         let cache = match cache {
             Some(path) => {
                 let disk = open_device(driver, path, Simulation::default())?;
-                // The device is ours: no other process relies on what was kept for it.
+                // The device is claimed, so no other process uses its crash logs.
                 let bytes = superblock::read_bytes(&disk).await.inspect_err(|_| CrashLog::forget(&disk))?;
                 let superblock = superblock::cache_in(&disk, path, &bytes)?;
                 Some((disk, superblock))
@@ -106,11 +106,10 @@ impl Devices {
     }
 }
 
-/// Claims a backing device and looks at its superblock; where there is a set, that of its cache device says whether
-/// they fit together.
+/// Claims a backing device and checks its superblock, against that of the cache device if there is one.
 ///
 /// # Errors
-/// If it cannot be had or does not belong here; nothing is modified then.
+/// If the device cannot be claimed or does not belong to the set. In that case it is not changed.
 pub async fn open_backing(
     driver: &Driver,
     path: &Path,
@@ -133,14 +132,14 @@ pub async fn open_backing(
     Ok(OpenBacking { disk, superblock })
 }
 
-/// A set that runs, or backing devices that run without one.
+/// A running set, or backing devices that run without one.
 pub struct Session {
     /// The set, unless backing devices run alone.
     pub set: Option<CacheSet>,
     volumes: RefCell<Vec<Rc<Volume>>>,
-    /// A volume was added.
+    /// Notified when a volume is added.
     added: Event,
-    /// What was answered and not flushed survives this process here.
+    /// The crash log, which has acknowledged writes without a flush after a crash of this process.
     pub crash_log: CrashLog,
     log: EventLog,
 }
@@ -156,10 +155,10 @@ impl Session {
         }
     }
 
-    /// Brings devices up.
+    /// Starts the set and its volumes, or backing devices without a set.
     ///
     /// # Errors
-    /// If one is refused. What was up is down again then.
+    /// If a device is refused. The devices that were started are stopped again.
     pub async fn start(devices: Devices) -> Result<Session, Failure> {
         let Devices { cache, backings } = devices;
         let Some((disk, superblock)) = cache else { return Session::without_cache(backings).await };
@@ -179,7 +178,7 @@ impl Session {
         match attached {
             Ok(()) => Ok(session),
             Err(e) => {
-                // What is up goes down in good order; the first error is the one that matters.
+                // Started devices are stopped in order. The first error is returned.
                 let _ = session.stop().await;
                 Err(e)
             }
@@ -215,13 +214,15 @@ impl Session {
         Ok(session)
     }
 
-    /// The volumes: first those with a backing device in the order in which these were given, then the others by slot,
-    /// then what was added later.
+    /// The volumes.
+    ///
+    /// First those with a backing device in the order in which these were given, then the others by slot, then those that
+    /// were added later.
     pub fn volumes(&self) -> Vec<Rc<Volume>> {
         self.volumes.borrow().clone()
     }
 
-    /// The volume of this name.
+    /// The volume with this name.
     ///
     /// # Errors
     /// If there is none.
@@ -230,13 +231,13 @@ impl Session {
         found.ok_or_else(|| Failure::Failed(format!("there is no volume {name}")))
     }
 
-    /// A volume that is to be served, too.
+    /// Adds a volume that is served from now on.
     pub fn add(&self, volume: Rc<Volume>) {
         self.volumes.borrow_mut().push(volume);
         self.added.notify_all();
     }
 
-    /// A volume that is not served any more. Stopping it is the caller's.
+    /// Removes a volume that is not served any more. The caller stops it.
     pub fn forget(&self, volume: &Rc<Volume>) {
         self.volumes.borrow_mut().retain(|v| !Rc::ptr_eq(v, volume));
     }
@@ -252,18 +253,40 @@ impl Session {
     /// Changes a tunable of the set, or of every cached device.
     ///
     /// # Errors
-    /// If the engine refuses it.
-    pub async fn apply(&self, setting: &Setting) -> Result<(), Failure> {
-        match (setting.owner, &self.set) {
-            (Owner::Set, Some(set)) => set.set(&setting.key, &setting.value).await?,
+    /// If the value is refused; nothing has changed then. If the engine fails, a part may have changed.
+    pub async fn apply(&self, setting: &Setting, beyond: Beyond) -> Result<(), Failure> {
+        let Setting { owner, key, value } = setting;
+        let refused = beyond == Beyond::Refused;
+        match (owner, &self.set) {
+            (Owner::Set, Some(set)) => {
+                if refused {
+                    set.tunables().check(key, value).map_err(Failure::bad_value)?;
+                }
+                set.set(key, value).await?;
+            }
             (Owner::Set, None) => {}
             (Owner::Device, _) => {
-                for volume in self.volumes().iter().filter(|v| !v.is_flash_only()) {
-                    volume.set(&setting.key, &setting.value).await?;
+                let volumes: Vec<_> = self.volumes().into_iter().filter(|v| !v.is_flash_only()).collect();
+                if refused {
+                    let mut all = volumes.iter().map(|v| v.tunables().check(key, value));
+                    all.try_for_each(|checked| checked.map_err(Failure::bad_value))?;
+                }
+                for volume in volumes {
+                    volume.set(key, value).await?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Changes several tunables. Their order does not matter where the range of one depends on another.
+    ///
+    /// # Errors
+    /// If one is refused; the others may have changed then.
+    pub async fn apply_all(&self, settings: &[Setting]) -> Result<(), Failure> {
+        let set = async |setting: &&Setting| self.apply(setting, Beyond::Refused).await;
+        let refused = in_any_order(settings.iter().collect(), set).await;
+        refused.into_iter().next().map_or(Ok(()), |(_, e)| Err(e))
     }
 
     /// Tells the operator what happened since the last call.
@@ -273,7 +296,7 @@ impl Session {
         self.log.log(&events);
     }
 
-    /// Waits until [`Session::log_events`] has something to tell: a set at rest wakes nobody.
+    /// Waits until [`Session::log_events`] has events to log. An idle set does not wake the caller.
     pub async fn until_events(&self, rt: &Handle) {
         let volumes = self.volumes();
         let mut any: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = vec![Box::pin(self.added.changed())];
@@ -287,18 +310,18 @@ impl Session {
             false => Poll::Pending,
         })
         .await;
-        // What comes with it is told together: what a set says of a failure comes before each request that failed, and a
-        // device that fails every request does not wake anybody for each.
+        // Events of the same time are logged together. The event of a set's failure comes before those of the failed
+        // requests, and a device that fails every request does not wake the caller for each.
         rt.sleep(TOGETHER).await;
     }
 
-    /// Brings everything down. What was written is durable afterwards; dirty data stays dirty.
+    /// Stops the volumes and the set. All writes are durable afterwards; dirty data stays dirty.
     ///
     /// # Errors
-    /// If something could not be written; what a flush acknowledged is durable all the same.
+    /// If something could not be written. Data that a flush acknowledged is durable even then.
     pub async fn stop(&self) -> Result<(), Failure> {
         let mut result = Ok(());
-        // The set no longer knows those that were detached.
+        // The set does not have the detached volumes any more.
         for volume in self.volumes().into_iter().filter(|v| v.inode().is_none()) {
             result = result.and(volume.stop().await.map_err(Failure::from));
         }
@@ -313,11 +336,13 @@ impl Session {
         result
     }
 
-    /// Makes what was answered durable and leaves the rest as it is, like a process that dies: for the next one, which
-    /// replays the journal sooner than this one could bring everything into order, and clients wait for it.
+    /// Makes all answered writes durable and leaves the set as a crash would, for the process that takes over.
+    ///
+    /// The next process replays the journal in less time than this process needs to stop the set, and clients wait
+    /// meanwhile.
     ///
     /// # Errors
-    /// If that fails.
+    /// If a flush fails.
     pub async fn leave(&self) -> Result<(), Failure> {
         for volume in self.volumes() {
             volume.flush().await?;
@@ -332,7 +357,7 @@ pub fn new_uuid() -> format::Uuid {
     format::Uuid(*uuid::Uuid::new_v4().as_bytes())
 }
 
-/// A seed for the engine's random choices, which need not be the same twice.
+/// A random seed for the engine's random choices.
 pub fn seed() -> u64 {
     let (seed, _) = uuid::Uuid::new_v4().as_u64_pair();
     seed
@@ -350,8 +375,9 @@ mod tests {
 
     use super::*;
 
-    /// A volume was detached and is served alone; its device has a write in its volatile cache. The set no longer knows the
-    /// volume, so a stop of the set left the write there.
+    /// A detached volume is served alone, and its device has a write in its volatile cache.
+    ///
+    /// The set does not have the volume any more, so a stop of the set alone left the write in the volatile cache.
     #[test]
     fn a_stop_flushes_volumes_that_were_detached() {
         let driver = Driver::new(DriverOptions::default()).unwrap();

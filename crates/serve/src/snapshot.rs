@@ -1,8 +1,8 @@
 //! All figures of a set and its volumes, as plain values.
 //!
 //! Owns the names of the figures outside of a set's thread: the control API, the metrics and the sysfs view use this
-//! snapshot. Sizes are in bytes, times in the units of their names; [`Command::SetVolume`](crate::Command) accepts the text of
-//! tunables unchanged. Must not know how any of it is shown.
+//! snapshot. Sizes are in bytes, times in the units of their names; [`Command::SetVolume`](crate::Command) accepts the text
+//! of tunables unchanged. Must not know how the figures are shown.
 
 use std::rc::Rc;
 
@@ -31,15 +31,15 @@ pub struct SetFigures {
     pub uuid: String,
     /// Name of the cache device.
     pub device: String,
-    /// Size of a bucket.
+    /// Size of a bucket in bytes.
     pub bucket_bytes: u64,
     /// Number of buckets.
     pub nbuckets: u32,
     /// Percent of buckets that cannot be reclaimed at once.
     pub in_use_percent: u8,
-    /// Live data in the cache.
+    /// Live data in the cache, in bytes.
     pub cached_bytes: u64,
-    /// Live dirty data of all slots, those without a device too.
+    /// Live dirty data of all slots in bytes, including slots whose device is missing.
     pub dirty_bytes: u64,
     /// Dirty data by slot.
     pub dirty_by_slot: Vec<SlotDirty>,
@@ -53,7 +53,7 @@ pub struct SetFigures {
     pub cache_flushes: u64,
     /// Why the set is disabled, if it is.
     pub failed: Option<String>,
-    /// The engine's own work.
+    /// The background work of the engine.
     pub work: WorkFigures,
     /// Statistics of all volumes together.
     pub stats: StatsFigures,
@@ -64,7 +64,7 @@ pub struct SetFigures {
 /// The index of a set.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct IndexFigures {
-    /// Btree nodes.
+    /// Number of btree nodes.
     pub btree_nodes: u64,
     /// Bytes of index in memory.
     pub index_bytes: u64,
@@ -73,56 +73,56 @@ pub struct IndexFigures {
 /// The journal of a set.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct JournalFigures {
-    /// Journal buckets that are free.
+    /// Number of free journal buckets.
     pub journal_buckets_free: u64,
-    /// Journal buckets.
+    /// Number of journal buckets.
     pub journal_buckets: u64,
-    /// Journal entries written since the start.
+    /// Number of journal entries written since the start.
     pub journal_entries_written: u64,
-    /// Bytes of them.
+    /// Bytes of the journal entries written since the start.
     pub journal_bytes_written: u64,
 }
 
-/// Dirty data of a slot.
+/// The dirty data of a slot.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct SlotDirty {
     /// Number of the slot.
     pub slot: u32,
-    /// Its dirty data.
+    /// Its dirty data in bytes.
     pub dirty_bytes: u64,
 }
 
 /// Counters of the engine's background work since the start.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct WorkFigures {
-    /// Written to the cache device: everything (since `clear_stats`, like the others of this kind).
+    /// Bytes written to the cache device since the start or `clear_stats`.
     pub written_bytes: u64,
-    /// Written to the cache device: btree.
+    /// Bytes of the btree written to the cache device since the start or `clear_stats`.
     pub btree_written_bytes: u64,
-    /// Written to the cache device: btree, journal, priorities, superblock.
+    /// Bytes of btree, journal, priorities and superblock written since the start or `clear_stats`.
     pub metadata_written_bytes: u64,
-    /// Reads of the cache that had to be repeated, for the bucket was reused meanwhile.
+    /// Cache reads that were repeated because their bucket was reused meanwhile.
     pub cache_read_races: u64,
-    /// Extents written back.
+    /// Number of extents written back.
     pub writeback_keys_done: u64,
-    /// Extents that could not be written back.
+    /// Number of extents whose writeback failed.
     pub writeback_keys_failed: u64,
     /// Times that journal space was reclaimed.
     pub reclaim: u64,
-    /// Journal buckets reclaimed.
+    /// Number of reclaimed journal buckets.
     pub reclaimed_journal_buckets: u64,
-    /// Journal writes that a flush asked for.
+    /// Number of journal writes that a flush requested.
     pub flush_write: u64,
     /// Work on the btree.
     #[serde(flatten)]
     pub btree: BtreeWorkFigures,
-    /// Priority chains written.
+    /// Number of priority chains written.
     pub prio_writes: u64,
     /// Walks of the index by the garbage collector.
     pub gc_runs: u64,
     /// Extents moved by the moving garbage collector.
     pub moved_extents: u64,
-    /// Buckets whose generation went around.
+    /// Number of buckets whose generation has wrapped around.
     pub gen_wraps: u64,
 }
 
@@ -142,17 +142,17 @@ pub struct BtreeWorkFigures {
 pub struct StatsFigures {
     /// Since the start or `clear_stats`.
     pub total: ViewFigures,
-    /// The last five minutes or so.
+    /// About the last five minutes.
     pub five_minute: ViewFigures,
-    /// The last hour or so.
+    /// About the last hour.
     pub hour: ViewFigures,
-    /// The last day or so.
+    /// About the last day.
     pub day: ViewFigures,
-    /// Requests that were not cached, by reason, since the start; every reason is there.
+    /// Requests that were not cached since the start, for every reason.
     pub bypass_reasons: Vec<ReasonFigures>,
 }
 
-/// One view.
+/// The figures of one period.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct ViewFigures {
     /// Reads, not bypassed, that were completely served from the cache.
@@ -178,7 +178,7 @@ pub struct ReasonFigures {
     pub reason: &'static str,
     /// Requests, or parts of requests.
     pub requests: u64,
-    /// Their length.
+    /// Bytes of these requests.
     pub bytes: u64,
 }
 
@@ -187,27 +187,27 @@ pub struct ReasonFigures {
 pub struct VolumeFigures {
     /// Name for clients.
     pub name: String,
-    /// Label; empty for none.
+    /// Label; empty if there is none.
     pub label: String,
     /// Slot in the set, while attached.
     pub slot: Option<u32>,
-    /// Name of the backing device; none for a flash-only volume.
+    /// Name of the backing device; `None` for a flash-only volume.
     pub backing_device: Option<String>,
     /// UUID of the backing device.
     pub backing_uuid: Option<String>,
     /// State in the backing superblock: `no cache`, `clean`, `dirty` or `inconsistent`.
     pub state: Option<&'static str>,
-    /// The volume lives in the cache alone.
+    /// Whether the volume's data is in the cache alone.
     pub flash_only: bool,
-    /// Served through the set; false for a backing device that is served alone.
+    /// Whether it is served through the set; false for a backing device that is served alone.
     pub attached: bool,
-    /// What happens to writes.
+    /// The cache mode: how writes are handled.
     pub cache_mode: String,
-    /// Size.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// Logical block size.
+    /// Logical block size in bytes.
     pub block_bytes: u32,
-    /// Live dirty data.
+    /// Live dirty data in bytes.
     pub dirty_bytes: u64,
     /// Failed requests to the backing device.
     pub io_errors: u64,
@@ -221,9 +221,9 @@ pub struct VolumeFigures {
     pub writeback: WritebackFigures,
     /// Tunables of the device.
     pub tunables: Vec<TunableFigure>,
-    /// How clients reach it; the owner of the exports fills it in.
+    /// The ways to reach the volume, which the owner of the exports fills in.
     pub exports: Vec<Way>,
-    /// Why it cannot be reached as it should, if it cannot; filled in like `exports`.
+    /// Why the volume is not exported as configured, which the owner of the exports fills in.
     pub problem: Option<String>,
 }
 
@@ -232,72 +232,72 @@ pub struct VolumeFigures {
 pub struct RequestFigures {
     /// Reads.
     pub reads: u64,
-    /// Bytes of them.
+    /// Bytes of the reads.
     pub read_bytes: u64,
     /// Writes.
     pub writes: u64,
-    /// Bytes of them.
+    /// Bytes of the writes.
     pub written_bytes: u64,
     /// Discards.
     pub discards: u64,
-    /// Bytes of them.
+    /// Bytes of the discards.
     pub discarded_bytes: u64,
     /// Flushes.
     pub flushes: u64,
-    /// Reads and writes whose sender said that they are about a file system's metadata.
+    /// Number of reads and writes that carry the hint that they are for metadata of a file system.
     pub metadata_requests: u64,
-    /// Bytes of them.
+    /// Bytes of these requests.
     pub metadata_bytes: u64,
 }
 
-/// `writeback_rate_debug`, in numbers.
+/// The values of `writeback_rate_debug`, as numbers.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct WritebackFigures {
-    /// Rate.
+    /// Rate of writeback in bytes per second.
     pub rate_bytes_per_s: i64,
-    /// Dirty data, as the controller sees it.
+    /// Dirty data in bytes, as the controller counts it.
     pub dirty_bytes: i64,
-    /// How much dirty data there should be, as of the last update.
+    /// Target of the amount of dirty data, at the last update.
     pub target_bytes: i64,
-    /// Proportional (or fragmentation) term.
+    /// Proportional (or fragmentation) term of the rate.
     pub proportional_bytes_per_s: i64,
-    /// Integral term.
+    /// Integral term of the rate.
     pub integral_bytes_per_s: i64,
-    /// Change of the rate by the last update.
+    /// Change of the rate at the last update.
     pub change_bytes_per_s: i64,
-    /// Until the next I/O is due; negative if it is late.
+    /// Time until the next writeback is due, in milliseconds; negative if it is late.
     pub next_io_ms: i64,
-    /// The same as the kernel shows it.
+    /// These values as the kernel's `writeback_rate_debug` shows them.
     pub debug: String,
 }
 
 /// A tunable with its value.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct TunableFigure {
-    /// Name, the kernel's if the kernel has it.
+    /// Name: the kernel's, if the kernel has this tunable.
     pub key: &'static str,
-    /// Value in the form that is taken over unchanged.
+    /// Value, in a form that a change accepts unchanged.
     pub value: String,
-    /// Value as the kernel shows it: brackets around the choice, sizes in short.
+    /// Value as the kernel shows it: brackets around the choice, sizes with units.
     pub shown: String,
     /// The default, in the form of `value`.
     pub default: String,
-    /// Unit; empty without one.
+    /// Unit; empty if there is none.
     pub unit: &'static str,
     /// Range, as text.
     pub range: String,
-    /// The choices, if it is one.
+    /// The choices; `None` if the value is not one of several words.
     pub choices: Option<&'static [&'static str]>,
-    /// Kept in the superblock, not in settings.
+    /// Whether the value is stored in the superblock instead of the settings.
     pub in_superblock: bool,
-    /// The kernel has it, too.
+    /// Whether the kernel has this tunable.
     pub in_kernel: bool,
-    /// One line about it.
+    /// A description in one line.
     pub doc: &'static str,
 }
 
 impl Snapshot {
-    /// The figures of a session at this moment. To be called on its thread; takes microseconds.
+    /// The figures of a session at this moment. It is called on the thread of the session, and takes microseconds.
     pub fn of(session: &Session) -> Snapshot {
         Snapshot {
             set: session.set.as_ref().map(SetFigures::of),

@@ -1,7 +1,7 @@
 //! Checks of superblocks before a device is used, with errors that name the cause.
 //!
-//! A session checks every superblock before it writes the first one, so that a mistake in the arguments changes nothing on any
-//! device.
+//! Owns the rules of these checks. A session checks every superblock before it writes the first one, so a mistake in the
+//! arguments changes no device. Must not write.
 
 use std::path::Path;
 
@@ -12,10 +12,10 @@ use io::Disk;
 
 use crate::failure::Failure;
 
-/// Sectors up to the end of a superblock.
+/// Number of sectors up to the end of a superblock.
 pub const HEAD: Sectors = Sectors(SUPERBLOCK_SECTOR.0 + SUPERBLOCK_BYTES as u64 / 512);
 
-/// Refuses what is too small for a superblock.
+/// Refuses a device that is too small for a superblock.
 pub fn has_room(source: &dyn inspect::ReadAt) -> Result<(), Failure> {
     room(source.name(), source.sectors())
 }
@@ -29,7 +29,7 @@ fn room(name: &str, sectors: Sectors) -> Result<(), Failure> {
     )))
 }
 
-/// The bytes where a superblock belongs.
+/// Reads the bytes at the place of the superblock.
 pub async fn read_bytes(disk: &Disk) -> Result<Vec<u8>, Failure> {
     let info = disk.info();
     room(&info.name, info.sectors)?;
@@ -54,12 +54,12 @@ fn not_bcache(disk: &Disk, path: &Path, wanted: &str) -> Failure {
     refused(disk, format!("expected {wanted} of bcache, found {found}"))
 }
 
-/// The superblock of a cache device.
+/// Reads and checks the superblock of a cache device.
 pub async fn cache(disk: &Disk, path: &Path) -> Result<CacheSuper, Failure> {
     cache_in(disk, path, &read_bytes(disk).await?)
 }
 
-/// The superblock of a cache device, in the bytes that were read from it.
+/// Checks the superblock of a cache device in bytes that were read from the device.
 pub fn cache_in(disk: &Disk, path: &Path, bytes: &[u8]) -> Result<CacheSuper, Failure> {
     match identify(bytes) {
         Identity::NotBcache => Err(not_bcache(disk, path, "a cache device")),
@@ -75,7 +75,7 @@ pub fn cache_in(disk: &Disk, path: &Path, bytes: &[u8]) -> Result<CacheSuper, Fa
     }
 }
 
-/// The superblock of a backing device.
+/// Reads and checks the superblock of a backing device.
 pub async fn backing(disk: &Disk, path: &Path) -> Result<BackingSuper, Failure> {
     let bytes = read_bytes(disk).await?;
     match identify(&bytes) {

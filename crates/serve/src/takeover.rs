@@ -1,9 +1,9 @@
 //! `up --takeover`: takes over the ublk devices that another process serves.
 //!
-//! The order: the new process checks everything that it can check without owning the devices. It finds the process that
-//! serves the set through its ublk devices and sends it a signal to hand over. The old process answers the requests under way,
-//! makes them durable, leaves its devices to the driver and ends, which releases its claims. The new process then starts as
-//! usual and recovers the devices. Must not know how a set is served.
+//! Owns the order. The new process checks everything that it can check without claiming the devices. It finds the process
+//! that serves the set through its ublk devices and sends it a signal to hand over. The old process answers the requests in
+//! flight, makes them durable, leaves its devices to the driver and ends, which releases its claims. The new process then
+//! starts as usual and recovers the devices. Must not know how a set is served.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -17,20 +17,20 @@ use crate::exports;
 use crate::failure::Failure;
 use crate::{message, superblock};
 
-/// Time limit for the other process to answer the requests under way and make them durable.
+/// Time limit of the other process to answer the requests in flight and make them durable.
 const HANDOVER_WITHIN: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
 
-/// Opens a device that another process has, for reading.
+/// Opens a device that another process has claimed, for reading.
 fn open_read_only(driver: &Driver, path: &Path) -> Result<Disk, Failure> {
     let options = OpenOptions { access: Access::ReadOnly, claim: Claim::None, ..OpenOptions::default() };
     let device = FileDevice::open(driver.reactor(), path, &options)?;
     Ok(Disk::new(Rc::new(device), driver.handle()))
 }
 
-/// Has the process that serves the set of these devices hand it over. Returns when that process has ended.
+/// Makes the process that serves the set of these devices hand it over, and waits until that process has ended.
 ///
 /// # Errors
-/// If the devices are not what they should be, or the other process does not end; it serves on then.
+/// If the devices do not belong together, or the other process does not end; it continues to serve.
 pub async fn take_over(driver: &Driver, cache: &Path, backings: &[PathBuf]) -> Result<(), Failure> {
     let set = superblock::cache(&open_read_only(driver, cache)?, cache).await?.set_uuid();
     let mut uuids = Vec::new();
@@ -54,7 +54,7 @@ pub async fn take_over(driver: &Driver, cache: &Path, backings: &[PathBuf]) -> R
         |what: &str, e: rustix::io::Errno| Failure::because(format_args!("process {pid}: {what}"), e);
     let process = Pid::from_raw(pid).ok_or_else(|| refused("not a process", rustix::io::Errno::SRCH))?;
     let handle = pidfd_open(process, PidfdFlags::empty()).map_err(|e| refused("cannot be watched", e))?;
-    // Now that the number cannot be given to another process any more: it still is the one.
+    // The handle now keeps the process id from being reused, so this checks that the id still is that of the server.
     if exports::servers(driver, &set.to_string(), &uuids).await? != servers {
         return Err(Failure::Failed(format!("process {pid} ended during the takeover; try again")));
     }
@@ -87,8 +87,8 @@ mod tests {
     use super::*;
     use crate::crash_log::suffix_of;
 
-    /// A start that cannot read a superblock removes the crash logs of the device. A takeover once did so, too, and took the
-    /// log away from the process that serves the device.
+    /// A start that cannot read a superblock removes the crash logs of the device. A takeover must not do that, because the
+    /// process that serves the device uses its log.
     #[test]
     fn a_device_whose_superblock_cannot_be_read_keeps_its_crash_log() {
         let Ok(dir) = exports::runtime_dir() else {
@@ -97,7 +97,7 @@ mod tests {
         };
         let place = tempfile::tempdir().unwrap();
         let device = place.path().join("cache");
-        // The superblock lies behind the end.
+        // The file is too short for a superblock.
         std::fs::write(&device, [0; 4096]).unwrap();
         let log = dir.join(format!("5e5e5e5e{}", suffix_of(&device).unwrap()));
         std::fs::write(&log, "keys").unwrap();

@@ -1,8 +1,8 @@
-//! A client of a volume: issues requests and tells the oracle.
+//! A client of a volume: sends requests and reports them to the oracle.
 //!
-//! Owns the way from a request to the volume that serves it now: the volume behind a client can be exchanged while
-//! no request is under way (detached, stopped, attached again). Every answer is checked at once; a wrong one is a
-//! panic, which ends the run and names the seed.
+//! Owns the way from a request to the volume that serves it now. The volume behind a client can be exchanged while no
+//! request is in flight (detached, stopped, attached again). Every answer is checked at once. A wrong answer is a panic,
+//! which ends the run and names the seed. Must not know which requests come.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -18,20 +18,20 @@ use crate::oracle::{Oracle, What};
 use crate::stamp::{Content, SECTOR, decode, fill_data};
 use crate::world::World;
 
-/// A request that was issued and not answered.
+/// A request in flight.
 #[derive(Clone, Debug)]
 pub struct UnderWay {
-    /// When it was issued.
+    /// Time at which it was issued.
     pub since: Nanos,
     /// Its first sector.
     pub start: u64,
-    /// Its sectors; none for a flush.
+    /// Number of its sectors; 0 for a flush.
     pub sectors: u64,
-    /// It is a read.
+    /// Whether it is a read.
     pub reads: bool,
 }
 
-/// A client of one volume. See the module head.
+/// A client of one volume.
 pub struct Client {
     /// Number of the volume in the run.
     pub number: u8,
@@ -44,13 +44,13 @@ pub struct Client {
     next: Cell<u64>,
     paused: Cell<bool>,
     changed: Event,
-    /// Errors are no surprise.
+    /// Whether failed requests are permitted.
     tolerant: Cell<bool>,
     errors: Cell<u64>,
 }
 
 impl Client {
-    /// A client of a volume that is not there yet.
+    /// A client without a volume yet.
     pub fn new(world: &World, rt: Handle, number: u8, oracle: Rc<RefCell<Oracle>>) -> Rc<Client> {
         Rc::new(Client {
             number,
@@ -72,45 +72,47 @@ impl Client {
         self.volume.borrow().clone()
     }
 
-    /// Requests go to this volume from now on.
+    /// Sets the volume to which requests go from now on.
     pub fn set_volume(&self, volume: Option<Rc<Volume>>) {
         *self.volume.borrow_mut() = volume;
     }
 
-    /// Errors are allowed from now on, or not.
+    /// Sets whether failed requests are permitted from now on.
     pub fn set_tolerant(&self, tolerant: bool) {
         self.tolerant.set(tolerant);
     }
 
-    /// The stop of the volume reported that data that was not durable may be lost. Later flushes promise nothing about it.
+    /// Tells the oracle that the stop of the volume reported lost data.
+    ///
+    /// Data that was not durable may be lost, and later flushes promise nothing about it.
     pub fn loss_reported(&self) {
         self.oracle.borrow_mut().loss_reported();
     }
 
-    /// Requests that failed.
+    /// Number of failed requests.
     pub fn errors(&self) -> u64 {
         self.errors.get()
     }
 
-    /// Size of the volume.
+    /// Size of the volume in sectors.
     pub fn size(&self) -> u64 {
         self.oracle.borrow().size()
     }
 
-    /// Holds new requests back and waits for those under way.
+    /// Holds new requests back and waits for those in flight.
     pub async fn pause(&self) {
         self.changed.wait_until(|| !self.paused.get()).await;
         self.paused.set(true);
         self.changed.wait_until(|| self.in_flight.borrow().is_empty()).await;
     }
 
-    /// Lets requests go on.
+    /// Ends [`Client::pause`].
     pub fn resume(&self) {
         self.paused.set(false);
         self.changed.notify_all();
     }
 
-    /// Requests that were issued and not answered.
+    /// The requests in flight.
     pub fn under_way(&self) -> Vec<UnderWay> {
         self.in_flight.borrow().values().cloned().collect()
     }
@@ -132,7 +134,7 @@ impl Client {
     fn failed(&self, what: &str, start: u64, sectors: u64, e: &VolumeError) {
         self.errors.set(self.errors.get() + 1);
         self.world.log(|| format!("client {}: {what} {start}+{sectors}: {e}", self.number));
-        // A volume that lives in the cache alone cannot grow beyond it.
+        // A flash-only volume cannot grow beyond the cache.
         let no_space = matches!(e, VolumeError::NoSpace(_)) && self.is_flash_only();
         assert!(
             self.tolerant.get() || no_space,
@@ -141,7 +143,7 @@ impl Client {
         );
     }
 
-    /// A change or a flush is answered.
+    /// Reports a landmark: the answer to a change or a flush.
     fn answered(&self, durable: bool) {
         self.world.landmark(Landmark::Answer);
         if durable {
@@ -157,11 +159,11 @@ impl Client {
         self.world.log(|| format!("client {}: {stage} {what} {start}+{sectors} #{id}", self.number));
     }
 
-    /// Writes stamped sectors.
+    /// Writes stamped sectors. Returns whether the write succeeded.
     pub async fn write(self: &Rc<Self>, start: u64, sectors: u64, fua: bool) -> bool {
         let Some((volume, _guard)) = self.enter((start, sectors), false).await else { return false };
         let id = self.oracle.borrow_mut().begin(What::Data, start, sectors);
-        // Not at the beginning of its buffer, as in the middle of a larger request of a client.
+        // The data does not begin at the start of its buffer, like a part of a larger request of a client.
         let skip = (id as usize % 3) * SECTOR;
         let mut buffer = self.rt.pool().take(skip + sectors as usize * SECTOR);
         for (i, s) in buffer.as_mut()[skip..].chunks_exact_mut(SECTOR).enumerate() {
@@ -180,7 +182,7 @@ impl Client {
         result.is_ok()
     }
 
-    /// Reads and checks. Returns the contents.
+    /// Reads sectors and checks them. Returns the contents; `None` if the read failed.
     pub async fn read(self: &Rc<Self>, start: u64, sectors: u64) -> Option<Vec<Content>> {
         let (volume, _guard) = self.enter((start, sectors), true).await?;
         let reading = self.oracle.borrow_mut().begin_read(start, sectors);
@@ -227,7 +229,7 @@ impl Client {
         assert_eq!(at, size, "the status goes beyond the volume");
     }
 
-    /// Flushes.
+    /// Flushes the volume. Returns whether the flush succeeded.
     pub async fn flush(self: &Rc<Self>) -> bool {
         let Some((volume, _guard)) = self.enter((0, 0), false).await else { return false };
         let flushing = self.oracle.borrow_mut().begin_flush();
@@ -243,7 +245,7 @@ impl Client {
         result.is_ok()
     }
 
-    /// Discards.
+    /// Discards sectors. Returns whether the discard succeeded.
     pub async fn discard(self: &Rc<Self>, start: u64, sectors: u64) -> bool {
         let Some((volume, _guard)) = self.enter((start, sectors), false).await else { return false };
         let id = self.oracle.borrow_mut().begin(What::Discard, start, sectors);
@@ -258,7 +260,7 @@ impl Client {
         result.is_ok()
     }
 
-    /// Writes zeros.
+    /// Writes zeros. Returns whether the request succeeded.
     pub async fn write_zeroes(self: &Rc<Self>, start: u64, sectors: u64, flags: ZeroFlags) -> bool {
         let Some((volume, _guard)) = self.enter((start, sectors), false).await else { return false };
         let id = self.oracle.borrow_mut().begin(What::Zero, start, sectors);

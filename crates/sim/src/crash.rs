@@ -1,8 +1,8 @@
-//! Every crash of a scenario: the power fails at every moment of a boot, and everything that a cut could leave is tried.
+//! Every crash of a scenario: the power fails at every moment of a boot, and every possible outcome of the cut is tried.
 //!
-//! Owns the moments at which a scenario is interrupted and the outcomes that each may have. The boot runs once. Before
-//! every effect on a device, the contents of the devices and the state of the oracle are saved. Then each outcome is loaded
-//! and judged, and a last boot must end well. Outcomes with equal contents and an equal oracle are tried once.
+//! Owns the moments at which a scenario is interrupted and the outcomes of each. The boot runs once. Before every effect on
+//! a device, the contents of the devices and the state of the oracle are saved. Then each outcome is loaded and judged, and
+//! a last boot has to succeed. Outcomes with equal contents and an equal oracle are tried once. Must not know the script.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -16,41 +16,42 @@ use crate::image::Image;
 use crate::oracle::Oracle;
 use crate::scenario::{Boot, End, Scenario};
 
-/// Possible contents of the devices after a crash: a list of outcomes, each with one image a device.
+/// Possible contents of the devices after a crash: a list of outcomes, each with one image per device.
 type Outcomes = Vec<Vec<Image>>;
 
-/// The outcomes of a moment, computed when it is tried, and a fingerprint that is equal for equal moments.
+/// The outcomes of a moment, computed when it is tried, and its fingerprint, which is equal for equal moments.
 struct Later {
     outcomes: Box<dyn FnOnce() -> Outcomes>,
     fingerprint: u64,
 }
 
 struct Crash {
-    /// The crash is before this effect of the scenario.
+    /// Number of the effect before which the crash is.
     at: u64,
     later: Later,
     oracles: Vec<Oracle>,
 }
 
-/// Maximum number of outcomes that are tried for one crash.
+/// Limit of the outcomes that are tried for one crash.
 const COMBINATIONS: usize = 1 << 12;
 
-/// Counts of crashes and outcomes that were tried.
+/// Counts of the tried crashes and outcomes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Tried {
     /// Moments at which the power failed.
     pub crashes: u64,
-    /// Outcomes that were judged and ended well.
+    /// Number of the outcomes that were judged and succeeded.
     pub outcomes: u64,
-    /// Outcomes that were equal to an earlier one.
+    /// Number of the outcomes that were equal to an earlier one.
     pub alike: u64,
 }
 
 /// Runs a boot after a `prologue`, with a power cut before every `step`th effect, and tries some outcomes of each crash.
+///
 /// Returns the number of crashes.
 ///
 /// # Panics
-/// If anything is not as it must be; the message says at which effect.
+/// If a check fails; the message has the number of the effect.
 pub fn every_crash<P, T>(
     seed: u64,
     make: impl Fn() -> Scenario,
@@ -74,12 +75,13 @@ where
     crash_everywhere(make, prologue, script, step, some).crashes
 }
 
-/// Runs a boot after a `prologue`, with a power cut before every effect, and tries every subset of the writes that are not
-/// durable. It tries every subset of up to `most` blocks or writes of a device ([`Moment::outcomes`]) in every combination
-/// with the subsets of the other devices; where these are more than `COMBINATIONS`, `most` is lower at that moment.
+/// Runs a boot after a `prologue`, with a power cut before every effect, and tries every subset of the non-durable writes.
+///
+/// It tries every subset of up to `most` blocks or writes of a device ([`Moment::outcomes`]) in every combination with the
+/// subsets of the other devices. If these are more than `COMBINATIONS`, `most` is lower at that moment.
 ///
 /// # Panics
-/// If anything is not as it must be; the message says at which effect.
+/// If a check fails; the message has the number of the effect.
 pub fn every_outcome<P, T>(
     make: impl Fn() -> Scenario,
     prologue: impl Fn(Boot) -> P,
@@ -173,7 +175,7 @@ fn remember_crashes<T: Future<Output = ()> + 'static>(
             return;
         }
         let mut all = all.borrow_mut();
-        // An effect that was announced and did not happen then: the state when it happens counts.
+        // If an announced effect did not happen, the state before the effect that happens counts.
         let _ = all.pop_if(|c| c.at == at);
         let crashed = |o: &Rc<RefCell<Oracle>>| {
             let mut oracle = o.borrow().clone();
@@ -191,7 +193,7 @@ fn remember_crashes<T: Future<Output = ()> + 'static>(
     crashes.take()
 }
 
-/// Adds to a fingerprint.
+/// Adds a number to a fingerprint.
 fn mix(sum: u64, next: u64) -> u64 {
     (sum ^ next).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
 }

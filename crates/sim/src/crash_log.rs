@@ -1,11 +1,13 @@
-//! Memory of a simulated machine that outlives the process.
+//! A crash log in the memory of a simulated machine, which outlives the process.
+//!
+//! Owns the entries. Must not know when the machine ends.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use io::CrashLogMemory;
 
-/// A crash log in memory: it retains the newest two entries, as the engine needs them.
+/// A crash log in memory. It retains the newest two entries, because the engine needs no more.
 #[derive(Default)]
 pub struct Memory {
     entries: RefCell<BTreeMap<u64, Vec<u64>>>,

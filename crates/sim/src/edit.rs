@@ -1,6 +1,6 @@
 //! A set at rest whose structures a test reads and changes, with their checksums.
 //!
-//! Owns finding the newest journal entry and appending others behind it. Must not know the engine.
+//! Owns the search for the newest journal entry, and the appending of entries after it. Must not know the engine.
 
 use format::bset::BsetBuilder;
 use format::uuid_table::{encode_uuid_table, parse_uuid_table};
@@ -16,31 +16,31 @@ use crate::disk::SimDisk;
 /// Largest position of the engine's index, in sectors.
 pub const MOST: u64 = (1 << 47) - 1;
 
-/// The structures of a cache device that say where everything else is.
+/// The structures of a cache device from which all others can be found.
 pub struct Heads {
     /// The superblock.
     pub superblock: CacheSuper,
     /// The newest journal entry.
     pub newest: Jset,
-    /// Where the ring goes on behind it.
+    /// The place in the ring after the newest entry.
     end: Sector,
-    /// Buckets of the ring between there and its physical end that no start needs.
+    /// Number of buckets between that place and the physical end of the ring that no start needs.
     room: usize,
 }
 
-/// Keys of an entry that fits into every bucket of a ring.
+/// Number of keys that fit into an entry in every bucket of a ring.
 const KEYS: usize = 100;
 
 impl Heads {
-    /// Reads them.
+    /// Reads the superblock and the newest journal entry.
     ///
     /// # Panics
-    /// If the device holds no set that was ever in use.
+    /// If the set on the device was never in use.
     pub fn read(cache: &SimDisk) -> Heads {
         Heads::find(cache).unwrap_or_else(|| panic!("the journal of the cache device is empty"))
     }
 
-    /// The same; nothing if the set was never in use.
+    /// Reads the superblock and the newest journal entry; `None` if the set was never in use.
     ///
     /// # Panics
     /// If the device is damaged.
@@ -66,8 +66,10 @@ impl Heads {
         Some(Heads { superblock, newest, end, room })
     }
 
-    /// Fills the set with dirty data of a slot that no device has, but for `left` empty buckets. False if that is not possible:
-    /// fewer are empty, the keys do not fit into the ring, or every slot is used.
+    /// Fills the set, except for `left` empty buckets, with dirty data of a slot whose device is missing.
+    ///
+    /// Returns false if that is not possible: fewer buckets are empty, the keys do not fit into the ring, or every slot is
+    /// used.
     ///
     /// # Panics
     /// If the device is damaged.
@@ -77,7 +79,7 @@ impl Heads {
         let view = SetView::open(&image, Mode::BestEffort).unwrap_or_else(|e| panic!("{}", e.fatal));
         let usage = Usage::of(&view).0;
         let all = || (g.first_dynamic().0..g.nbuckets).map(BucketNr);
-        // Clean data cannot make room for priorities: its bucket may be reused once they are written.
+        // Clean data cannot make room for priorities, because its bucket may be reused only after they are written.
         let empty: Vec<BucketNr> = all().filter(|b| usage.get(*b).what == Use::Unused).take(left).collect();
         if empty.len() < left {
             return false;
@@ -90,7 +92,7 @@ impl Heads {
         let Some(slot) = slots.iter().rposition(|s| !s.is_live()) else { return false };
         let key = |(i, b): (usize, BucketNr)| {
             let end = Sector(16 + g.bucket_sectors.0 * (i as u64 + 1));
-            // Clean data of the bucket is stale then.
+            // The new generation makes the clean data of the bucket stale.
             let ptr = Ptr::new(0, g.bucket_start(b), view.gens.current(b).next());
             Bkey::extent(Inode(slot as u32), end, g.bucket_sectors, true, ptr)
         };
@@ -103,10 +105,10 @@ impl Heads {
         true
     }
 
-    /// Puts keys into the root of the index, which is a leaf, in place of what it has.
+    /// Replaces the keys in the root of the index, which is a leaf.
     ///
     /// # Panics
-    /// If they do not fit.
+    /// If the keys do not fit.
     pub fn replace_root(&self, cache: &SimDisk, keys: &[Bkey]) {
         let g = *self.superblock.geometry();
         let ptr = self.newest.btree_root.pointer().unwrap_or_default();
@@ -128,7 +130,7 @@ impl Heads {
         slots.unwrap_or_else(|e| panic!("the table of devices: {e}"))
     }
 
-    /// Lets a flash-only volume end beyond the largest position; false if there is none.
+    /// Moves the end of a flash-only volume beyond the largest position. Returns false if there is no such volume.
     ///
     /// # Panics
     /// If the table of devices cannot be read.

@@ -1,7 +1,7 @@
-//! First seeds: how soon random plans find each deliberate bug of the engine.
+//! First seeds: the number of random plans until each deliberate bug of the engine is found.
 //!
-//! Owns the measurement and its table. Seeds from a beginning on are run with one bug switched on, until a run fails.
-//! Threads share the bugs, rarest work last: a bug is one thread's. Needs the feature `canary`.
+//! Owns the measurement and its table. For each bug, seeds run with the bug switched on until a run fails. Threads share
+//! the bugs, and one thread measures a bug. Needs the feature `canary`. Must not know the bugs.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,15 +15,15 @@ use crate::run::run;
 /// Parameters of the measurement.
 #[derive(Clone, Debug)]
 pub struct Search {
-    /// The first seed that is tried.
+    /// The first seed.
     pub from: u64,
-    /// So many seeds are tried for each bug.
+    /// Limit of the seeds for each bug.
     pub within: u64,
-    /// Threads.
+    /// Number of threads.
     pub jobs: usize,
-    /// No bug is tried for longer.
+    /// Time limit of each bug.
     pub most: Duration,
-    /// Bugs whose names begin with this; all if it is empty.
+    /// Prefix of the names of the bugs; empty for all bugs.
     pub only: String,
 }
 
@@ -32,16 +32,16 @@ pub struct Search {
 pub struct Found {
     /// The bug.
     pub bug: Bug,
-    /// Which seed failed first, counted from the beginning, and how.
+    /// Number of the first failing seed, counted from the first one, and the failure.
     pub first: Option<(u64, String)>,
-    /// Seeds that were tried.
+    /// Number of seeds that were tried.
     pub tried: u64,
-    /// How long it took.
+    /// Duration of the measurement.
     pub took: Duration,
 }
 
 impl Search {
-    /// Measures every bug, and prints each result as soon as it is known.
+    /// Measures every bug, and passes each result to `tell` as soon as it is known.
     pub fn run(&self, tell: impl Fn(&Found) + Sync) -> Vec<Found> {
         let bugs: Vec<Bug> =
             Bug::ALL.iter().copied().filter(|b| format!("{b:?}").starts_with(&self.only)).collect();
@@ -77,7 +77,7 @@ impl Search {
             set_bug(None);
             found.tried = n + 1;
             if let Err(failure) = result {
-                // What fails without the bug, too, says nothing about it.
+                // A plan that fails without the bug, too, says nothing about the bug.
                 if run(&plan, false).is_ok() {
                     let what = failure.what.lines().next().unwrap_or_default().chars().take(90).collect();
                     found.first = Some((n, what));

@@ -1,7 +1,7 @@
-//! The hardware of a run: a cache device and its backing devices, freshly formatted.
+//! The hardware of a run: a cache device and its backing devices, newly formatted.
 //!
-//! Owns the layout and the formatting. Every data sector of a backing device carries the stamp of write 0 of its
-//! volume, so that sectors without a write can be recognised, too.
+//! Owns the layout and the formatting. Every data sector of a backing device carries the stamp of write 0 of its volume, so
+//! that sectors without a write can be recognised, too. Must not know the plan.
 
 use std::rc::Rc;
 
@@ -23,9 +23,9 @@ use crate::world::{Machine, Order, World};
 /// The place of every superblock.
 const SUPERBLOCK: Sector = Sector(8);
 
-/// The devices.
+/// The devices of a run.
 pub struct Hardware {
-    /// The world in which they are.
+    /// The world of the devices.
     pub world: World,
     /// The cache device.
     pub cache: Rc<SimDisk>,
@@ -36,7 +36,7 @@ pub struct Hardware {
 }
 
 impl Hardware {
-    /// New devices, formatted. The backing devices name the set to which they will belong.
+    /// Makes and formats new devices. The backing devices name the set to which they will belong.
     ///
     /// # Panics
     /// If the layout breaks a rule of the format.
@@ -60,10 +60,10 @@ impl Hardware {
         Hardware { world: world.clone(), cache, backings, layout }
     }
 
-    /// Initialises the set and gives every bucket without metadata this generation: what years of reuse would.
+    /// Initialises the set and sets the generation of every bucket without metadata, as years of use would.
     ///
     /// # Panics
-    /// If the set cannot be initialised, or what it wrote cannot be read.
+    /// If the set cannot be initialised, or its metadata cannot be read.
     pub fn age(&self, generation: u8) {
         let mut machine = self.boot(Order::Fifo);
         let cache = self.disk(&machine, &self.cache);
@@ -78,7 +78,7 @@ impl Hardware {
         set_generations(&image, Gen(generation)).into_iter().for_each(|(at, set)| self.cache.put(at, &set));
     }
 
-    /// Every device.
+    /// The cache device and the backing devices.
     pub fn disks(&self) -> impl Iterator<Item = &Rc<SimDisk>> {
         std::iter::once(&self.cache).chain(&self.backings)
     }
@@ -89,12 +89,12 @@ impl Hardware {
         Machine::boot(&self.world, order)
     }
 
-    /// Switches the machine off and the power of every device. Tasks end where they stand.
+    /// Switches the machine and every device off. Tasks are dropped where they are.
     pub fn power_cut(&self, machine: Machine, retained: Retained) {
         self.cut(machine, Cut::Power(retained, retained));
     }
 
-    /// Ends the process, and the power of some devices, all of them or none. Tasks end where they stand.
+    /// Ends the process, and cuts the power of all devices, of some or of none. Tasks are dropped where they are.
     pub fn cut(&self, machine: Machine, cut: Cut) {
         self.world.cut_power();
         drop(machine);
@@ -118,7 +118,7 @@ impl Hardware {
         self.cut(machine, Cut::Kill);
     }
 
-    /// Kills the process; what it has under way takes effect later ([`SimDisk::land_late`]).
+    /// Kills the process; its requests in flight take effect later ([`SimDisk::land_late`]).
     pub fn kill_late(&self, machine: Machine) {
         self.world.cut_power();
         drop(machine);
@@ -126,12 +126,12 @@ impl Hardware {
         self.world.log(|| "KILLED, with late writes".into());
     }
 
-    /// A device as tasks of `machine` see it.
+    /// A device for the tasks of `machine`.
     pub fn disk(&self, machine: &Machine, disk: &Rc<SimDisk>) -> Disk {
         Disk::new(disk.clone(), machine.handle())
     }
 
-    /// The parts to open the set on `machine`.
+    /// The devices with which the set is opened on `machine`.
     pub fn parts(&self, machine: &Machine) -> Parts {
         Parts {
             cache: self.disk(machine, &self.cache),
@@ -140,7 +140,7 @@ impl Hardware {
     }
 }
 
-/// Devices for the tasks of one boot.
+/// The devices for the tasks of one boot.
 #[derive(Clone)]
 pub struct Parts {
     /// The cache device.
@@ -153,7 +153,7 @@ impl Parts {
     /// Opens the set and registers all backing devices.
     ///
     /// # Errors
-    /// Whatever the engine says.
+    /// If the engine refuses the set or a device.
     pub async fn open(&self, options: SetOptions) -> Result<(CacheSet, Vec<Rc<Volume>>), EngineError> {
         let set = CacheSet::open(self.cache.clone(), options).await?;
         let mut volumes = Vec::new();
@@ -170,7 +170,7 @@ fn new_backing(world: &World, l: &Layout, i: usize, b: &BackingLayout) -> Rc<Sim
     info.optimal_io_bytes = b.stripe_bytes;
     info.partial_stripes_expensive = b.stripe_bytes > 0;
     info.discard = b.discard;
-    // Without a choice of its own: what discards is likely to have holes.
+    // A device that discards is likely to have holes.
     info.sparse = b.discard;
     let disk = SimDisk::new(world, i as u64 + 1, info);
     let superblock = BackingSuper::format(&BackingFormat {
@@ -193,7 +193,7 @@ fn new_backing(world: &World, l: &Layout, i: usize, b: &BackingLayout) -> Rc<Sim
     disk
 }
 
-/// The priority sets of an image, with this generation for every bucket that is not metadata.
+/// The priority sets of an image, with this generation for every bucket without metadata.
 fn set_generations(image: &Image, generation: Gen) -> Vec<(Sector, Vec<u8>)> {
     let head = image.read_vec(SUPERBLOCK, Sectors(8));
     let checked = RawSuperblock::from_prefix(&head).and_then(|raw| raw.check_cache(image.size(), 512));

@@ -1,14 +1,14 @@
 //! The contents of a simulated medium: sparse, and cheap to copy.
 //!
-//! Owns the pages. A copy shares them until one side writes, so the state of a disk can be kept at every moment of
-//! a run. Unwritten pages read as zeros. Must not know what is durable; the disk does.
+//! Owns the pages. A copy shares them until one side writes, so the state of a disk can be saved at every moment of a run.
+//! Unwritten pages read as zeros. Must not know which data is durable.
 
 use std::rc::Rc;
 
 use format::{SECTOR_BYTES, Sector, Sectors};
 use inspect::source::{ReadAt, ReadError, ReadFailure};
 
-/// Sectors of a page.
+/// Number of sectors of a page.
 const PAGE_SECTORS: u64 = 8;
 const PAGE_BYTES: usize = 4096;
 
@@ -29,7 +29,7 @@ impl Image {
         Image { name: Rc::from(name), sectors, pages }
     }
 
-    /// Size.
+    /// Size in sectors.
     pub fn size(&self) -> Sectors {
         self.sectors
     }
@@ -63,12 +63,12 @@ impl Image {
         }
     }
 
-    /// Equal for equal contents.
+    /// A fingerprint, which is equal for equal contents.
     pub fn fingerprint(&self) -> u64 {
         let mut sum = 0_u64;
         let pages = self.pages.iter().enumerate().filter_map(|(i, p)| Some((i as u64, p.as_ref()?)));
         for (i, page) in pages {
-            // Four sums side by side, so that the processor does not wait for each.
+            // Four independent sums, so that the processor computes them in parallel.
             let mut lanes = [i, 1, 2, 3];
             for words in page.chunks_exact(32) {
                 for (lane, word) in lanes.iter_mut().zip(words.chunks_exact(8)) {

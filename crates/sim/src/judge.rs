@@ -1,7 +1,7 @@
 //! Independent judgement of the contents of disks, by crate `inspect`, which shares no code with the engine.
 //!
-//! Owns the check of the structures and the extraction of contents from images. Works on images of any moment: the
-//! engine promises that each of them is valid.
+//! Owns the check of the structures and the extraction of contents from images. Works on images of any moment, because the
+//! engine promises that each of them is valid. Must not know the engine.
 
 use std::io;
 
@@ -15,14 +15,16 @@ use inspect::{
 use crate::image::Image;
 use crate::stamp::SECTOR;
 
-/// Checks the structures of a set. Any finding worse than a notice is an error, and so is clean data that differs
-/// from the backing device (durability contract 9), and dirty data of a device that says clean (6).
+/// Checks the structures of a set.
 ///
-/// One thing is forgiven, because the format has no protection against it: the last set of a btree node may be torn
-/// by a power cut. Then nothing may be lost without it, and the contents are judged without it.
+/// Any finding worse than a notice is an error. So is clean data that differs from the backing device (durability contract
+/// 9), and dirty data of a device whose superblock says clean (6).
+///
+/// One finding is permitted, because the format has no protection against it: a power cut may tear the last bset of a btree
+/// node. Then no data may be lost without that bset, and the contents are judged without it.
 ///
 /// # Errors
-/// The result of the check.
+/// The result of the check, if it fails.
 pub fn check(cache: &Image, backings: &[Image]) -> Result<(), String> {
     let sources: Vec<&dyn ReadAt> = backings.iter().map(|b| b as &dyn ReadAt).collect();
     let report = inspect::check_set(cache, &sources, CheckOptions { compare_clean: true });
@@ -36,7 +38,7 @@ pub fn check(cache: &Image, backings: &[Image]) -> Result<(), String> {
     if report.errors > torn || differing > 0 {
         return Err(format!("{differing} clean extents differ from the backing device; {report}"));
     }
-    // Contract 6: clean in the superblock means that no dirty key is left, durably.
+    // Contract 6: clean in the superblock means that durably no dirty key is left.
     let slots = report.summary.iter().flat_map(|s| &s.devices);
     for d in slots.filter(|d| d.kind == "cached" && d.dirty_sectors > 0) {
         if d.backing.as_ref().is_some_and(|b| b.state == "clean") {
@@ -81,8 +83,10 @@ impl Sink for Collect {
     }
 }
 
-/// The contents of a volume; `None` if the image has none to give (never initialised, no such volume, or a device
-/// that ran without the cache).
+/// Extracts the contents of a volume.
+///
+/// `None` if the image has none: the set was never initialised, there is no such volume, or the device was served without
+/// the cache.
 ///
 /// # Errors
 /// If the contents cannot be right.

@@ -1,10 +1,10 @@
 //! The moments at which a crash can be aimed.
 //!
-//! Must not know who recognises them (`disk` does) nor who aims (a plan does).
+//! Owns the list of landmarks. Must not know which module recognises them (`disk`), nor which one aims (a plan does).
 
 use serde::{Deserialize, Serialize};
 
-/// Something that the engine does and a crash can be aimed at.
+/// An action of the engine at which a crash can be aimed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Landmark {
     /// A request of a client is answered.
@@ -13,19 +13,19 @@ pub enum Landmark {
     DurableAnswer,
     /// A journal entry is submitted.
     Entry,
-    /// A journal entry goes to another bucket of the ring than the one before it.
+    /// A journal entry goes to another bucket of the ring than the entry before it.
     RingStep,
-    /// That bucket has older entries, which the new one overwrites.
+    /// A journal entry goes to another bucket of the ring, and overwrites older entries there.
     RingOverwrite,
-    /// A journal entry names another prio chain than the one before it.
+    /// A journal entry names another prio chain than the entry before it.
     ChainSwitch,
-    /// A journal entry names another root node.
+    /// A journal entry names another root node than the entry before it.
     RootSwitch,
-    /// A journal entry names another UUID table.
+    /// A journal entry names another UUID table than the entry before it.
     TableSwitch,
     /// A prio set is submitted.
     PrioWrite,
-    /// A set of keys is submitted behind others of its node.
+    /// A bset is submitted after other bsets of its node.
     LeafAppend,
     /// A new node is submitted.
     NodeWrite,
@@ -34,7 +34,7 @@ pub enum Landmark {
 }
 
 impl Landmark {
-    /// All of them.
+    /// Every landmark, in order.
     pub const ALL: [Landmark; 12] = [
         Landmark::Answer,
         Landmark::DurableAnswer,
@@ -51,13 +51,13 @@ impl Landmark {
     ];
 }
 
-/// Where a crash is aimed at.
+/// The moment at which a crash is aimed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Aim {
-    /// At this landmark,
+    /// The landmark.
     pub at: Landmark,
-    /// when it is reached for the so-manieth time in the boot,
+    /// Number of the occurrence of the landmark in the boot, counted from 1.
     pub nth: u64,
-    /// and so many effects of devices later.
+    /// Number of device effects after that occurrence.
     pub effects: u64,
 }

@@ -1,4 +1,6 @@
 //! The sizes of the devices of a run, as a plan has them, and their UUIDs.
+//!
+//! Owns the types. Must not know how devices are formatted.
 
 use format::{CacheMode, Replacement, Uuid};
 use serde::{Deserialize, Serialize};
@@ -6,38 +8,38 @@ use serde::{Deserialize, Serialize};
 /// A backing device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BackingLayout {
-    /// Size of the data.
+    /// Size of the data in sectors.
     pub data_sectors: u64,
-    /// Where it begins.
+    /// Offset of the data in sectors.
     pub data_offset: u64,
     /// Block size in its superblock, in sectors.
     pub block_sectors: u64,
     /// Logical block size of the device.
     pub logical_block_bytes: u32,
-    /// Cache mode to begin with.
+    /// Initial cache mode.
     #[serde(with = "as_mode")]
     pub mode: CacheMode,
-    /// Preferred I/O size, 0 for none; partial stripes are expensive then.
+    /// Preferred I/O size in bytes, 0 for none. With one, partial stripes are expensive.
     pub stripe_bytes: u32,
-    /// Whether the device takes discards.
+    /// Whether the device accepts discards.
     pub discard: bool,
 }
 
-/// Sizes of everything.
+/// The sizes and properties of all devices.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Layout {
-    /// Bucket size.
+    /// Bucket size in sectors.
     pub bucket_sectors: u64,
-    /// Block size of the set.
+    /// Block size of the set in sectors.
     pub block_sectors: u64,
-    /// Buckets of the cache device.
+    /// Number of buckets of the cache device.
     pub nbuckets: u64,
-    /// Logical block size of the cache device.
+    /// Logical block size of the cache device in bytes.
     pub logical_block_bytes: u32,
-    /// Victim selection.
+    /// Replacement policy in the superblock.
     #[serde(with = "as_replacement")]
     pub replacement: Replacement,
-    /// Buckets are discarded before reuse.
+    /// Whether buckets are discarded before reuse.
     pub discard: bool,
     /// The backing devices.
     pub backings: Vec<BackingLayout>,
@@ -78,11 +80,11 @@ pub fn uuid_of(number: usize) -> Uuid {
 
 macro_rules! by_name {
     ($module:ident, $type:ty, $all:expr, $name:expr) => {
-        /// A value by its name.
+        /// Serializes a value as its name.
         pub mod $module {
             use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-            /// Writes it.
+            /// Writes the name of the value.
             ///
             /// # Errors
             /// Those of the serializer.
@@ -90,10 +92,10 @@ macro_rules! by_name {
                 s.serialize_str(&($name)(v))
             }
 
-            /// Reads it.
+            /// Reads a value by its name.
             ///
             /// # Errors
-            /// If there is no such name.
+            /// If no value has this name.
             pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<$type, D::Error> {
                 let found = String::deserialize(d)?;
                 let all = $all.into_iter().find(|v| ($name)(v) == found);

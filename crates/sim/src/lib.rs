@@ -1,13 +1,13 @@
-//! The simulator: the engine on simulated disks and virtual time, judged by an oracle of what it promises.
+//! The simulator: the engine on simulated disks and virtual time, judged by an oracle of the engine's promises.
 //!
-//! Owns the simulated world (`world`, `disk`, `image`, `hardware`), the contents of sectors (`stamp`), the oracle of the durability
-//! contract (`oracle`), plans of runs (`plan`) and their generation from seeds (`generate`), the clients (`client`), one boot
-//! (`session`), whole runs (`run`), shorter plans (`shrink`), scripted runs (`scenario`), every crash of a scenario (`crash`),
-//! memory that outlives a process (`crash_log`), a substituted cache device (`substitute`), damaged images (`rot`) and
-//! independent judgement of images (`judge`). Two runs of a seed are equal. No crate depends on this one; it depends on all.
+//! Owns the simulated world (`world`, `disk`, `image`, `hardware`), the contents of sectors (`stamp`), the oracle of the
+//! durability contract (`oracle`), plans of runs (`plan`) and their generation from seeds (`generate`), the clients
+//! (`client`), one boot (`session`), whole runs (`run`), shorter plans (`shrink`), scripted runs (`scenario`), every crash
+//! of a scenario (`crash`), memory that outlives a process (`crash_log`), a substituted cache device (`substitute`),
+//! damaged images (`rot`) and independent judgement of images (`judge`). Two runs of a seed are equal.
 //!
-//! Invariants: no clock, no thread, no randomness but the seed's; a fault that the engine does not claim to survive
-//! is not injected.
+//! Invariants: the only source of time is virtual, there are no threads, and the only randomness comes from the seed. A
+//! fault that the engine does not claim to survive is not injected.
 #![forbid(unsafe_code)]
 
 pub mod client;

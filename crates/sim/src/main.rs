@@ -1,8 +1,8 @@
-//! Runs seeds: `ubcache-sim --seeds N` from a starting seed on, or one with `--seed S`; or a plan: `--plan FILE`.
+//! Runs seeds: `ubcache-sim --seeds N` from a first seed on, or one with `--seed S`; or a plan: `--plan FILE`.
 //!
-//! Continues after a violation. A failing seed is printed with the command that replays it; at the end come the counts of
-//! everything that happened and the seeds that failed, and the exit code is 1 if there are any. `--shrink FILE` makes a
-//! failing seed or plan short and saves it. With `--jobs` threads share the seeds; each run stays on one of them.
+//! Continues after a violation. It prints a failing seed with the command that replays it, and at the end the counts of
+//! events and the failing seeds. The exit code is 1 if there are any. `--shrink FILE` shortens a failing plan and saves it.
+//! With `--jobs` several threads share the seeds; each run stays on one thread.
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
@@ -74,7 +74,7 @@ struct Args {
 }
 
 impl Args {
-    /// The first seed, and the one behind the last.
+    /// The first seed, and the one after the last.
     fn range(&self) -> Range<u64> {
         let (first, count) = self.seed.map_or((self.from, self.seeds), |seed| (seed, 1));
         first..first.saturating_add(count)
@@ -92,7 +92,7 @@ fn load(file: &str) -> Result<Plan, String> {
     Plan::from_text(&text).map_err(|e| format!("{file}: {e}"))
 }
 
-/// Makes a plan short and saves it.
+/// Shortens a plan and saves it.
 fn shrink(plan: &Plan, file: &str, runs: u64) -> Result<(), String> {
     let fails = |p: &Plan| run(p, false).err().map(|f| f.what);
     let Some(search) = Shrink::new(plan, runs, fails) else { return Err("it does not fail".into()) };
@@ -120,7 +120,7 @@ struct Total {
     printed_at: Duration,
 }
 
-/// How often the totals so far are printed on standard error.
+/// Interval at which the totals are printed on standard error.
 const PRINT_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Total {
@@ -133,7 +133,7 @@ impl Total {
     }
 }
 
-/// Runs seeds until there are none left.
+/// Runs seeds until none are left.
 fn work(shared: &Shared<'_>, began: Instant) -> Result<(), String> {
     #[cfg(feature = "canary")]
     engine::canary::set_bug(shared.args.bug);
@@ -159,7 +159,7 @@ fn work(shared: &Shared<'_>, began: Instant) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs a plan; nothing comes back if it fails.
+/// Runs a plan; `None` if it fails.
 fn one(args: &Args, plan: &Plan) -> Result<Option<Report>, String> {
     match run(plan, args.verbose) {
         Ok(report) => Ok(Some(report)),
@@ -257,7 +257,7 @@ fn seeds(args: &Args) -> Result<bool, String> {
     Ok(failed.is_empty())
 }
 
-/// Processor time of this thread, where the system tells.
+/// Processor time of this thread in seconds, if the system reports it.
 fn processor_seconds() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     let ns: u64 = text.split_whitespace().next()?.parse().ok()?;

@@ -1,15 +1,15 @@
-//! The oracle: what every sector of a volume may hold, by the durability contract.
+//! The oracle: the contents that every sector of a volume may have, by the durability contract.
 //!
-//! Owns the history of changes (writes, zeros, discards) and for each sector the changes whose outcome may be there
-//! now (*visible*) or after a crash (*allowed*). Must not know the engine.
+//! Owns the history of changes (writes, zeros, discards) and for each sector the changes whose outcome may be there now
+//! (*visible*) or after a crash (*allowed*). Must not know the engine.
 //!
 //! Rules, in the words of the contract (`A` comes before `B` if `A` ended before `B` was issued):
-//! * a completed change hides every change before it from readers; changes under way may be observed or not;
-//! * a durable change (it carried FUA, or a flush ended that was issued after it had ended) rules out every change
-//!   before it for ever; without that a crash may bring back any of them;
-//! * a change that failed or was cut off may have happened or not;
-//! * after a discard a sector holds zeros, the device's garbage, or something that it held before;
-//! * what was read after a recovery stays: nothing else from before the crash is allowed any more.
+//! * a completed change hides every change before it from readers; a read may return changes in flight or not;
+//! * a durable change (it carried FUA, or a flush ended that was issued after the change had ended) rules out every change
+//!   before it for ever; if the change is not durable, a crash may bring back any of them;
+//! * a change that failed or was interrupted may have happened or not;
+//! * after a discard a sector has zeros, garbage of the device, or any of its earlier contents;
+//! * contents that were read after a recovery stay: no other contents from before the crash are allowed any more.
 
 use crate::stamp::{Content, SECTOR, decode};
 
@@ -19,19 +19,19 @@ pub type ChangeId = u32;
 /// The kind of a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum What {
-    /// Writes its stamp.
+    /// A write of stamped data.
     Data,
-    /// Writes zeros.
+    /// A write of zeros.
     Zero,
-    /// Discards.
+    /// A discard.
     Discard,
-    /// What a read observed after a discard.
+    /// The contents that a read returned after a discard.
     Observed(Content),
 }
 
 const RUNNING: u64 = u64::MAX;
 
-/// Changes of a sector that a complaint lists.
+/// Number of changes of a sector that an error message lists.
 const HISTORY: usize = 6;
 
 #[derive(Clone, Debug)]
@@ -41,7 +41,7 @@ struct Change {
     sectors: u64,
     issued: u64,
     ended: u64,
-    /// It succeeded.
+    /// Whether the change succeeded.
     certain: bool,
     durable: bool,
 }
@@ -63,42 +63,42 @@ struct Allowed {
     visible: bool,
 }
 
-/// A read under way.
+/// A read in flight.
 pub struct Reading {
     start: u64,
     issued: u64,
-    /// The visible changes of all sectors when it was issued, one sector behind the other.
+    /// The visible changes of all sectors at the time of the read's issue, sector after sector.
     observed: Vec<ChangeId>,
-    /// For each sector where its changes end in `observed`. No changes stand for change 0 alone.
+    /// The end of each sector's changes in `observed`. An empty range means change 0 alone.
     ends: Vec<u32>,
 }
 
-/// A flush under way.
+/// A flush in flight.
 #[derive(Clone, Copy)]
 pub struct Flushing {
     issued: u64,
 }
 
-/// See the module head.
+/// The history and the allowed contents of one volume.
 #[derive(Clone)]
 pub struct Oracle {
     volume: u8,
     clock: u64,
     changes: Vec<Change>,
-    /// Empty stands for change 0, visible.
+    /// The allowed changes of each sector. An empty list means change 0, visible.
     sectors: Vec<Vec<Allowed>>,
     /// Certain changes that are not durable.
     volatile: Vec<ChangeId>,
-    /// When the last crash was.
+    /// Time of the last crash.
     crash: u64,
-    /// When a device last lost data while the process lived.
+    /// Time at which a device last lost data while the process lived.
     lost: u64,
-    /// Requests that ended.
+    /// Number of requests that have ended.
     ended: u64,
 }
 
 impl Oracle {
-    /// A volume of `sectors`, which hold their stamps of write 0, or zeros.
+    /// The oracle of a volume of `sectors` sectors, which have their stamps of write 0, or zeros.
     pub fn new(volume: u8, sectors: u64, zeros: bool) -> Oracle {
         let what = if zeros { What::Zero } else { What::Data };
         let first = Change { what, start: 0, sectors, issued: 0, ended: 0, certain: true, durable: true };
@@ -114,12 +114,12 @@ impl Oracle {
         }
     }
 
-    /// Equal for oracles that permit the same contents.
+    /// A fingerprint, which is equal for oracles that allow the same contents.
     pub fn fingerprint(&self) -> u64 {
         let mut sum = 0_u64;
         let mut add = |word: u64| sum = (sum ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
         for c in &self.changes {
-            // What a discard may have left: anything that was issued before it ended.
+            // A discard may have left the contents of any change that was issued before the discard ended.
             let older = self.changes.iter().filter(|o| c.what == What::Discard && o.issued < c.ended).count();
             let what = match c.what {
                 What::Data => 0,
@@ -136,12 +136,12 @@ impl Oracle {
         sum
     }
 
-    /// Size of the volume.
+    /// Size of the volume in sectors.
     pub fn size(&self) -> u64 {
         self.sectors.len() as u64
     }
 
-    /// Requests that have ended so far: progress.
+    /// Number of requests that have ended so far, which shows progress.
     pub fn requests_ended(&self) -> u64 {
         self.ended
     }
@@ -165,7 +165,7 @@ impl Oracle {
         if list.is_empty() { FIRST } else { list }
     }
 
-    /// A change is issued.
+    /// Records that a change was issued.
     pub fn begin(&mut self, what: What, start: u64, sectors: u64) -> ChangeId {
         let issued = self.tick();
         let id = self.changes.len() as ChangeId;
@@ -184,7 +184,7 @@ impl Oracle {
         id
     }
 
-    /// A change has ended.
+    /// Records that a change has ended.
     pub fn end(&mut self, id: ChangeId, ok: bool, durable: bool) {
         let now = self.tick();
         self.ended += 1;
@@ -195,7 +195,7 @@ impl Oracle {
             return;
         }
         let c = c.clone();
-        // A device that lost what was not durable may have lost this, too, and the change ends all the same.
+        // A device that loses non-durable data may lose the data of this change, too, although the change succeeds.
         let may_be_lost = c.issued < self.lost;
         for s in c.start..c.start + c.sectors {
             let changes = &self.changes;
@@ -221,12 +221,12 @@ impl Oracle {
         }
     }
 
-    /// A flush is issued.
+    /// Records that a flush was issued.
     pub fn begin_flush(&mut self) -> Flushing {
         Flushing { issued: self.tick() }
     }
 
-    /// A flush has ended.
+    /// Records that a flush has ended.
     pub fn end_flush(&mut self, f: Flushing, ok: bool) {
         self.ended += 1;
         if !ok {
@@ -240,31 +240,33 @@ impl Oracle {
         }
     }
 
-    /// The volume was stopped in order: everything is durable.
+    /// Records that the volume was stopped in order, so that all changes are durable.
     pub fn stopped(&mut self) {
         self.released();
         self.cut_off();
     }
 
-    /// Everything that was answered is durable.
+    /// Makes all answered changes durable.
     pub fn released(&mut self) {
         for id in std::mem::take(&mut self.volatile) {
             self.make_durable(id);
         }
     }
 
-    /// The process died, the machine did not, and memory outlives the process: the next process shows what was answered.
-    /// On the devices alone older versions may still be found.
+    /// Records that the process died on a machine that stays up, with memory that outlives the process.
+    ///
+    /// The next process returns all answered changes. The devices alone may have older versions.
     pub fn killed(&mut self) {
         self.cut_off();
         self.crash = self.tick();
     }
 
-    /// The devices are as they were when the oracle was `then`. Numbers of changes are not used again: what was written
-    /// since is foreign now.
+    /// Returns to the state `then`, because the devices have their contents of that time.
+    ///
+    /// Numbers of changes are not used again, so data of later changes counts as foreign.
     pub fn go_back(&mut self, then: Oracle) {
         let (clock, mut changes) = (self.clock, std::mem::take(&mut self.changes));
-        // What came later never was, and covers nothing.
+        // Later changes did not happen, so they cover no sectors.
         changes.iter_mut().skip(then.changes.len()).for_each(|c| c.sectors = 0);
         let known = then.changes.len();
         *self = then;
@@ -273,7 +275,7 @@ impl Oracle {
         self.crash = self.tick();
     }
 
-    /// A device lost what was not durable while the process lives: any version that is not ruled out may be seen.
+    /// Records that a device lost non-durable data while the process lives: a read may return any allowed version.
     pub fn device_lost(&mut self) {
         for list in &mut self.sectors {
             list.iter_mut().for_each(|a| a.visible = true);
@@ -281,13 +283,14 @@ impl Oracle {
         self.lost = self.tick();
     }
 
-    /// A command reported that data that was not durable may be lost: later flushes promise nothing about it.
+    /// Records that a command reported lost data. Later flushes promise nothing about data that was not durable.
     pub fn loss_reported(&mut self) {
         self.volatile.clear();
         self.device_lost();
     }
 
-    /// The machine or the process failed: data that was not durable may be lost, changes under way may have happened.
+    /// Records a crash of the machine or the process: non-durable data may be lost, and changes in flight may have
+    /// happened.
     pub fn crashed(&mut self) {
         self.volatile.clear();
         self.cut_off();
@@ -304,7 +307,7 @@ impl Oracle {
         }
     }
 
-    /// A read is issued.
+    /// Records that a read was issued.
     pub fn begin_read(&mut self, start: u64, sectors: u64) -> Reading {
         let issued = self.tick();
         let range = start as usize..(start + sectors) as usize;
@@ -317,19 +320,19 @@ impl Oracle {
         Reading { start, issued, observed, ends }
     }
 
-    /// A read has failed.
+    /// Records that a read has failed.
     pub fn fail_read(&mut self, _: Reading) {
         self.ended += 1;
     }
 
-    /// A read has ended: checks what it returned.
+    /// Records that a read has ended, and checks its data.
     ///
     /// # Errors
-    /// The first sector with contents that the oracle does not permit.
+    /// The first sector with contents that the oracle does not allow.
     pub fn end_read(&mut self, r: &Reading, bytes: &[u8]) -> Result<(), String> {
         self.ended += 1;
         if r.issued < self.lost {
-            // The read may have observed anything.
+            // A device lost data during the read, so the read may return any contents.
             return Ok(());
         }
         let mut begin = 0;
@@ -348,23 +351,23 @@ impl Oracle {
                 }
             } else if matches!(found, Content::Data { .. }) || !self.issued_meanwhile(r.issued, sector, found)
             {
-                // Zeros may also come from a change under way, and then say nothing about older ones.
+                // The zeros may come from a change in flight. Then they say nothing about older changes.
                 self.settle(r.issued, sector, found, &matching);
             }
         }
         Ok(())
     }
 
-    /// A change that was issued while a read was under way may be seen by it.
+    /// Whether the contents may come from a change that was issued during the read.
     fn issued_meanwhile(&self, since: u64, sector: u64, found: Content) -> bool {
-        // The newest come last; what was written down about a discard carries the discard's time.
+        // The newest changes come last. An observed discard has the time of the discard, so it does not end the search.
         let old = |c: &Change| c.issued <= since && !matches!(c.what, What::Observed(_));
         let newest_first = self.changes.iter().enumerate().rev();
         let mut newer = newest_first.take_while(|(_, c)| !old(c)).filter(|(_, c)| c.issued > since);
         newer.any(|(id, c)| c.covers(sector) && self.matches(id as ChangeId, sector, found))
     }
 
-    /// A read saw the outcome of `matching`: what ended before the read and did not match is not there any more.
+    /// Removes changes that ended before the read and do not match, because the read returned the outcome of `matching`.
     fn settle(&mut self, issued: u64, sector: u64, found: Content, matching: &[ChangeId]) {
         if self.sectors[sector as usize].is_empty() {
             return;
@@ -375,7 +378,8 @@ impl Oracle {
         }
         let crash = self.crash;
         let old = matching.iter().all(|id| self.changes[*id as usize].ended <= crash);
-        // By content: reads that overlapped may have written down the same under several numbers.
+        // The comparison is by contents, because overlapping reads may have recorded the same contents under several
+        // numbers.
         let mut list = std::mem::take(&mut self.sectors[sector as usize]);
         let fits: Vec<bool> = list.iter().map(|a| self.matches(a.id, sector, found)).collect();
         for (a, fits) in list.iter_mut().zip(&fits) {
@@ -396,7 +400,7 @@ impl Oracle {
         }
     }
 
-    /// The contents after a discard do not change by themselves.
+    /// Records the contents after a discard, which do not change by themselves.
     fn discard_settled(&mut self, sector: u64, found: Content, discard: ChangeId, old: bool) {
         let observed = self.changes.len() as ChangeId;
         let mut c = self.changes[discard as usize].clone();
@@ -412,7 +416,7 @@ impl Oracle {
         list.push(Allowed { id: observed, visible: true });
     }
 
-    /// Whether a change leaves this in a sector.
+    /// Whether a change leaves these contents in a sector.
     fn matches(&self, id: ChangeId, sector: u64, found: Content) -> bool {
         let c = &self.changes[id as usize];
         match (c.what, found) {
@@ -437,7 +441,7 @@ impl Oracle {
     /// Checks the contents of a sector after a crash, before any read.
     ///
     /// # Errors
-    /// If the oracle does not permit the contents.
+    /// If the oracle does not allow the contents.
     pub fn check_sector(&self, sector: u64, bytes: &[u8]) -> Result<Content, String> {
         let found = decode(bytes);
         let allowed = self.allowed(sector);
@@ -531,7 +535,7 @@ mod tests {
         assert!(!reads(&mut o, 0, &stamped(0, a)) && reads(&mut o, 0, &stamped(0, b)));
     }
 
-    /// A write waits for the cache device when the backing device, which has it already, loses what is not durable.
+    /// A write waits for the cache device when the backing device, which has its data, loses data that is not durable.
     #[test]
     fn what_is_under_way_when_a_device_loses_data_may_be_lost() {
         let mut o = Oracle::new(1, 8, false);

@@ -1,8 +1,9 @@
 //! A plan: the complete description of a run, as a file that a person can read and shorten.
 //!
-//! Owns the types and their form on disk: lines that begin with `#` describe the bug, the rest is JSON. A seed stands for
-//! a plan (`generate`); the same plan is always the same run. What a plan does not specify (the duration of requests,
-//! which unflushed sectors survive, which ready task runs) follows from its `seed`.
+//! Owns the types and the form of the file: lines that begin with `#` describe the bug, the rest is JSON. A seed determines
+//! a plan (`generate`), and the same plan is always the same run. Details that a plan does not specify (the duration of
+//! requests, which unflushed sectors survive, which ready task runs) follow from its `seed`. Must not know how a plan is
+//! carried out.
 
 use std::fmt::Write as _;
 
@@ -14,23 +15,23 @@ use crate::landmark::Aim;
 use crate::layout::Layout;
 use crate::world::Order;
 
-/// Which devices report data as durable that is not.
+/// The devices that report data as durable that is not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Lying {
     /// The cache device.
     Cache,
     /// The backing devices.
     Backing,
-    /// None; but memory that outlives the process is believed whatever became of the cache device.
+    /// No device, but the crash log is used whatever happened to the cache device.
     CrashLog,
 }
 
-/// Settings that a boot begins with.
+/// The settings with which a boot begins.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Settings {
-    /// Cache mode of every device; none to leave what its superblock says.
+    /// Cache mode of every device; `None` for the mode in its superblock.
     pub cache_mode: Option<String>,
-    /// Bytes of index in memory.
+    /// Limit of the index in memory, in bytes.
     pub node_cache_bytes: u64,
     /// `journal_delay_ms`.
     pub journal_delay_ms: u16,
@@ -38,7 +39,7 @@ pub struct Settings {
     pub writeback_batch: u32,
     /// `cutoff_writeback` and `cutoff_writeback_sync`.
     pub cutoffs: (u8, u8),
-    /// Congestion is tracked.
+    /// Whether congestion is tracked.
     pub congestion: bool,
     /// `writeback_delay`.
     pub writeback_delay: u32,
@@ -48,7 +49,7 @@ pub struct Settings {
     pub writeback_running: bool,
     /// `sequential_cutoff`.
     pub sequential_cutoff: u32,
-    /// `admission`. Plans from before there was a choice have the kernel's.
+    /// `admission`. Plans without this field use the kernel's.
     #[serde(default = "kernel")]
     pub admission: String,
     /// `overwrite_in_place`.
@@ -60,7 +61,7 @@ pub struct Settings {
     /// `writeback_controller`.
     #[serde(default = "kernel")]
     pub writeback_controller: String,
-    /// Gaps in runs of dirty data.
+    /// Settings of bridging.
     #[serde(flatten)]
     pub bridge: BridgeSettings,
 }
@@ -84,62 +85,62 @@ fn off() -> String {
     "off".into()
 }
 
-/// A device: 0 is the cache, then the backing devices.
+/// Number of a device: 0 is the cache device, then come the backing devices.
 pub type DeviceNumber = usize;
 
-/// A device fails every request for a while.
+/// A fault in which a device fails every request for a while.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Outage {
-    /// Which one.
+    /// The device.
     pub device: DeviceNumber,
-    /// After so many requests to it.
+    /// Number of requests to it before the outage.
     pub after: u64,
-    /// It is back after so many more; never if there is no number.
+    /// Number of requests after which it works again; `None` for never.
     pub requests: Option<u64>,
 }
 
-/// A device takes requests and does not answer.
+/// A fault in which a device takes requests and does not answer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hang {
-    /// Which one: a backing device.
+    /// The device, which is a backing device.
     pub device: DeviceNumber,
-    /// After so many requests to it.
+    /// Number of requests to it before it hangs.
     pub after: u64,
-    /// It answers everything but flushes.
+    /// Whether only flushes hang.
     pub flushes: bool,
-    /// It answers again once the others have done their work; else the process dies while it hangs.
+    /// Whether it answers again after the other clients have finished; else the process dies while it hangs.
     pub released: bool,
 }
 
-/// A device loses data that is not durable while the process lives.
+/// A fault in which a device loses non-durable data while the process lives.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Loss {
-    /// Which one.
+    /// The device.
     pub device: DeviceNumber,
-    /// After so many requests to it, or so many flushes.
+    /// Number of requests to it, or of flushes, before the loss.
     pub after: u64,
-    /// The part that it retains.
+    /// The part of the data that it retains.
     pub retained: Retained,
 }
 
-/// The failures in a boot.
+/// The faults of a boot.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Faults {
-    /// One in so many requests to the cache device fails; 0 for none.
+    /// One in this many requests to the cache device fails; 0 for none.
     pub cache_one_in: u64,
-    /// One in so many requests to backing devices fails; 0 for none.
+    /// One in this many requests to backing devices fails; 0 for none.
     pub backing_one_in: u64,
-    /// A device goes away, perhaps to come back.
+    /// A device fails every request for a while.
     pub outage: Option<Outage>,
     /// First sector and number of sectors of the cache device that cannot be read.
     pub unreadable: Option<(u64, u64)>,
     /// First sector and number of sectors of the first backing device that cannot be read.
     #[serde(default)]
     pub unreadable_backing: Option<(u64, u64)>,
-    /// A backing device hangs, and the others must not wait for it.
+    /// A backing device hangs, and requests to other devices must not wait for it.
     #[serde(default)]
     pub hang: Option<Hang>,
-    /// A flush fails, and data that is not durable is lost.
+    /// A flush fails, and non-durable data is lost.
     #[serde(default)]
     pub lossy_flush: Option<Loss>,
     /// A device alone loses its power, fails every request from then on, and is back in the next boot.
@@ -147,7 +148,7 @@ pub struct Faults {
     pub pull: Option<Loss>,
 }
 
-/// A client's request. Positions and lengths in sectors.
+/// A request of a client. Positions and lengths are in sectors.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Request {
@@ -171,7 +172,7 @@ pub enum Request {
         fua: bool,
         may_unmap: bool,
     },
-    /// Nothing, for so many nanoseconds.
+    /// A pause of this many nanoseconds.
     Pause {
         ns: u64,
     },
@@ -198,39 +199,39 @@ pub enum Act {
     },
     /// Walks the index.
     Gc,
-    /// Detaches a device, and attaches it again after so many nanoseconds.
+    /// Detaches a device, and attaches it again after `ns` nanoseconds.
     Detach {
         /// The device.
         volume: usize,
-        /// The pause.
+        /// The pause in ns.
         ns: u64,
     },
     /// Deletes the flash-only volume and makes a new one.
     Recreate,
-    /// Lets a device go as it is, and registers it again after so many nanoseconds.
+    /// Releases a device without draining it, and registers it again after `ns` nanoseconds.
     Release {
         /// The device.
         volume: usize,
-        /// The pause.
+        /// The pause in ns.
         ns: u64,
     },
-    /// Begins to detach a device, and gives that up after so many nanoseconds.
+    /// Begins to detach a device, and cancels that after `ns` nanoseconds.
     GiveUpDetach {
         /// The device.
         volume: usize,
-        /// How long it takes.
+        /// Time until the cancellation in ns.
         ns: u64,
     },
-    /// Overwrites data that no volume needs, and cancels that after so many nanoseconds; 0 for never.
+    /// Overwrites data that no volume needs, and cancels that after `ns` nanoseconds; 0 for never.
     Wipe {
-        /// How long it takes at most.
+        /// Time until the cancellation in ns.
         ns: u64,
     },
-    /// Waits until a volume has no dirty data, and gives that up after so many nanoseconds.
+    /// Waits until a volume has no dirty data, and cancels that after `ns` nanoseconds.
     Drain {
         /// The device.
         volume: usize,
-        /// How long it takes at most.
+        /// Time until the cancellation in ns.
         ns: u64,
     },
     /// Registers a device that was absent when the set was opened.
@@ -240,29 +241,29 @@ pub enum Act {
     },
 }
 
-/// A substituted cache device: the engine gets it first, and then the right one.
+/// A substituted cache device: the engine gets the substitute first, and then the right device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Substitute {
-    /// The device as it was before an earlier boot: a restored copy.
+    /// The cache device as it was before the boot with this number: a restored copy.
     Copy(usize),
-    /// A flash-only volume ends beyond the largest position of the index.
+    /// A set with a flash-only volume that ends beyond the largest position of the index.
     LargeVolume,
-    /// A leaf has a key beyond the largest position of the index.
+    /// A set with a leaf that has a key beyond the largest position of the index.
     FarKey,
-    /// The set is full of dirty data, but for as many buckets as its priorities take.
+    /// A set that is full of dirty data, except for as many buckets as its priorities take.
     Full,
 }
 
-/// How a boot ends that does not end in order.
+/// The end of a boot that does not end in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Cut {
-    /// The power of all devices fails: this survives on the cache device, and this on backing devices.
+    /// The power of all devices fails; the cache device retains the first part and each backing device the second.
     Power(Retained, Retained),
     /// Only the cache device loses its power, and the process dies.
     Cache(Retained),
     /// Only the backing devices lose their power, and the process dies.
     Backing(Retained),
-    /// The process dies, the devices stay on.
+    /// The process dies, and the devices stay on.
     Kill,
 }
 
@@ -273,81 +274,80 @@ pub struct Boot {
     pub cache_speed: Speed,
     /// Speed of the backing devices.
     pub backing_speed: Speed,
-    /// Settings.
+    /// The settings at the start of the boot.
     pub settings: Settings,
-    /// The backing devices are served without the cache, where that loses nothing.
+    /// Whether the backing devices are served without the cache, as far as that loses no data.
     pub alone: bool,
-    /// Backing devices that are not there.
+    /// Numbers of the backing devices that are absent.
     pub absent: Vec<usize>,
-    /// The failures.
+    /// The faults.
     pub faults: Option<Faults>,
-    /// Percent of the volumes that is read after the start.
+    /// Percentage of the volumes that is read after the start.
     pub read_back_percent: u64,
-    /// Requests: the number of the volume, and what it is asked. Each volume's are carried out by `depth` clients.
+    /// Requests: the number of the volume, and the request. `depth` clients carry out the requests of a volume.
     pub requests: Vec<(usize, Request)>,
-    /// What the operator does, and after how many requests.
+    /// Acts of the operator, each with the number of requests after which it happens.
     pub acts: Vec<(u64, Act)>,
-    /// Everything is written back before the end.
+    /// Whether all dirty data is written back before the end.
     pub drain: bool,
-    /// The stop is that of the set alone, as at a signal; otherwise each volume is stopped before it.
+    /// Whether the set alone is stopped, as at a signal; otherwise each volume is stopped before the set.
     #[serde(default)]
     pub stops_set_alone: bool,
-    /// The power fails before this effect of a device, counted from power on.
+    /// Number of the device effect before which the power fails, counted from power on.
     pub crash: Option<u64>,
-    /// The power fails while this durable write to the cache device is under way, counted from power on.
+    /// Number of the durable write to the cache device during which the power fails, counted from power on.
     pub crash_in_durable_write: Option<u64>,
-    /// The power fails at a landmark.
+    /// The landmark at which the power fails.
     #[serde(default)]
     pub aim: Option<Aim>,
-    /// How it ends if it does not end in order.
+    /// How the boot ends if it does not end in order.
     pub cut: Cut,
-    /// Devices that failed lose their power, too, if `cut` says so. Plans from before there was a choice let the process
-    /// die.
+    /// Whether failed devices lose their power as `cut` says. In plans without this field the process dies.
     #[serde(default)]
     pub cut_with_faults: bool,
-    /// What the process had under way when it died takes effect by this effect of the next boot.
+    /// Number of the effect of the next boot before which requests in flight of the dead process take effect.
     #[serde(default)]
     pub late: Option<u64>,
-    /// All devices come back as they were at this effect of the boot.
+    /// Number of the effect of this boot whose state all devices return to after the boot.
     #[serde(default)]
     pub older: Option<u64>,
-    /// The engine is given something else before.
+    /// A substitute that the engine gets before the boot.
     #[serde(default)]
     pub substitute: Option<Substitute>,
-    /// The machine is off for so long afterwards.
+    /// Time for which the machine is off after the boot, in seconds.
     pub off_seconds: u64,
 }
 
 /// A whole run.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// For everything that is not spelled out.
+    /// Seed of everything that the plan does not specify.
     pub seed: u64,
-    /// Devices.
+    /// The devices.
     pub layout: Layout,
-    /// Size of the flash-only volume; 0 for none.
+    /// Size of the flash-only volume in sectors; 0 for none.
     pub flash_sectors: u64,
-    /// Order of tasks.
+    /// The order in which ready tasks run.
     pub order: Order,
-    /// Requests under way at once, for each volume.
+    /// Number of requests in flight for each volume.
     pub depth: u64,
-    /// Generation of the buckets to begin with; 0 for a set that is initialised in the first boot.
+    /// Initial generation of the buckets; 0 for a set that is initialised in the first boot.
     #[serde(default)]
     pub first_gen: u8,
-    /// There is memory that outlives the process, but not the machine.
+    /// Whether there is memory that outlives the process, but not the machine.
     #[serde(default)]
     pub crash_log: bool,
-    /// Devices report data as durable that is not: never drawn, for tests of the simulator.
+    /// Devices that report data as durable that is not. No seed has them; they are for tests of the simulator.
     pub lying: Option<Lying>,
     /// The boots.
     pub boots: Vec<Boot>,
 }
 
 impl Plan {
-    /// The plan as a file, with a description at its head.
+    /// The plan as the text of a file, with a description at its head.
     ///
     /// # Panics
-    /// Never: every value of a plan can be written.
+    /// Never: every value of a plan can be serialized.
     pub fn to_text(&self, description: &str) -> String {
         let mut text = String::new();
         for line in description.lines() {
@@ -372,17 +372,17 @@ impl Plan {
         text + "]}\n"
     }
 
-    /// Reads a plan from a file's text.
+    /// Parses the text of a file.
     ///
     /// # Errors
-    /// If it is none: where, and what was expected.
+    /// If the text is no plan; the message has the place and what was expected there.
     pub fn from_text(text: &str) -> Result<Plan, String> {
         let body: String =
             text.lines().map(|l| if l.starts_with('#') { "\n".into() } else { format!("{l}\n") }).collect();
         serde_json::from_str(&body).map_err(|e| e.to_string())
     }
 
-    /// A plan like this one: the seed and the moments of crashes are others. Crashes come earlier, if anything.
+    /// A plan like this one with another seed and other moments of crashes. Crashes do not come later than in this one.
     pub fn like(&self, rng: &mut Rng) -> Plan {
         let mut plan = Plan { seed: rng.below(1 << 32), ..self.clone() };
         for b in &mut plan.boots {
@@ -399,23 +399,23 @@ impl Plan {
         plan
     }
 
-    /// Requests and acts of all boots: how long the plan is.
+    /// The length of the plan: the number of boots, requests and acts.
     pub fn len(&self) -> usize {
         self.boots.iter().map(|b| 1 + b.requests.len() + b.acts.len()).sum()
     }
 
-    /// Whether nothing happens at all.
+    /// Whether the plan has no boots.
     pub fn is_empty(&self) -> bool {
         self.boots.is_empty()
     }
 }
 
-/// A span as a number of nanoseconds.
+/// Serializes a time as a number of nanoseconds.
 pub mod as_ns {
     use super::Nanos;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    /// Writes it.
+    /// Writes the number.
     ///
     /// # Errors
     /// Those of the serializer.
@@ -423,7 +423,7 @@ pub mod as_ns {
         s.serialize_u64(v.0)
     }
 
-    /// Reads it.
+    /// Reads the number.
     ///
     /// # Errors
     /// Those of the deserializer.

@@ -1,4 +1,6 @@
 //! Counts of the events of runs.
+//!
+//! Owns the counts. Must not know how an event happens.
 
 use io::Nanos;
 
@@ -11,18 +13,18 @@ pub struct Cost {
     pub cache: Counters,
     /// Requests to the backing devices.
     pub backing: Counters,
-    /// When the last boot ended.
+    /// Time of the end of the last boot.
     pub ended: Nanos,
 }
 
 /// Counts of events in one run or in many.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Report {
-    /// Runs.
+    /// Number of runs.
     pub runs: u64,
-    /// Times that the machine was switched on.
+    /// Number of boots.
     pub boots: u64,
-    /// Crashes, of any kind: each is followed by a recovery, or by another crash in it.
+    /// Number of crashes of any kind. Each is followed by a recovery, or by another crash during the recovery.
     pub crashes: u64,
     /// Crashes while the set was being opened.
     pub in_recovery: u64,
@@ -30,7 +32,7 @@ pub struct Report {
     pub in_second_recovery: u64,
     /// Power cuts of all devices.
     pub power_cuts: u64,
-    /// Power cuts of the cache device alone, or the backing devices alone.
+    /// Power cuts of the cache device alone, or of the backing devices alone.
     pub partial_cuts: u64,
     /// Deaths of the process.
     pub kills: u64,
@@ -38,7 +40,7 @@ pub struct Report {
     pub stops: u64,
     /// Boots without the cache.
     pub alone: u64,
-    /// Boots in which a backing device was not there.
+    /// Boots in which a backing device was absent.
     pub absent: u64,
     /// Boots with failing devices.
     pub with_errors: u64,
@@ -56,7 +58,7 @@ pub struct Report {
     pub moved: u64,
     /// Extents copied to another bucket because they were read.
     pub promoted: u64,
-    /// Runs of writeback that went over gaps.
+    /// Runs of writeback that bridged gaps.
     pub bridged: u64,
     /// Priority chains written.
     pub prio_writes: u64,
@@ -70,35 +72,35 @@ pub struct Report {
     pub trees: u64,
     /// Boots at whose end more than 80 % of the cache was in use.
     pub full: u64,
-    /// Crashes at such a moment.
+    /// Crashes while more than 80 % of the cache was in use.
     pub crashes_when_full: u64,
     /// Crashes while no bucket of the journal was free.
     pub crashes_in_full_journal: u64,
     /// Times that a new btree node had to wait for a bucket.
     pub btree_waits: u64,
-    /// Buckets whose generation went around.
+    /// Buckets whose generation wrapped around.
     pub gen_wraps: u64,
-    /// Boots with settings, or a mode, other than those of the boot before.
+    /// Boots with other settings, or another mode, than the boot before.
     pub changed_settings: u64,
-    /// Boots with sectors that cannot be read, of the cache device or a backing device.
+    /// Boots with unreadable sectors, of the cache device or of a backing device.
     pub unreadable: u64,
-    /// Boots in which a device goes away, and how many of these see it come back.
+    /// Boots in which a device failed every request for a while.
     pub outages: u64,
-    /// See `outages`.
+    /// Boots in which such a device worked again.
     pub outages_that_end: u64,
     /// Substituted cache devices.
     pub substitutes: u64,
-    /// Deaths of the process after which everything that was answered had to be there.
+    /// Deaths of the process after which all answered changes had to be present.
     pub strict_kills: u64,
     /// Crashes at a landmark.
     pub aimed: u64,
-    /// Boots in which a backing device hung, and the others did not wait for it.
+    /// Boots in which a backing device hung, and requests to other devices did not wait for it.
     pub hangs: u64,
-    /// How often each landmark was reached, in the order of [`Landmark::ALL`].
+    /// The number of occurrences of each landmark, in the order of [`Landmark::ALL`].
     pub landmarks: [u64; Landmark::ALL.len()],
-    /// Hash of everything that happened; of one run.
+    /// Hash of all events of one run.
     pub hash: u64,
-    /// The random number that would have come next; of one run.
+    /// The next random number after the end of one run, which is equal for equal runs.
     pub next_random: u64,
 }
 

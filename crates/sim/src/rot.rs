@@ -1,8 +1,8 @@
 //! Damaged images: flipped bits, misdirected and lost writes, in images at rest. No contract covers such damage.
 //!
-//! Owns the damage and the requests to a set on a damaged image. The engine may refuse the set, fail or answer, but it must not
-//! panic, wait for ever, or write outside of its devices' areas. Answers are not judged: the format has no checksums over data,
-//! and metadata may be damaged together with its checksum.
+//! Owns the damage and the requests to a set on a damaged image. The engine may refuse the set, fail or answer. It must not
+//! panic, wait for ever, or write outside of the areas of its devices. Answers are not judged: the format has no checksums
+//! over data, and metadata may be damaged together with its checksum. Must not know the engine's structures in memory.
 
 use std::rc::Rc;
 
@@ -18,11 +18,11 @@ use crate::run::run;
 use crate::stamp::SECTOR;
 use crate::world::{Machine, Order, Outcome, World};
 
-/// Virtual time for one image.
+/// Limit of the virtual time for one image.
 const LIMIT: Nanos = Nanos::from_secs(100_000);
 /// The place of every superblock.
 const SUPERBLOCK: Sector = Sector(8);
-/// Bytes before the keys of a superblock, of a journal entry and of a set of a node.
+/// Number of bytes before the keys of a superblock, of a journal entry and of a bset.
 const SUPERBLOCK_HEADER: usize = 208;
 const JSET_HEADER: usize = 240;
 const BSET_HEADER: usize = 32;
@@ -30,42 +30,42 @@ const BSET_HEADER: usize = 32;
 /// The damage to an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Damage {
-    /// A bit flipped.
+    /// A bit is flipped.
     Flip {
-        /// Where.
+        /// The sector.
         sector: u64,
-        /// Which of the sector's bits.
+        /// The bit of the sector.
         bit: u16,
     },
     /// A field has another value.
     Word {
-        /// Where.
+        /// The sector.
         sector: u64,
-        /// Which of the sector's words of 64 bits.
+        /// The word of 64 bits in the sector.
         word: u16,
         /// The new contents.
         value: u64,
     },
-    /// A write went astray: these sectors are somewhere else, too.
+    /// A write was misdirected: these sectors are also at another place.
     Astray {
-        /// From here.
+        /// The first sector of the data.
         from: u64,
-        /// To here.
+        /// The first sector of the other place.
         to: u64,
-        /// How many.
+        /// The number of sectors.
         sectors: u64,
     },
     /// A completed write was lost.
     Lost {
-        /// Where.
+        /// The first sector.
         sector: u64,
-        /// How many sectors.
+        /// The number of sectors.
         sectors: u64,
     },
 }
 
 impl Damage {
-    /// Any damage of a disk with so many sectors, by four numbers.
+    /// The damage of a disk of `size` sectors that four numbers determine.
     pub fn of(kind: u8, at: u64, other: u64, amount: u16, size: u64) -> Damage {
         let (at, other) = (at % size, other % size);
         let sectors = 1 + u64::from(amount % 16);
@@ -77,7 +77,7 @@ impl Damage {
         }
     }
 
-    /// Does it.
+    /// Applies the damage to an image.
     pub fn apply(self, image: &mut Image) {
         match self {
             Damage::Flip { sector, bit } => {
@@ -101,7 +101,7 @@ impl Damage {
     }
 }
 
-/// Gives the superblock on a device the checksum that it needs.
+/// Updates the checksum of the superblock in an image.
 fn mend_superblock(image: &mut Image) {
     let mut bytes = image.read_vec(SUPERBLOCK, Sectors(8));
     let keys = usize::from(u16::from_le_bytes([bytes[206], bytes[207]]));
@@ -116,13 +116,13 @@ fn word(bytes: &[u8], i: usize) -> u64 {
     bytes.get(i..i + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
-/// Bytes of a structure with a list of keys that begins with this sector; none if it would be longer than sensible.
+/// Bytes of a structure with a list of keys whose first sector this is; 0 if the length is not plausible.
 fn length(first: &[u8], header: usize) -> usize {
     let words = (word(first, 24) >> 32) as usize;
     if words < 4096 { header + 8 * words } else { 0 }
 }
 
-/// A structure with a checksum.
+/// The place of a structure with a checksum.
 #[derive(Clone, Copy)]
 struct Sum {
     at: Sector,
@@ -130,7 +130,7 @@ struct Sum {
     seed: u64,
 }
 
-/// The sets of btree nodes: the checksum of each starts from the pointer to its node.
+/// The bsets of btree nodes. The checksum of each starts from the pointer to its node.
 fn sets(image: &Image, superblock: &CacheSuper) -> Vec<Sum> {
     let bucket = superblock.geometry().bucket_sectors.0;
     let mut found = Vec::new();
@@ -150,7 +150,7 @@ fn sets(image: &Image, superblock: &CacheSuper) -> Vec<Sum> {
     found
 }
 
-/// Devices as a short life has left them, with an index, a journal to be replayed, and dirty data.
+/// The devices after a short run, with an index, a journal to be replayed, and dirty data.
 pub struct Images {
     layout: Layout,
     superblock: CacheSuper,
@@ -162,10 +162,10 @@ pub struct Images {
 }
 
 impl Images {
-    /// The images after an interrupted run.
+    /// Makes the images by an interrupted run.
     ///
     /// # Panics
-    /// If the life itself goes wrong.
+    /// If the run itself fails.
     pub fn of_a_life(seed: u64) -> Images {
         let layout = Layout { nbuckets: 160, ..Layout::small(format::CacheMode::Writeback) };
         let world = World::new(seed);
@@ -195,7 +195,8 @@ impl Images {
                 let _ = v[0].write(Sector(i * 11), Sectors(1), buffer, 0, WriteFlags::default()).await;
             }
             let _ = v[0].flush().await;
-            // It is not stopped, so that there is something to replay; the set and its volume would hold each other for ever.
+            // The set is not stopped, so that there is something to replay. Without this, the set and its volume would keep
+            // each other alive for ever.
             set.abandon();
         });
         hardware.kill(m);
@@ -209,8 +210,8 @@ impl Images {
         Images { layout, superblock, sets, cache, backings }
     }
 
-    /// Gives superblock, journal entries, priority sets and sets of nodes the checksums that they need, so that what
-    /// lies behind checksums is reached, too.
+    /// Updates the checksums of superblock, journal entries, priority sets and bsets, so that the damage reaches the code
+    /// after the checks.
     fn mend(&self, image: &mut Image) {
         mend_superblock(image);
         let magic = self.superblock.set_magic();
@@ -235,21 +236,22 @@ impl Images {
         }
     }
 
-    /// The devices with a fuzzer's bytes as damage: ten bytes each, the first byte says whether checksums are mended.
+    /// The devices with a fuzzer's bytes as damage: the first byte says whether checksums are updated, then each damage has
+    /// ten bytes.
     pub fn damaged(&self, input: &[u8]) -> (Image, Vec<Image>) {
         let (mut cache, mut backings) = (self.cache.clone(), self.backings.clone());
         let (mend, rest) = input.split_first().unwrap_or((&0, &[]));
         for piece in rest.chunks_exact(10).take(32) {
             let number =
                 |r: std::ops::Range<usize>| piece[r].iter().fold(0_u64, |n, b| n << 8 | u64::from(*b));
-            // Of a backing device only the superblock matters, and what lies around it.
+            // Of a backing device only the sectors around the superblock matter.
             let (image, size) = match backings.first_mut() {
                 Some(backing) if piece[9] % 8 == 7 => (backing, 24),
                 _ => (&mut cache, self.cache.size().0),
             };
             let (at, other, amount) = (number(1..4), number(4..7), number(7..9) as u16);
             if piece[9] % 4 == 2 {
-                // Small numbers, and what is just below 0.
+                // The value is a small number, or a number slightly below 2^64.
                 let value = if other >> 23 == 1 { other | !0xff_ffff } else { other };
                 Damage::Word { sector: at % size, word: amount % 64, value }.apply(image);
             } else {
@@ -263,10 +265,10 @@ impl Images {
         (cache, backings)
     }
 
-    /// Opens the set on these images and asks it a few things, whatever comes back.
+    /// Opens the set on these images and sends some requests, with any results.
     ///
     /// # Errors
-    /// If it waits for ever, or a request broke the contract of devices.
+    /// If the engine waits for ever, or a request broke the contract of devices.
     pub fn serve(&self, cache: Image, backings: &[Image]) -> Result<(), String> {
         let world = World::new(1);
         let hardware = Hardware::new(&world, self.layout.clone());
@@ -317,26 +319,27 @@ async fn ask(rt: &io::Handle, v: &Rc<Volume>) {
     let _ = v.flush().await;
 }
 
-/// A set on devices that a fuzzer damaged, see [`Images::damaged`].
+/// Serves a set on devices that a fuzzer damaged, see [`Images::damaged`].
 ///
 /// # Errors
-/// As [`Images::serve`].
+/// If the engine waits for ever, or a request broke the contract of devices.
 pub fn fuzz_image(images: &Images, input: &[u8]) -> Result<(), String> {
     let (cache, backings) = images.damaged(input);
     images.serve(cache, &backings)
 }
 
-/// Random damage as a fuzzer would give it.
+/// Random damage in the form of a fuzzer's input.
 pub fn random_input(rng: &mut Rng) -> Vec<u8> {
     let n = 1 + rng.below(4) as usize;
     (0..1 + 10 * n).map(|_| rng.next_u64() as u8).collect()
 }
 
-/// A fuzzer's bytes as a stream of operations against the model: eight bytes choose the devices and everything that
-/// is not spelled out, then each request takes five.
+/// Runs a fuzzer's bytes as a stream of requests against the oracle.
+///
+/// Eight bytes determine the devices and all unspecified details; then each request takes five bytes.
 ///
 /// # Errors
-/// Whatever the oracle says.
+/// If the oracle does not allow an answer.
 pub fn fuzz_stream(input: &[u8]) -> Result<(), String> {
     let Some((head, rest)) = input.split_at_checked(8) else { return Ok(()) };
     let mut seed = [0; 8];

@@ -1,7 +1,7 @@
-//! Whole runs: boot after boot with crashes in between, then a last one without faults, then the judges.
+//! Whole runs: boot after boot with crashes in between, then a last boot without faults, then the judges.
 //!
-//! Owns the life of a run and its report. Every failure, whether the oracle's, the judges' or an assertion of the
-//! engine, ends the run with the seed and one command that replays it.
+//! Owns the course of a run and its report. Every failure, whether of the oracle, the judges or an assertion of the engine,
+//! ends the run with the seed and one command that replays it. Must not know the events inside a boot.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::cell::{Cell, RefCell};
@@ -26,13 +26,13 @@ use crate::stamp::{Content, SECTOR};
 use crate::substitute;
 use crate::world::{Machine, Outcome, World};
 
-/// Virtual time for one boot; everything ends long before.
+/// Limit of the virtual time of one boot, which is much longer than any boot takes.
 const BOOT_LIMIT: Nanos = Nanos::from_secs(1_000_000);
 
 /// A run that failed.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Counts of events.
+    /// The plan of the run.
     pub plan: Box<Plan>,
     /// The failure.
     pub what: String,
@@ -50,7 +50,7 @@ impl fmt::Display for Failure {
 /// Runs a seed.
 ///
 /// # Errors
-/// If anything is not as it must be.
+/// If a check fails.
 pub fn run_seed(seed: u64, verbose: bool) -> Result<Report, Failure> {
     run(&Plan::from_seed(seed), verbose)
 }
@@ -58,7 +58,7 @@ pub fn run_seed(seed: u64, verbose: bool) -> Result<Report, Failure> {
 /// Runs a plan.
 ///
 /// # Errors
-/// If anything is not as it must be.
+/// If a check fails.
 pub fn run(plan: &Plan, verbose: bool) -> Result<Report, Failure> {
     run_and_count(plan, verbose).map(|(report, _)| report)
 }
@@ -66,7 +66,7 @@ pub fn run(plan: &Plan, verbose: bool) -> Result<Report, Failure> {
 /// Runs a plan, and returns its costs.
 ///
 /// # Errors
-/// If anything is not as it must be.
+/// If a check fails.
 pub fn run_and_count(plan: &Plan, verbose: bool) -> Result<(Report, Cost), Failure> {
     let run = AssertUnwindSafe(|| {
         let mut run = Run::new(plan, verbose);
@@ -85,11 +85,11 @@ pub fn run_and_count(plan: &Plan, verbose: bool) -> Result<(Report, Cost), Failu
 }
 
 thread_local! {
-    /// Where the run of this thread panicked; `None` while there is no run.
+    /// The message and place of the panic in this thread's run; `None` while no run is active.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// From now on a panic in a run is kept for its report instead of being printed.
+/// From now on stores a panic in a run for the report, instead of printing it.
 fn note_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -126,21 +126,21 @@ struct Run<'a> {
     oracles: Vec<Rc<RefCell<Oracle>>>,
     flash_made: Rc<Cell<bool>>,
     initialised: bool,
-    /// How many boots in a row ended before the set was open.
+    /// Number of successive boots that ended before the set was open.
     cut_short: u64,
-    /// Of the last boot.
+    /// The settings of the last boot.
     settings: Option<Settings>,
-    /// The last boot ended in order.
+    /// The last boot that opened the set stopped it, and no device loses data that it has acknowledged.
     was_stopped: bool,
     /// The memory that outlives the process, if the plan has it.
     memory: Option<Rc<Memory>>,
-    /// The incarnation of the cache device that this is of.
+    /// The incarnation of the cache device to which `memory` belongs.
     memory_of: u64,
-    /// The engine may know more than the devices have: its memory outlived the process.
+    /// Whether the engine may know more than the devices have, because its memory outlived the process.
     knows_more: bool,
-    /// The cache device as it was before earlier boots, where a later one wants that.
+    /// The cache device before each earlier boot, if a later boot needs it.
     copies: Vec<Option<Image>>,
-    /// Writes of the last process take effect by this effect of the next boot.
+    /// Number of the effect of the next boot before which writes of the last process take effect.
     late: Option<u64>,
     report: Report,
 }
@@ -214,7 +214,7 @@ impl<'a> Run<'a> {
         Cost { cache: self.hardware.cache.counters(), backing, ended: self.world.now() }
     }
 
-    /// Returns whether everything was stopped in order.
+    /// Runs one boot. Returns whether everything was stopped in order.
     fn boot(&mut self, boot: &Boot) -> Result<bool, String> {
         self.report.boots += 1;
         self.report.alone += u64::from(boot.alone);
@@ -255,7 +255,10 @@ impl<'a> Run<'a> {
             Outcome::PowerCut => false,
             Outcome::Stuck(why) => return Err(format!("{why}; {}", self.dump(&session))),
         };
-        self.was_stopped = in_order;
+        // A boot without the cache device leaves the set as it was.
+        if !boot.alone {
+            self.was_stopped = in_order && self.plan.lying.is_none();
+        }
         self.world.pass(Nanos::from_secs(boot.off_seconds));
         self.end_boot(machine, &session, boot, in_order);
         if let Some(older) = older.take().filter(|_| !in_order) {
@@ -264,13 +267,13 @@ impl<'a> Run<'a> {
         Ok(in_order)
     }
 
-    /// The engine is given something else than the cache device, if the boot has that.
+    /// Gives the engine a substitute of the cache device, if the boot has one.
     fn substitute(&mut self, boot: &Boot) -> Result<(), String> {
         let number = self.copies.len();
         let is_wanted = |b: &Boot| b.substitute == Some(Substitute::Copy(number));
         let wanted = self.initialised && self.plan.boots.iter().any(is_wanted);
         self.copies.push(wanted.then(|| self.hardware.cache.image()));
-        // Nothing is given to anybody while writes of the last process are under way, or if devices lie.
+        // There is no substitute while writes of the last process are in flight, or if devices report false durability.
         let free = self.initialised && self.late.is_none() && self.plan.lying.is_none();
         let Some(substitute) = boot.substitute.filter(|_| free) else { return Ok(()) };
         let given = substitute::give(&self.hardware, &self.oracles, substitute, &self.copies, BOOT_LIMIT)?;
@@ -278,7 +281,9 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Sets everything up that is to happen in a boot. Returns where the state is put to which the devices come back.
+    /// Prepares the faults and events of a boot.
+    ///
+    /// The returned cell gets the state to which the devices return after the boot, if the boot has such a state.
     fn prepare(&mut self, boot: &Boot, late: Option<u64>) -> Rc<RefCell<Option<Older>>> {
         self.hardware.cache.set_speed(boot.cache_speed);
         self.hardware.backings.iter().for_each(|b| b.set_speed(boot.backing_speed));
@@ -327,7 +332,7 @@ impl<'a> Run<'a> {
         older
     }
 
-    /// All devices come back as they were.
+    /// Returns all devices to an older state.
     fn go_back(&mut self, older: Older) {
         self.world.log(|| "the devices come back older".into());
         for (disk, image) in self.hardware.disks().zip(older.images) {
@@ -384,7 +389,7 @@ impl<'a> Run<'a> {
             self.report.stops += 1;
             self.cut_short = 0;
             for (oracle, client) in self.oracles.iter().zip(&session.given.clients) {
-                // What was not served was not stopped either, and loses its power all the same.
+                // A volume that was not served was not stopped, and its device loses its power all the same.
                 match client.volume() {
                     Some(_) => oracle.borrow_mut().stopped(),
                     None => oracle.borrow_mut().crashed(),
@@ -392,12 +397,12 @@ impl<'a> Run<'a> {
             }
             self.initialised |= session.set().is_some();
             session.give_up();
-            // The devices lose their power, too: a stop must have made everything durable.
+            // The devices lose their power, so the judges see whether the stop has made all data durable.
             self.hardware.power_cut(machine, crate::disk::Retained::Nothing);
             self.end_of_host();
             return;
         }
-        // What a failed device received counts only as long as it has power, unless the plan says more.
+        // A failed device retains its data only while it has power, so the process dies unless the plan says more.
         let spared = boot.faults.is_some() && !boot.cut_with_faults;
         let killed = !self.world.is_off() || spared;
         let cut = if killed { Cut::Kill } else { boot.cut };
@@ -418,7 +423,7 @@ impl<'a> Run<'a> {
         session.give_up();
     }
 
-    /// Memory that outlives the process is of one incarnation of the cache device, as `serve` has it.
+    /// Drops memory that belongs to another incarnation of the cache device, as crate `serve` does.
     fn forget_other_device(&mut self) {
         let now = self.hardware.cache.incarnation();
         let other = std::mem::replace(&mut self.memory_of, now) != now;
@@ -427,15 +432,15 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Memory of the host is gone.
+    /// Drops the memory of the host.
     fn end_of_host(&mut self) {
         self.memory = self.plan.crash_log.then(Rc::default);
         self.knows_more = false;
     }
 
-    /// Tells the oracles, and counts.
+    /// Reports a crash to the oracles, and counts it.
     fn note_crash(&mut self, cut: Cut, boot: &Boot, session: &Session) {
-        // With memory that outlives the process nothing that was answered is lost with it.
+        // With memory that outlives the process, the death of the process loses no answered change.
         let strict = cut == Cut::Kill && self.memory.is_some() && boot.faults.is_none();
         for oracle in &self.oracles {
             match strict {
@@ -493,7 +498,7 @@ impl<'a> Run<'a> {
         text
     }
 
-    /// The image as it is before a start: sound, and with contents that are allowed.
+    /// Checks the images before a start: the structures are valid, and the oracle allows the contents.
     fn judge_crashed(&mut self) -> Result<Vec<Option<Vec<Content>>>, String> {
         if !self.initialised {
             self.initialised = self.is_initialised();
@@ -526,7 +531,7 @@ impl<'a> Run<'a> {
         view.is_ok_and(|v| v.is_initialised())
     }
 
-    /// Everything was written back: the backing devices have it all.
+    /// Checks that the backing devices have all data after a drain.
     fn judge_clean(&mut self) -> Result<(), String> {
         for (i, b) in self.plan.layout.backings.iter().enumerate() {
             let (image, oracle) = (self.hardware.backings[i].image(), self.oracles[i].borrow());

@@ -1,7 +1,7 @@
-//! Scenarios: a test scripts what happens, boot by boot, and where the power fails.
+//! Scenarios: a test scripts the events of each boot, and the moments at which the power fails.
 //!
 //! Owns the sequence of boots, with the oracle and the judges between them. Two runs of a scenario are equal.
-//! [`crate::crash`] cuts the power at every moment of a scenario.
+//! [`crate::crash`] cuts the power at every moment of a scenario. Must not know plans.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,45 +20,45 @@ use crate::plan::Cut;
 use crate::stamp::{Content, SECTOR};
 use crate::world::{Machine, Order, Outcome, World};
 
-/// Virtual time for one boot of a scenario.
+/// Limit of the virtual time of one boot of a scenario.
 const LIMIT: Nanos = Nanos::from_secs(100_000);
 
 /// One boot of a scenario, as its tasks see it.
 #[derive(Clone)]
 pub struct Boot {
-    /// For tasks.
+    /// A handle to start tasks.
     pub rt: Handle,
     /// The world.
     pub world: World,
-    /// Devices, to open the set with.
+    /// The devices with which the set is opened.
     pub parts: Parts,
     /// The cache device.
     pub cache: Rc<SimDisk>,
     /// The backing devices.
     pub backings: Vec<Rc<SimDisk>>,
-    /// A client of each cached device; then one of the flash-only volume, if there is one.
+    /// A client of each cached device, then one of the flash-only volume, if there is one.
     pub clients: Vec<Rc<Client>>,
     set: Rc<RefCell<Option<CacheSet>>>,
 }
 
 impl Boot {
-    /// The set.
+    /// The open set.
     ///
     /// # Panics
-    /// If it was not opened.
+    /// If the set was not opened.
     pub fn set(&self) -> CacheSet {
         self.set.borrow().clone().expect("the set is open")
     }
 
-    /// The volume behind a client.
+    /// The volume of a client.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the client has none.
     pub fn volume(&self, i: usize) -> Rc<Volume> {
         self.clients[i].volume().expect("the volume is there")
     }
 
-    /// Opens the set with default settings and registers everything.
+    /// Opens the set with default settings and registers all devices.
     ///
     /// # Panics
     /// If the engine refuses.
@@ -66,7 +66,7 @@ impl Boot {
         self.open_with(SetOptions::default()).await;
     }
 
-    /// Opens the set and registers everything.
+    /// Opens the set with these options and registers all devices.
     ///
     /// # Panics
     /// If the engine refuses.
@@ -97,18 +97,18 @@ impl Boot {
         self.volume(i).set(name, value).await.expect("the tunable is set");
     }
 
-    /// Starts a write and does not wait for it.
+    /// Starts a write, and does not wait for its end.
     pub fn write_beside(&self, i: usize, start: u64, sectors: u64, fua: bool) -> JoinHandle<bool> {
         let c = self.clients[i].clone();
         self.rt.spawn(async move { c.write(start, sectors, fua).await })
     }
 
-    /// Lets time pass.
+    /// Waits for this many milliseconds of virtual time.
     pub async fn sleep_ms(&self, ms: u64) {
         self.rt.sleep(Nanos::from_ms(ms)).await;
     }
 
-    /// Reads a whole volume; the oracle checks it.
+    /// Reads a whole volume, which the oracle checks. Returns the contents.
     pub async fn read_all(&self, i: usize) -> Vec<Content> {
         let c = &self.clients[i];
         let (mut at, mut all) = (0, Vec::new());
@@ -120,10 +120,10 @@ impl Boot {
         all
     }
 
-    /// Stops everything in order.
+    /// Stops all volumes and the set in order.
     ///
     /// # Panics
-    /// If the engine could not.
+    /// If a stop fails.
     pub async fn stop(&self) {
         for c in &self.clients {
             if let Some(v) = c.volume() {
@@ -144,9 +144,9 @@ impl Boot {
     }
 }
 
-/// How a boot ended.
+/// The end of a boot.
 pub(crate) enum End {
-    /// Its script ended.
+    /// The script ended.
     Finished,
     /// The power failed.
     Cut,
@@ -163,7 +163,7 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// A scenario on new devices, with a flash-only volume of `flash_sectors` if that is not 0.
+    /// Makes a scenario on new devices, with a flash-only volume of `flash_sectors` if that is not 0.
     pub fn new(seed: u64, layout: Layout, flash_sectors: u64) -> Scenario {
         let world = World::new(seed);
         let mut oracles = Vec::new();
@@ -180,7 +180,8 @@ impl Scenario {
 
     pub(crate) fn begin<F: Future<Output = ()> + 'static>(&mut self, script: impl FnOnce(Boot) -> F) -> End {
         assert!(self.running.is_none(), "the last boot was not ended");
-        // Faults and power cuts of a boot are set before it begins.
+        // Faults and power cuts of a boot are set before the boot begins, so [`Hardware::boot`], which clears them, is not
+        // used.
         let machine = Machine::boot(&self.hardware.world, self.order);
         let client = |(i, o): (usize, &Rc<RefCell<Oracle>>)| {
             Client::new(&self.hardware.world, machine.handle(), i as u8, o.clone())
@@ -211,7 +212,7 @@ impl Scenario {
         end
     }
 
-    /// Runs a boot to its end and leaves the machine on: [`Scenario::power_cut`] or [`Scenario::kill`] comes next.
+    /// Runs a boot to its end and leaves the machine on, for [`Scenario::power_cut`] or [`Scenario::kill`].
     ///
     /// # Panics
     /// If the boot does not end, or a check fails.
@@ -223,7 +224,7 @@ impl Scenario {
         self
     }
 
-    /// Runs a boot whose script stops everything in order; then the power is cut.
+    /// Runs a boot whose script stops everything in order, and then cuts the power.
     ///
     /// # Panics
     /// If the boot does not end, or a check fails.
@@ -244,7 +245,7 @@ impl Scenario {
         self.hardware.world.power_on();
     }
 
-    /// The power fails.
+    /// Cuts the power of all devices.
     ///
     /// # Panics
     /// If the machine is off.
@@ -254,7 +255,7 @@ impl Scenario {
         self
     }
 
-    /// The process ends without a stop.
+    /// Ends the process without a stop.
     ///
     /// # Panics
     /// If the machine is off.
@@ -264,7 +265,7 @@ impl Scenario {
         self
     }
 
-    /// The process ends without a stop, and the cache device alone loses its power: the host stays up.
+    /// Ends the process without a stop, and cuts the power of the cache device alone; the host stays up.
     ///
     /// # Panics
     /// If the machine is off.
@@ -274,7 +275,7 @@ impl Scenario {
         self
     }
 
-    /// Lets crate `inspect` judge the disks: structures and contents.
+    /// Judges the structures and contents of the disks with crate `inspect`.
     ///
     /// # Panics
     /// If a check fails.
@@ -286,8 +287,9 @@ impl Scenario {
         self
     }
 
-    /// Runs a last boot without faults, which reads, writes back and stops everything. After it the backing devices alone
-    /// have all data.
+    /// Runs a last boot without faults, which reads, drains and stops everything.
+    ///
+    /// After it the backing devices alone have all data of cached devices.
     ///
     /// # Panics
     /// If a check fails.

@@ -1,9 +1,9 @@
 //! Makes a failing plan shorter and simpler while it fails in the same way.
 //!
-//! Owns the candidates and the order in which they are tried: whole boots, then requests and acts in ever smaller
-//! pieces, then single values. The parts of a run that its plan does not specify change when anything is removed, so each candidate
-//! is tried with several seeds and several moments of the crash. Deterministic. Must not know the meaning of a plan beyond its
-//! fields.
+//! Owns the candidates and the order in which they are tried: whole boots, then requests and acts in ever smaller pieces,
+//! then single values. The parts of a run that its plan does not specify change when anything is removed, so each candidate
+//! is tried with several seeds and several moments of the crash. The search is deterministic. Must not know the meaning of
+//! a plan beyond its fields.
 
 use io::{Nanos, Rng};
 
@@ -11,7 +11,7 @@ use crate::disk::{Retained, Speed};
 use crate::plan::{Cut, Faults, Plan, Request};
 use crate::world::Order;
 
-/// Seeds and moments that are tried for a candidate.
+/// Number of seeds and moments that are tried for a candidate.
 const VARIANTS: u64 = 12;
 
 /// The kind of a failure: its text without numbers.
@@ -31,14 +31,15 @@ pub struct Shrink<F> {
 }
 
 impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
-    /// A search that begins with `plan`. `fails` runs a plan and returns its failure; at most `runs` plans are run.
-    /// `None` if the plan does not fail.
+    /// Starts a search with `plan`. `None` if the plan does not fail.
+    ///
+    /// `fails` runs a plan and returns its failure. The search runs at most `runs` plans.
     pub fn new(plan: &Plan, runs: u64, fails: F) -> Option<Shrink<F>> {
         let kind = kind_of(&fails(plan)?);
         Some(Shrink { fails, kind, best: plan.clone(), runs_left: runs, rng: Rng::new(plan.seed) })
     }
 
-    /// Searches, and returns the best plan and how it fails.
+    /// Runs the search, and returns the best plan and its failure.
     pub fn run(mut self) -> (Plan, String) {
         loop {
             let before = self.best.clone();
@@ -54,7 +55,7 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
         (self.best, what)
     }
 
-    /// Keeps a candidate if it fails in the same way, with some seed.
+    /// Takes a candidate as the best plan if it fails in the same way, with some seed. Returns whether it does.
     fn offer(&mut self, candidate: &Plan) -> bool {
         if *candidate == self.best {
             return false;
@@ -73,7 +74,7 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
         false
     }
 
-    /// Tries a change of the best plan.
+    /// Tries a change of the best plan. Returns whether the changed plan fails in the same way.
     fn change(&mut self, change: impl FnOnce(&mut Plan)) -> bool {
         let mut plan = self.best.clone();
         change(&mut plan);
@@ -90,7 +91,7 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
         }
     }
 
-    /// Takes pieces out of a list of each boot: halves, quarters, single ones.
+    /// Removes pieces of a list of each boot: halves, quarters, single elements.
     fn drop_pieces<T>(&mut self, list: fn(&mut crate::plan::Boot) -> &mut Vec<T>) {
         for boot in 0..self.best.boots.len() {
             let mut piece = list(&mut self.best.boots[boot]).len();
@@ -111,7 +112,7 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
         }
     }
 
-    /// Takes away one fault of a boot after the other.
+    /// Removes the faults of a boot, one after the other.
     fn drop_faults(&mut self, boot: usize) {
         let drops: [fn(&mut Faults); 8] = [
             |f| f.cache_one_in = 0,
@@ -180,7 +181,7 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
     }
 }
 
-/// A request of fewer sectors without extras.
+/// Makes a request simpler: fewer sectors, no flags.
 fn simpler(request: &mut Request) {
     match request {
         Request::Read { sectors, .. } | Request::Discard { sectors, .. } => *sectors = sectors.div_ceil(2),

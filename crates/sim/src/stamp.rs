@@ -1,10 +1,10 @@
 //! The contents of sectors in a simulation: every sector identifies its owner.
 //!
-//! Owns the encoding. A data sector names its volume, its place and the write it came from, over all of its 512
-//! bytes: old, foreign, torn and invented contents are distinguished by their bytes. Garbage (what a device returns for a
-//! discarded block) is marked too, so that it is never taken for damage.
+//! Owns the encoding. A data sector names its volume, its position and its write, in all of its 512 bytes. So the bytes
+//! distinguish old, foreign, torn and invented contents. Garbage (which a device returns for a discarded block) is marked
+//! too, so that it is never taken for damage. Must not know which contents are allowed.
 
-/// Bytes of a sector.
+/// Number of bytes of a sector.
 pub const SECTOR: usize = 512;
 
 const DATA: u64 = 0x5a31_6d1f_0b75_c0de;
@@ -15,21 +15,21 @@ const GARBAGE: u64 = 0x6a72_6261_6765_0001;
 pub enum Content {
     /// Zeros.
     Zero,
-    /// A sector of a volume, as a write left it.
+    /// A sector of a volume, as written by a client.
     Data {
         /// The volume.
         volume: u8,
-        /// The place in the volume.
+        /// The position in the volume.
         sector: u64,
         /// Number of the write.
         write: u32,
     },
     /// The garbage that a device returns for a discarded block.
     Garbage {
-        /// A number of its own.
+        /// The number of the garbage.
         number: u64,
     },
-    /// Something that no write ever contained.
+    /// Contents that no write ever had.
     Unknown {
         /// Its first 8 bytes.
         begin: u64,
@@ -37,7 +37,7 @@ pub enum Content {
 }
 
 impl Content {
-    /// Equal for equal contents.
+    /// A fingerprint, which is equal for equal contents.
     pub fn fingerprint(self) -> u64 {
         let words = match self {
             Content::Zero => [1, 0, 0],
@@ -49,14 +49,14 @@ impl Content {
     }
 }
 
-/// Words of a sector.
+/// Number of 64-bit words of a sector.
 const WORDS: usize = SECTOR / 8;
-/// Words of its header: what it is, whose, and where.
+/// Number of words of the header: kind, owner and position.
 const HEADER_WORDS: usize = 3;
-/// Words that are compared side by side, so that checking a sector is a few vector instructions.
+/// Number of words that are compared in parallel, so that the check of a sector takes a few vector instructions.
 const LANES: usize = 8;
 
-/// The words behind the header are a progression: its element 0, and its step.
+/// The arithmetic progression of the words after the header: its element 0, and its step.
 fn body(kind: u64, id: u64, place: u64) -> (u64, u64) {
     let x = id.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ place.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ kind;
     let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -80,7 +80,7 @@ fn word_of(bytes: &[u8], i: usize) -> u64 {
     u64::from_le_bytes(w)
 }
 
-/// Whether every word behind the header is correct.
+/// Whether every word after the header is correct.
 fn is_whole(bytes: &[u8], first: u64, step: u64) -> bool {
     let mut different = 0;
     for i in HEADER_WORDS..LANES {

@@ -1,9 +1,9 @@
 //! A substituted cache device: the engine gets another device or an older copy, and must refuse it or lose nothing.
 //!
-//! Owns the substitute, the expected answer of the engine, and the boots with it: these run on machines of their own, without
-//! faults. An older copy is started several times, at first without the other devices: a start must not make it
-//! look newer. On the last machine every device is registered and every volume is read. Afterwards the right device is back.
-//! Must not know the plan of the boot that follows.
+//! Owns the substitute, the expected reaction of the engine, and the boots with the substitute. These run on machines of
+//! their own, without faults. An older copy is started several times, at first without the backing devices, because a start
+//! must not make it look newer. On the last machine every device is registered and every volume is read. Afterwards the
+//! right device is back. Must not know the plan of the boot that follows.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,27 +22,28 @@ use crate::oracle::Oracle;
 use crate::plan::Substitute;
 use crate::world::{Order, Outcome};
 
-/// Starts of an older copy before the devices are there.
+/// Number of starts of an older copy without the backing devices.
 const STARTS_ALONE: usize = 2;
-/// Sectors that are read at once.
+/// Number of sectors that are read at once.
 const READ: u64 = 128;
 
 /// The expected reaction of the engine to the substitute.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Expected {
-    /// The set is refused, and nothing is changed.
+    /// The engine refuses the set and changes nothing.
     Refused,
     /// The set opens. The devices are not registered.
     OpenedAlone,
-    /// The set opens; of the devices those that are dirty are refused.
+    /// The set opens. Of the devices, the dirty ones are refused.
     Opened(Vec<BackingState>),
 }
 
-/// Gives the engine a substitute. `copies`: the cache device as it was before earlier boots. False if there is nothing that
-/// could be put in its place now.
+/// Gives the engine a substitute. Returns false if no such substitute is possible now.
+///
+/// `copies`: the cache device as it was before earlier boots.
 ///
 /// # Errors
-/// If the engine reacts otherwise.
+/// If the engine reacts in another way than expected.
 pub fn give(
     hardware: &Hardware,
     oracles: &[Rc<RefCell<Oracle>>],
@@ -65,7 +66,7 @@ pub fn give(
     }
 }
 
-/// One start, with or without the backing devices.
+/// Runs one start, with or without the backing devices.
 fn start(
     hardware: &Hardware,
     oracles: &[Rc<RefCell<Oracle>>],
@@ -136,7 +137,9 @@ async fn use_it(
     Ok(())
 }
 
-/// Puts the substitute where the cache device was. Nothing if that is not possible, or would not be noticed by design.
+/// Puts the substitute in the place of the cache device.
+///
+/// `None` if the substitute is not possible, or the engine cannot notice it by design.
 fn put(hardware: &Hardware, substitute: Substitute, copies: &[Option<Image>]) -> Option<Expected> {
     match substitute {
         Substitute::Copy(n) => {
@@ -172,8 +175,10 @@ fn put(hardware: &Hardware, substitute: Substitute, copies: &[Option<Image>]) ->
     }
 }
 
-/// The states of the backing devices, if each of them has registered since its slot was like this, and none ran without the
-/// cache: what such a device missed is noted in the newest cache device alone.
+/// The states of the backing devices, if the engine can detect for each of them that the copy is older.
+///
+/// `None` if a device has not registered since its slot was like this, or was served without the cache: only the newest
+/// cache device records what such a device missed.
 fn states_after(hardware: &Hardware, slots: &[UuidEntry]) -> Option<Vec<BackingState>> {
     let state = |image: &Image| {
         let superblock = backing_super(image)?;

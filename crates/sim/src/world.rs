@@ -3,8 +3,8 @@
 //! Owns the clock, the queue of future events, the random source of a run, the power switch, and a hash of all events. The
 //! run depends on the seed alone: two runs of a seed are equal. Must not know the effects of events.
 //!
-//! *Effects* are the moments at which a device takes or ends a request. They are counted, and the power can be cut
-//! at any of them: from then on devices take nothing, end nothing and change nothing.
+//! *Effects* are the moments at which a device takes or ends a request. They are counted, and the power can be cut at any
+//! of them: from then on devices take no requests, end none and change nothing.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -15,7 +15,7 @@ use io::{Clock, Handle, JoinHandle, Nanos, Rng, Runtime, Schedule};
 
 use crate::landmark::{Aim, Landmark};
 
-/// Polls without time passing that count as a livelock.
+/// Number of polls without progress of time that counts as a livelock.
 const MAX_POLLS: usize = 3_000_000;
 
 type Event = Box<dyn FnOnce()>;
@@ -34,18 +34,18 @@ struct Inner {
     durable_writes_left: Cell<Option<u64>>,
     off: Cell<bool>,
     verbose: Cell<bool>,
-    /// Recorded events since the last call, if they are recorded.
+    /// Recorded events since the last call; `None` if events are not recorded.
     tape: RefCell<Option<Vec<String>>>,
     watcher: RefCell<Option<Watcher>>,
-    /// The action before the effect with this number.
+    /// Actions, each with the number of the effect before which it happens.
     due: RefCell<Vec<(u64, Event)>>,
     aim: Cell<Option<Aim>>,
-    /// How often each landmark was reached.
+    /// Number of occurrences of each landmark.
     landmarks: Cell<[u64; Landmark::ALL.len()]>,
     loss_watcher: RefCell<Option<LossWatcher>>,
 }
 
-/// The world of one run. Cheap to clone.
+/// The world of one run, cheap to clone.
 #[derive(Clone)]
 pub struct World {
     inner: Rc<Inner>,
@@ -82,7 +82,7 @@ impl World {
         self.inner.verbose.set(verbose);
     }
 
-    /// Records and prints an event, if that is enabled.
+    /// Prints and records an event, as far as that is enabled.
     pub fn log(&self, what: impl FnOnce() -> String) {
         let (verbose, tape) = (self.inner.verbose.get(), &mut *self.inner.tape.borrow_mut());
         if !verbose && tape.is_none() {
@@ -97,7 +97,7 @@ impl World {
         }
     }
 
-    /// Records events from now on, with the time, a line each.
+    /// Starts to record events, each as a line with the time.
     pub fn begin_tape(&self) {
         *self.inner.tape.borrow_mut() = Some(Vec::new());
     }
@@ -107,17 +107,17 @@ impl World {
         self.inner.tape.take().unwrap_or_default()
     }
 
-    /// The time.
+    /// The virtual time.
     pub fn now(&self) -> Nanos {
         self.inner.now.get()
     }
 
-    /// A random choice.
+    /// Makes a random choice.
     pub fn random<T>(&self, choose: impl FnOnce(&mut Rng) -> T) -> T {
         choose(&mut self.inner.rng.borrow_mut())
     }
 
-    /// Lets `event` happen after `delay`.
+    /// Schedules `event` after `delay`.
     pub fn after(&self, delay: Nanos, event: impl FnOnce() + 'static) {
         let id = self.inner.next_id.get();
         self.inner.next_id.set(id + 1);
@@ -125,23 +125,23 @@ impl World {
         self.inner.queue.borrow_mut().push(Reverse((self.now().after(delay), id)));
     }
 
-    /// Adds something that happened to the hash of the run.
+    /// Adds an event to the hash of the run.
     pub fn note(&self, what: u64) {
         let h = (self.inner.hash.get() ^ what).wrapping_mul(0x0000_0100_0000_01b3);
         self.inner.hash.set(h ^ (h >> 29));
     }
 
-    /// The hash of everything that happened.
+    /// The hash of all events.
     pub fn hash(&self) -> u64 {
         self.inner.hash.get()
     }
 
-    /// Calls `watcher` before every effect, while nothing is borrowed.
+    /// Sets a function that is called before every effect, while nothing is borrowed.
     pub fn set_watcher(&self, watcher: Option<Watcher>) {
         *self.inner.watcher.borrow_mut() = watcher;
     }
 
-    /// A device is about to ask for an effect, and nothing of it is borrowed yet.
+    /// Announces that a device is about to call [`World::effect`]. The device must not be borrowed.
     pub fn before_effect(&self) {
         if self.inner.off.get() {
             return;
@@ -163,17 +163,17 @@ impl World {
         happens.into_iter().for_each(|event| event());
     }
 
-    /// Lets `event` happen before the effect with this number, while nothing is borrowed.
+    /// Schedules `event` before the effect with this number, while nothing is borrowed.
     pub fn at_effect(&self, effect: u64, event: impl FnOnce() + 'static) {
         self.inner.due.borrow_mut().push((effect, Box::new(event)));
     }
 
-    /// The crash comes at a landmark (or never).
+    /// Sets the landmark at which the crash comes; `None` for no crash.
     pub fn aim(&self, aim: Option<Aim>) {
         self.inner.aim.set(aim);
     }
 
-    /// A landmark is reached.
+    /// Reports that a landmark is reached.
     pub fn landmark(&self, landmark: Landmark) {
         if self.inner.off.get() {
             return;
@@ -195,17 +195,17 @@ impl World {
         }
     }
 
-    /// How often each landmark was reached.
+    /// Number of occurrences of each landmark.
     pub fn landmarks(&self) -> [u64; Landmark::ALL.len()] {
         self.inner.landmarks.get()
     }
 
-    /// Calls `watcher` with the number of a device whenever that loses data while the process lives.
+    /// Sets a function that gets the number of a device that loses data while the process lives.
     pub fn set_loss_watcher(&self, watcher: LossWatcher) {
         *self.inner.loss_watcher.borrow_mut() = Some(watcher);
     }
 
-    /// A device has lost what was not durable.
+    /// Reports that a device has lost non-durable data.
     pub fn data_lost(&self, device: u64) {
         let watcher = self.inner.loss_watcher.borrow().clone();
         if let Some(watcher) = watcher {
@@ -213,7 +213,7 @@ impl World {
         }
     }
 
-    /// A device takes or ends a request; false if it cannot, because the power is off.
+    /// Counts that a device takes or ends a request. Returns false if the power is off.
     pub fn effect(&self) -> bool {
         if self.inner.off.get() {
             return false;
@@ -227,22 +227,22 @@ impl World {
         true
     }
 
-    /// Effects so far.
+    /// Number of effects so far.
     pub fn effects(&self) -> u64 {
         self.inner.effects.get()
     }
 
-    /// The power fails before the effect with this number (or never).
+    /// Sets the number of the effect before which the power fails; `None` for no failure.
     pub fn cut_power_at(&self, effect: Option<u64>) {
         self.inner.cut_at.set(effect);
     }
 
-    /// The power fails as soon as this many durable writes were submitted that count (or never).
+    /// Makes the power fail when this many more durable writes were submitted; `None` for no failure.
     pub fn cut_power_in_durable_write(&self, n: Option<u64>) {
         self.inner.durable_writes_left.set(n);
     }
 
-    /// A durable write that counts was submitted.
+    /// Counts the submission of a durable write.
     pub fn durable_write(&self) {
         let left = self.inner.durable_writes_left.get().map(|n| n.saturating_sub(1));
         self.inner.durable_writes_left.set(left);
@@ -261,7 +261,7 @@ impl World {
         self.inner.off.get()
     }
 
-    /// The power is back. Whatever was under way is gone.
+    /// Switches the power on. All requests that were in flight are dropped.
     pub fn power_on(&self) {
         self.inner.off.set(false);
         self.inner.cut_at.set(None);
@@ -277,7 +277,7 @@ impl World {
         self.inner.queue.borrow().peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Events that will happen.
+    /// Number of scheduled events.
     pub fn pending_events(&self) -> usize {
         self.inner.queue.borrow().len()
     }
@@ -286,7 +286,7 @@ impl World {
         self.inner.now.set(at.max(self.now()));
     }
 
-    /// Lets time pass while nothing runs (a machine that is switched off).
+    /// Advances the time while the machine is off.
     pub fn pass(&self, span: Nanos) {
         self.advance_to(self.now().after(span));
     }
@@ -320,14 +320,14 @@ impl Clock for WorldClock {
     }
 }
 
-/// Which ready task runs next.
+/// The order in which ready tasks run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub enum Order {
     /// First come, first served, as in production.
     Fifo,
-    /// The newest first: whoever became ready early waits longest.
+    /// The newest first: a task that became ready early waits longest.
     Lifo,
-    /// Any.
+    /// A random order.
     Random,
 }
 
@@ -342,7 +342,7 @@ impl Schedule for SeededSchedule {
         let at = match self.order {
             _ if ready == 1 => 0,
             Order::Fifo => 0,
-            // Not always, or a task that yields would keep the others out for ever.
+            // Sometimes another task runs, or a task that yields would keep the others from running for ever.
             Order::Lifo if self.rng.chance(7, 8) => ready - 1,
             Order::Lifo | Order::Random => self.rng.below(ready as u64) as usize,
         };
@@ -351,22 +351,22 @@ impl Schedule for SeededSchedule {
     }
 }
 
-/// How a task under the driver ended.
+/// The end of a task under the driver.
 #[derive(Debug)]
 pub enum Outcome<T> {
-    /// With its result.
+    /// The task ended with this result.
     Done(T),
-    /// The power failed first.
+    /// The power failed before the task ended.
     PowerCut,
-    /// Never: what was seen.
+    /// The task cannot end; the text describes the state.
     Stuck(String),
 }
 
 impl<T> Outcome<T> {
-    /// The result.
+    /// The result of the task.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the task has none.
     #[track_caller]
     pub fn done(self) -> T {
         match self {
@@ -393,12 +393,12 @@ impl Machine {
         Machine { world: world.clone(), runtime, schedule }
     }
 
-    /// A handle for tasks.
+    /// A handle to start tasks.
     pub fn handle(&self) -> Handle {
         self.runtime.handle()
     }
 
-    /// Runs everything until `task` ends, at most for `limit` of virtual time.
+    /// Runs all tasks until `task` ends, for at most `limit` of virtual time.
     pub fn run<T>(&mut self, task: &JoinHandle<T>, limit: Nanos) -> Outcome<T> {
         let deadline = self.world.now().after(limit);
         let mut polls = 0;
@@ -438,7 +438,7 @@ impl Machine {
                 self.world.advance_to(next);
                 self.world.note(next.0);
             }
-            // One event at a time: what it wakes may run before the next one of the same moment.
+            // One event at a time: the tasks that it wakes may run before the next event of the same moment.
             if !self.world.run_event() {
                 self.runtime.fire_timers();
             }

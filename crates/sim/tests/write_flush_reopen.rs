@@ -67,3 +67,39 @@ fn written_flushed_stopped_reopened_and_cut() {
         }
     }
 }
+
+/// Keys that the start replays.
+fn replayed_keys(set: &engine::CacheSet) -> u64 {
+    let keys = |e: engine::SetEvent| if let engine::SetEvent::Replayed { keys, .. } = e { keys } else { 0 };
+    set.take_events().into_iter().map(keys).sum()
+}
+
+/// `journal replayed` was logged after clean stops too, while the guide said that it means a crash.
+#[test]
+fn keys_are_replayed_after_a_crash_and_not_after_a_stop() {
+    for stops in [true, false] {
+        let world = World::new(8);
+        let hardware = Hardware::new(&world, Layout::small(CacheMode::Writeback));
+        let mut m = hardware.boot(Order::Fifo);
+        let (rt, parts) = (m.handle(), hardware.parts(&m));
+        m.block_on(async move {
+            let (set, v) = parts.open(SetOptions::default()).await.unwrap();
+            for sector in 0..5 {
+                write(&rt, &v[0], 16 * sector, 8, 1).await;
+            }
+            v[0].flush().await.unwrap();
+            if stops {
+                set.stop().await.unwrap();
+            }
+        });
+        hardware.power_cut(m, Retained::Nothing);
+        let mut m = hardware.boot(Order::Fifo);
+        let (rt, parts) = (m.handle(), hardware.parts(&m));
+        m.block_on(async move {
+            let (set, v) = parts.open(SetOptions::default()).await.unwrap();
+            assert_eq!(replayed_keys(&set), if stops { 0 } else { 5 });
+            assert_eq!(read(&rt, &v[0], 64, 8).await, all(64, 8, 1));
+            set.stop().await.unwrap();
+        });
+    }
+}

@@ -18,12 +18,12 @@ use fuser::{
 use crate::owner::{Errno, Order, Owner, Snapshot};
 use crate::tree::{Found, Kind, Located, Tree};
 
-/// Devices come and go: the kernel asks again each time.
+/// Devices appear and disappear, so the kernel must ask again each time.
 const TTL: Duration = Duration::ZERO;
 /// The size of files in sysfs.
 const FILE_BYTES: u64 = 4096;
 
-/// The file system. Mount it with `export_fuse::Tree`.
+/// The tree as a FUSE file system. Mount it with `export_fuse::Tree`.
 pub struct SysfsView {
     owner: Arc<dyn Owner>,
     state: Mutex<State>,
@@ -33,7 +33,7 @@ pub struct SysfsView {
 
 #[derive(Default)]
 struct State {
-    /// The path of each inode but the root, which is number 1; the first one is number 2.
+    /// The path of each inode except the root, which is number 1. The first path belongs to number 2.
     paths: Vec<String>,
     inodes: BTreeMap<String, u64>,
     open: BTreeMap<u64, Arc<str>>,
@@ -76,13 +76,13 @@ impl SysfsView {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Each change leaves the state whole.
+        // Each change leaves a consistent state, so a poisoned lock is usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a snapshot, and finds a path in it.
     fn at<T>(&self, path: &str, see: impl FnOnce(&Located<'_>) -> Result<T, Errno>) -> Result<T, Errno> {
-        // What is always there needs nobody's answer.
+        // Entries that always exist need no answer of the owner.
         let fixed = matches!(path, "" | "fs");
         let snapshot = if fixed { Snapshot::default() } else { self.owner.snapshot()? };
         let tree = Tree { snapshot: &snapshot };
@@ -131,7 +131,7 @@ impl SysfsView {
         })
     }
 
-    /// The names in a directory, each with its number.
+    /// The entries of a directory, each with its inode number.
     fn list(&self, inode: INodeNo) -> Result<Vec<(INodeNo, FileType, String)>, Errno> {
         const ENOTDIR: Errno = Errno(20);
         let path = self.path(inode)?;
@@ -151,7 +151,7 @@ impl SysfsView {
         Ok(names.into_iter().map(entry).collect())
     }
 
-    /// Makes the text of a file that is opened.
+    /// Makes the text of a file at its open.
     fn open_file(&self, inode: INodeNo, access: OpenAccMode) -> Result<FileHandle, Errno> {
         const EISDIR: Errno = Errno(21);
         const EACCES: Errno = Errno(13);
@@ -222,7 +222,7 @@ impl Filesystem for SysfsView {
         _flags: Option<fuser::BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        // A shell truncates what it writes to; that means nothing here, as in sysfs.
+        // A shell truncates the file that it writes to. As in sysfs, a truncation has no effect.
         if mode.is_some() || uid.is_some() || gid.is_some() {
             return reply.error(fuser::Errno::EPERM);
         }
@@ -328,7 +328,7 @@ impl Filesystem for SysfsView {
             Err(e) => return reply.error(refused(e)),
         };
         let dots = [".", ".."].map(|name| (inode, FileType::Directory, name.to_owned()));
-        // An entry's offset is where to go on after it.
+        // The offset of an entry is the position after it, at which the next call continues.
         let skip = usize::try_from(offset).unwrap_or(usize::MAX);
         for (at, (inode, kind, name)) in (1..).zip(dots.into_iter().chain(names)).skip(skip) {
             if reply.add(inode, at, kind, name) {
@@ -339,7 +339,7 @@ impl Filesystem for SysfsView {
     }
 
     fn getxattr(&self, _request: &Request, _inode: INodeNo, _name: &OsStr, _size: u32, reply: ReplyXattr) {
-        // The kernel remembers this answer.
+        // The kernel remembers this answer and does not ask again.
         reply.error(fuser::Errno::ENOSYS);
     }
 }

@@ -1,30 +1,32 @@
 //! The interface between the view and the owner of the sets.
+//!
+//! Owns the orders and the error numbers. Must not know the files.
 
 use engine::figures::{BucketFigures, SetFigures, VolumeFigures};
 use format::{Sectors, Uuid};
 
-/// A number by which a file answers that something cannot be done, positive.
+/// A positive error number of the system, with which a file answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Errno(pub i32);
 
 impl Errno {
-    /// Nothing of that name.
+    /// Nothing has this name.
     pub const ENOENT: Errno = Errno(2);
-    /// It was tried and failed.
+    /// The operation failed.
     pub const EIO: Errno = Errno(5);
-    /// Another process uses it.
+    /// Another process uses the device.
     pub const EBUSY: Errno = Errno(16);
-    /// Makes no sense.
+    /// The text is not valid.
     pub const EINVAL: Errno = Errno(22);
-    /// A number that is too large for any of ours.
+    /// The number is out of range.
     pub const ERANGE: Errno = Errno(34);
-    /// The kernel has this, we do not.
+    /// The kernel supports this, and ubcache does not.
     pub const EOPNOTSUPP: Errno = Errno(95);
-    /// The owner does not answer.
+    /// The owner does not answer in time.
     pub const ETIMEDOUT: Errno = Errno(110);
 }
 
-/// Everything there is at one moment.
+/// All sets and volumes at one moment.
 #[derive(Clone, Default, Debug)]
 pub struct Snapshot {
     /// Sets with their volumes.
@@ -33,12 +35,12 @@ pub struct Snapshot {
     pub alone: Vec<VolumeFigures>,
 }
 
-/// Which volume.
+/// Identifies a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VolumeId {
-    /// UUID of its set; none if it is served alone.
+    /// UUID of its set; `None` if it is served alone.
     pub set: Option<Uuid>,
-    /// UUID of its backing device; none for a flash-only volume.
+    /// UUID of its backing device; `None` for a flash-only volume.
     pub backing: Option<Uuid>,
     /// Its name for clients, which is unique in its set.
     pub name: String,
@@ -58,11 +60,11 @@ pub enum DeviceOrder {
     Attach(Uuid),
     /// Write all dirty data back and detach it.
     Detach,
-    /// Serve it no more; dirty data stays in the cache.
+    /// Stop serving it; dirty data stays in the cache.
     Stop,
     /// Serve it without its cache (`running`).
     Run,
-    /// Begin the totals anew.
+    /// Reset the totals.
     ClearStats,
     /// Change the size of a flash-only volume.
     Resize(Sectors),
@@ -86,39 +88,39 @@ pub enum SetOrder {
     Unregister,
     /// Make a flash-only volume.
     CreateVolume(Sectors),
-    /// Begin the totals of the set anew.
+    /// Reset the totals of the set.
     ClearStats,
     /// Reset the counters of the cache device.
     ClearDeviceStats,
     /// Walk the index now.
     Gc,
-    /// Drop as many nodes from memory.
+    /// Drop this many btree nodes from memory.
     Prune(u64),
 }
 
 /// An order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Order {
-    /// An order that the kernel accepts without effect. Owners never get it.
+    /// An order that the kernel accepts without effect. It is never passed to the owner.
     Nothing,
-    /// Take a device up.
+    /// Register a device.
     Register {
         /// Its path.
         path: String,
-        /// It is no error if it is there already.
+        /// A device that is registered already is not an error.
         quiet: bool,
     },
-    /// Let go of every backing device whose set is not there.
+    /// Unregister every backing device whose set is missing.
     ForgetPending,
-    /// Tell a volume.
+    /// Pass an order to a volume.
     Device(VolumeId, DeviceOrder),
-    /// Tell a set.
+    /// Pass an order to a set.
     Set(Uuid, SetOrder),
 }
 
-/// The owner of the sets. Called from the view's own threads, which may wait for the answer; it must come at some time.
+/// The owner of the sets. The threads of the view call it and wait for the answer, so every call must end.
 pub trait Owner: Send + Sync + 'static {
-    /// Everything at this moment.
+    /// All sets and volumes at this moment.
     ///
     /// # Errors
     /// If the owner does not answer.
@@ -127,12 +129,12 @@ pub trait Owner: Send + Sync + 'static {
     /// The contents of the buckets of a set.
     ///
     /// # Errors
-    /// If the set is gone or does not answer.
+    /// If the set is not served any more or does not answer.
     fn buckets(&self, set: Uuid) -> Result<BucketFigures, Errno>;
 
-    /// Does something; it is done, or well under way as in the kernel, when this returns.
+    /// Carries out an order. On return the order is done or, where the kernel does not wait either, has begun.
     ///
     /// # Errors
-    /// As the kernel would answer.
+    /// The error number that the kernel would answer.
     fn obey(&self, order: Order) -> Result<(), Errno>;
 }

@@ -1,8 +1,8 @@
-//! The table: every file, what is read from it and what writing to it does.
+//! The table: every file, the text that it shows and the effect of a write.
 //!
-//! One entry for each name of the kernel's (semantics section 16). Tests compare names, permissions, formats and answers
-//! with those of a real kernel. Figures of parts that this engine does not have are shown as
-//! zero: `bset_tree_stats` beyond the nodes, `btree_sort_*`, `btree_cache_max_chain`.
+//! Owns one entry for each name of the kernel's (semantics section 16). Tests compare names, permissions, formats and
+//! answers with those of a real kernel. Figures of parts that this engine does not have are shown as zero:
+//! `bset_tree_stats` beyond the nodes, `btree_sort_*`, `btree_cache_max_chain`. Must not know FUSE.
 
 use engine::figures::{BucketFigures, SetFigures, VolumeFigures};
 use engine::stats::time::{TimeStats, TimeUnit};
@@ -13,7 +13,7 @@ use format::{Sectors, Uuid};
 use crate::owner::{DeviceOrder, Errno, Order, Owner, SetOrder, VolumeId};
 use crate::{names, values};
 
-/// Which directory a file is in.
+/// The directory that a file is in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     /// `fs/bcache`
@@ -22,7 +22,7 @@ pub enum Place {
     Set,
     /// `fs/bcache/<set>/internal`
     Internal,
-    /// `stats_total` and the like of sets and devices.
+    /// `stats_total` and the directories of the other periods, of sets and devices.
     Stats,
     /// `block/<cache device>/bcache`
     Cache,
@@ -45,7 +45,7 @@ impl Place {
     ];
 }
 
-/// The subject of a file.
+/// The set, volume and view that a file is about.
 pub(crate) struct Subject<'a> {
     pub(crate) owner: &'a dyn Owner,
     pub(crate) set: Option<&'a SetFigures>,
@@ -74,7 +74,7 @@ type Write = fn(&Subject<'_>, &str) -> Result<Order, Errno>;
 enum Reads {
     Nothing,
     Text(Read),
-    /// The tunable of the file's name.
+    /// The tunable with the name of the file.
     Tunable,
 }
 
@@ -82,11 +82,11 @@ enum Reads {
 enum Writes {
     Nothing,
     Order(Write),
-    /// The tunable of the file's name.
+    /// The tunable with the name of the file.
     Tunable,
 }
 
-/// A file.
+/// An entry of the table.
 pub(crate) struct File {
     pub(crate) name: &'static str,
     reads: Reads,
@@ -121,7 +121,7 @@ impl File {
         let mut text = match self.reads {
             Reads::Nothing => return Err(Errno::EIO),
             Reads::Text(read) => match read(of)? {
-                // Nothing at all, or lines already.
+                // The text is empty, or has complete lines already.
                 text if text.is_empty() || text.ends_with('\n') => return Ok(text),
                 text => text,
             },
@@ -138,11 +138,11 @@ impl File {
             Writes::Tunable => {
                 let tunable = find_tunable(place, of, self.name)?;
                 let value = match tunable.range {
-                    // What is out of range is clamped where the value is kept.
+                    // The owner clamps a number out of range.
                     Range::Number(..) | Range::Flag => values::number(text)?.to_string(),
                     Range::Choices(names) => values::choice(text, names)?,
                     Range::Text(bytes) => {
-                        // The newline counts, as in the kernel.
+                        // The kernel counts the newline, too.
                         if text.len() > bytes {
                             return Err(Errno::EINVAL);
                         }
@@ -160,7 +160,7 @@ impl File {
     }
 }
 
-/// The tunable behind a file.
+/// The tunable that a file shows.
 fn find_tunable(place: Place, of: &Subject<'_>, name: &str) -> Result<TunableInfo, Errno> {
     let found = match place {
         Place::Backing | Place::Volume => of.volume()?.tunables.iter().find(|k| k.name == name),
@@ -279,7 +279,7 @@ static INTERNAL: &[File] = &[
     shown("cutoff_writeback", |s| plain(s.set()?.tunables.cutoff_writeback)),
     shown("cutoff_writeback_sync", |s| plain(s.set()?.tunables.cutoff_writeback_sync)),
     shown("feature_compat", |_| Ok(String::new())),
-    // All names of their kind, those that a set has in brackets.
+    // The file lists all features of this kind, and puts those of the set in brackets.
     shown("feature_incompat", |s| {
         let large = s.set()?.status.bucket_sectors.0 > u64::from(u16::MAX);
         Ok(if large { "[large_bucket]" } else { "large_bucket" }.to_owned())
@@ -306,14 +306,14 @@ enum Timed {
     Read,
 }
 
-/// A figure of what takes time, by the middle of its name, in the kernel's unit.
+/// A figure of a timed operation, by the middle part of its name, in the kernel's unit.
 fn timed(set: &SetFigures, what: Timed, figure: &str) -> Result<String, Errno> {
     let none = TimeStats::new();
     let work = &set.times.work;
     let (stats, frequency, duration) = match what {
         Timed::Gc => (&work.gc, TimeUnit::Seconds, TimeUnit::Millis),
         Timed::Split => (&work.split, TimeUnit::Seconds, TimeUnit::Micros),
-        // Nothing is sorted: extents are kept in order.
+        // The engine sorts nothing, because it keeps extents in order.
         Timed::Sort => (&none, TimeUnit::Millis, TimeUnit::Micros),
         Timed::Read => (&work.read, TimeUnit::Millis, TimeUnit::Micros),
     };
@@ -409,7 +409,7 @@ static BACKING: &[File] = &[
     tunable("writeback_running"),
 ];
 
-/// Unit in which the kernel counts stripes (semantics section 11.2).
+/// The unit in which the kernel counts stripes (semantics section 11.2).
 fn stripe(optimal: Sectors) -> Sectors {
     const NONE: u64 = 1 << 31;
     const LEAST: u64 = 8192;

@@ -1,7 +1,7 @@
 //! The tree of paths.
 //!
 //! Owns the directories and links, which follow from a snapshot: sets under `fs/bcache`, devices under `block`. Links are
-//! relative, so that a mount can be anywhere. Must not know FUSE.
+//! relative, so a mount can be anywhere. Must not know FUSE.
 
 use engine::figures::{SetFigures, VolumeFigures};
 use engine::stats::View;
@@ -12,7 +12,7 @@ use crate::table::{self, File, Place, Subject};
 
 /// The entry at a path.
 pub(crate) enum Found {
-    /// A directory, with the names in it.
+    /// A directory, with the entries in it.
     Dir(Vec<(String, Kind)>),
     /// A link to this target.
     Link(String),
@@ -20,7 +20,7 @@ pub(crate) enum Found {
     File(&'static File, Place),
 }
 
-/// The entry of a name.
+/// The kind of a directory entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Dir,
@@ -33,7 +33,7 @@ pub(crate) struct Tree<'a> {
     pub(crate) snapshot: &'a Snapshot,
 }
 
-/// A volume and where it belongs.
+/// A volume and the set that it belongs to.
 #[derive(Clone, Copy)]
 struct Member<'a> {
     set: Option<&'a SetFigures>,
@@ -41,7 +41,7 @@ struct Member<'a> {
 }
 
 impl Member<'_> {
-    /// The directory in `block` that holds its files.
+    /// The directory in `block` that has the volume's files.
     fn home(&self) -> String {
         self.volume.backing_name.as_deref().and_then(disk).unwrap_or_else(|| self.block_device().to_owned())
     }
@@ -56,7 +56,7 @@ impl Member<'_> {
     }
 }
 
-/// The subject of a path: the file and whose it is.
+/// An entry, and the set and volume that it belongs to.
 pub(crate) struct Located<'a> {
     pub(crate) found: Found,
     set: Option<&'a SetFigures>,
@@ -69,7 +69,7 @@ impl<'a> Located<'a> {
         Located { found, set: None, volume: None, view: None }
     }
 
-    /// The subject of the file.
+    /// The subject of the file, from which its text is made.
     pub(crate) fn subject(&self, owner: &'a dyn Owner) -> Subject<'a> {
         let cache = self.volume.map(|v| &v.cache).or_else(|| self.set.map(|s| &s.cache));
         let view = self.view.and_then(|view| Some(cache?.view(view)));

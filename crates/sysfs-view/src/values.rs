@@ -1,13 +1,13 @@
 //! Parsers of written text, as the kernel parses numbers, flags and sizes.
 //!
-//! Owns the rules by which text is refused before the owner of a tunable gets it (observed on a real kernel, see the data of
-//! the tests). The tunable itself limits numbers to its range.
+//! Owns the rules by which text is refused before the owner of a tunable gets it. They were observed on a real kernel; the
+//! tests have the data. Must not know the ranges of tunables: the tunable itself limits numbers.
 
 use format::{SECTOR_BYTES, Sectors};
 
 use crate::owner::Errno;
 
-/// A decimal number, with one newline behind it at most, and a plus before it if somebody likes.
+/// Parses a decimal number, with an optional plus before it and at most one newline after it.
 pub(crate) fn number(text: &str) -> Result<u64, Errno> {
     let text = text.strip_suffix('\n').unwrap_or(text);
     let digits = text.strip_prefix('+').unwrap_or(text);
@@ -17,7 +17,7 @@ pub(crate) fn number(text: &str) -> Result<u64, Errno> {
     digits.parse().map_err(|_| Errno::ERANGE)
 }
 
-/// A size in bytes with a suffix of powers of 1024, or none.
+/// Parses a size in bytes, with an optional suffix for powers of 1024.
 pub(crate) fn size(text: &str) -> Result<u64, Errno> {
     let text = text.trim_end();
     let (digits, unit) = match text.char_indices().find(|(_, c)| !c.is_ascii_digit()) {
@@ -38,12 +38,12 @@ pub(crate) fn size(text: &str) -> Result<u64, Errno> {
     value.checked_mul(1 << shift).ok_or(Errno::EINVAL)
 }
 
-/// The same in whole sectors.
+/// Parses a size and rounds it down to whole sectors.
 pub(crate) fn sectors(text: &str) -> Result<Sectors, Errno> {
     Ok(Sectors(size(text)? / SECTOR_BYTES))
 }
 
-/// One of the names, with one newline behind it at most.
+/// Parses one of the names, with at most one newline after it.
 pub(crate) fn choice(text: &str, names: &[&str]) -> Result<String, Errno> {
     let word = text.strip_suffix('\n').unwrap_or(text);
     names.iter().find(|name| **name == word).map(|name| (*name).to_owned()).ok_or(Errno::EINVAL)

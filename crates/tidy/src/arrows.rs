@@ -1,7 +1,8 @@
-//! Arrows: crates and components of the engine name only what lies below them.
+//! Arrows: crates and components of the engine name only crates and components below them.
 //!
-//! `crates` reads the dependencies in every Cargo.toml: code cannot name a crate that is not there. Dependencies of tests
-//! may go upwards. `components` reads the paths and imports in the engine's modules, outside tests.
+//! Owns both checks. `crates` reads the dependencies in every Cargo.toml, because code cannot name a crate that is no
+//! dependency. Dependencies of tests may go upwards. `components` reads the paths and imports in the engine's modules,
+//! outside tests. Must not know the rows, which are in `layers`.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ const ENGINE: &str = "crates/engine/src/";
 const LAYERS: &str = "crates/tidy/src/layers.rs";
 const PREFIX: &str = "ubcache-";
 
-/// Dependencies between crates of the repository that do not go down.
+/// Dependencies between crates of the repository that do not go downwards.
 pub fn crates(tree: &Tree) -> Result<Vec<Violation>, String> {
     let mut found = Vec::new();
     for file in tree.files.iter().filter(|f| f.path.ends_with("Cargo.toml")) {
@@ -54,7 +55,7 @@ fn line_of(text: &str, section: &str, key: &str) -> usize {
     lines.into_iter().find(|(_, l)| is_key(l)).map_or(1, |(n, _)| n + 1)
 }
 
-/// Paths in the engine's modules that name a component above them.
+/// Paths in the engine's modules that name a component above the module's own.
 pub fn components(tree: &Tree) -> Vec<Violation> {
     let files: Vec<_> = tree.product().filter(|(f, _)| f.path.starts_with(ENGINE)).collect();
     let Some((lib, root)) = files.iter().find(|(f, _)| f.path == format!("{ENGINE}lib.rs")) else {

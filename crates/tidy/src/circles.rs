@@ -1,6 +1,6 @@
-//! Circles: modules in the root of a crate that name each other, directly or by way of others.
+//! Circles: modules in the root of a crate that name each other, directly or through others.
 //!
-//! Which of them is above the others is not written down: any order will do. Tests may name anything.
+//! Owns the check. It prescribes no order of the modules: any order without circles is right. Tests may name any module.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use crate::rust::module_of;
 use crate::source::Tree;
 use crate::violation::Violation;
 
-/// A path or an import: file, line, the module that has it and the module that it names.
+/// A path or an import: file and line, the module that contains it and the module that it names.
 struct Arrow<'a> {
     path: &'a str,
     line: usize,
@@ -54,7 +54,7 @@ fn arrows<'a>(tree: &'a Tree, src: &str, root: &syn::File) -> Vec<Arrow<'a>> {
     found
 }
 
-/// Whether `to` is named by `from` or by what `from` names.
+/// Whether `from` names `to`, directly or through other modules.
 fn reaches(names: &BTreeMap<&str, BTreeSet<&str>>, from: &str, to: &str) -> bool {
     let (mut seen, mut left) = (BTreeSet::from([from]), vec![from]);
     while let Some(module) = left.pop() {

@@ -1,4 +1,4 @@
-//! Subjects of commits have at most 72 characters.
+//! The check of commits: a subject has at most 72 characters.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::violation::Violation;
 
 const SUBJECT: usize = 72;
 
-/// Commits of the branch that its upstream does not have; none without a repository or an upstream.
+/// Violations in commits that the upstream branch does not have; none without a repository or an upstream.
 pub fn check(root: &Path) -> Vec<Violation> {
     let log = git(root, &["log", "--no-merges", "--format=%h %s", "@{upstream}..HEAD"]);
     log.as_deref().unwrap_or_default().lines().filter_map(subject).collect()

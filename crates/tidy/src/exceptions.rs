@@ -1,8 +1,9 @@
-//! The violations that are allowed today, as counts that only shrink.
+//! The violations that are allowed at present, as counts that only go down.
 //!
-//! Owns the format of `exceptions.toml`. Each group has a rule, a reason and counts. The key of a count is a path, or a path
-//! and an item with a blank between them; the latter takes the violations of that item. The number is the weight of all
-//! violations under the key. More fails, because the code got worse; fewer fails too, so that the number is lowered.
+//! Owns the format of `exceptions.toml`. Each group has a rule, a reason and counts. The key of a count is a path, or a
+//! path and an item with a space between them; a count with an item takes the violations of that item. The number is the
+//! weight of all violations under the key. More violations fail, because the code got worse. Fewer fail too, so that the
+//! number is lowered.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -38,15 +39,15 @@ struct Group {
 /// A rule and the key of a count.
 type Key = (String, String);
 
-/// What differs from the exceptions.
+/// The differences between the violations and the exceptions.
 pub struct Problems {
-    /// Violations under keys of which more was found than is allowed.
+    /// Violations under keys with more violations than allowed.
     pub more: Vec<Violation>,
-    /// Counts of which less was found.
+    /// Counts with fewer violations than allowed.
     pub stale: Vec<Stale>,
 }
 
-/// A count that is to be lowered.
+/// A count that has to be lowered.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Stale {
     rule: String,
@@ -56,7 +57,7 @@ pub struct Stale {
 }
 
 impl Stale {
-    /// One line that says what to do.
+    /// The line of text that names the count and the next step.
     pub fn describe(&self) -> String {
         let Stale { rule, key, allowed, found } = self;
         format!(
@@ -66,7 +67,7 @@ impl Stale {
 }
 
 impl Exceptions {
-    /// Reads the text of the file.
+    /// Parses the text of the file.
     pub fn parse(text: &str) -> Result<Exceptions, String> {
         let head: String =
             text.lines().take_while(|l| l.starts_with('#')).fold(String::new(), |h, l| h + l + "\n");
@@ -85,7 +86,7 @@ impl Exceptions {
         Ok(Exceptions { head, groups: file.allowed })
     }
 
-    /// The text of the file: groups in their order, counts sorted, counts of zero and empty groups left out.
+    /// The text of the file: groups in their order, counts sorted; counts of zero and empty groups are left out.
     pub fn render(&self) -> String {
         let mut text = self.head.clone();
         for group in &self.groups {
@@ -118,7 +119,7 @@ impl Exceptions {
         Problems { more: violations.iter().filter(too_many).cloned().collect(), stale: stale.collect() }
     }
 
-    /// Lowers counts to what is found; true if one changed.
+    /// Lowers counts to the number of violations found. Returns whether one changed.
     pub fn lower(&mut self, violations: &[Violation]) -> bool {
         let stale = self.compare(violations).stale;
         for s in &stale {
@@ -134,7 +135,7 @@ impl Exceptions {
         self.groups.iter().filter(|g| g.rule == rule).find_map(|g| g.counts.get(key)).copied()
     }
 
-    /// The key that a violation counts for: that of its item, if there is one.
+    /// The key under which a violation counts: that of its item, if there is a count for it.
     fn key(&self, v: &Violation) -> Key {
         let of_item = format!("{} {}", v.path, v.item);
         let key = match self.allowed(v.rule, &of_item) {

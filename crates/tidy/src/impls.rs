@@ -1,6 +1,7 @@
 //! The inherent `impl` blocks of a type lie in at most two files.
 //!
-//! Types of one crate with the same name are told apart by where they are defined and what files import.
+//! Owns the check. Types of one crate with the same name are distinguished by the file that defines them and by the
+//! imports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +17,7 @@ const FILES: usize = 2;
 /// A place in a file.
 type Place<'a> = (&'a str, usize);
 
-/// What a crate has of types: definitions and `impl` blocks by the name of the type.
+/// The types of a crate: definitions and `impl` blocks, by the name of the type.
 #[derive(Default)]
 struct Crate<'a> {
     definitions: BTreeMap<String, Vec<Place<'a>>>,
@@ -25,7 +26,7 @@ struct Crate<'a> {
     imported: BTreeMap<(&'a str, String), Vec<String>>,
 }
 
-/// Types with `impl` blocks in too many files, outside tests. A violation weighs the number of files too many.
+/// Types with `impl` blocks in too many files, outside tests. The weight of a violation is the number of excess files.
 pub fn check(tree: &Tree) -> Vec<Violation> {
     let mut crates: BTreeMap<&str, Crate> = BTreeMap::new();
     for (source, product) in tree.product() {
@@ -70,7 +71,7 @@ impl<'a> Crate<'a> {
         }
     }
 
-    /// Where the type is defined of which the file at `path` has an `impl` block.
+    /// The place of the definition of the type for which the file at `path` has an `impl` block.
     fn definition(&self, name: &str, path: &'a str) -> Place<'a> {
         let places = self.definitions.get(name).map_or(&[][..], Vec::as_slice);
         if let Some(here) = places.iter().find(|(p, _)| *p == path) {

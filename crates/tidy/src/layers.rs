@@ -1,7 +1,7 @@
 //! The order of crates and of the engine's components, from the ground up.
 //!
-//! Names in a row do not name each other if they are crates; components of a row may. A row names only rows above it in
-//! the table.
+//! Owns both tables. A row names only rows above it in the table. Crates in one row do not name each other; components in
+//! one row may.
 
 /// Packages of the workspace without the prefix `ubcache-`.
 pub const CRATES: &[&[&str]] = &[
@@ -17,7 +17,7 @@ pub const CRATES: &[&[&str]] = &[
     &["fuzz", "mutants", "tidy"],
 ];
 
-/// Modules in the root of the engine. Those that exist only until they have their place in a component are marked.
+/// Modules in the root of the engine. A comment marks modules that do not belong to a component yet.
 pub const COMPONENTS: &[&[&str]] = &[
     // `canary` marks places in all components.
     &["events", "human", "canary"],
@@ -25,11 +25,11 @@ pub const COMPONENTS: &[&[&str]] = &[
     // Not in a component yet: counters and settings.
     &["stats"],
     &["tunables"],
-    &["refusal"],
+    &["refusal", "damage"],
     &["error"],
     &["tasks", "device"],
     &["journal"],
-    // Names the journal: a prio chain takes effect with an entry.
+    // The allocator names the journal, because a prio chain takes effect with an entry.
     &["alloc"],
     &["uuids"],
     &["index"],

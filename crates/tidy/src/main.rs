@@ -1,7 +1,7 @@
-//! A lint of this repository. `make lint` runs it; CONTRIBUTING.md says what it checks.
+//! A lint of this repository. `make lint` runs it; CONTRIBUTING.md lists its checks.
 //!
 //! Owns the command line and the order of the steps: read the tracked files, run every check, compare the violations with
-//! the counts in `exceptions.toml`, print the difference.
+//! the counts in `exceptions.toml`, print the difference. Must not know the rules.
 #![forbid(unsafe_code)]
 
 mod arrows;
@@ -27,7 +27,7 @@ use crate::exceptions::Exceptions;
 use crate::source::Tree;
 use crate::violation::Violation;
 
-/// The counts that are allowed, relative to the root of the repository.
+/// Path of the allowed counts, relative to the root of the repository.
 const EXCEPTIONS: &str = "crates/tidy/exceptions.toml";
 
 /// Checks sizes, imports, references and words of this repository.
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs every check. The result is true if nothing is to be changed.
+/// Runs every check. Returns true if nothing has to be changed.
 fn work(args: &Args) -> Result<bool, String> {
     let root = source::root()?;
     let tree = Tree::read(&root)?;
@@ -84,7 +84,7 @@ fn work(args: &Args) -> Result<bool, String> {
     Ok(new == 0 && lower == 0)
 }
 
-/// All violations of all checks of files.
+/// All violations that the checks of files find.
 fn check(tree: &Tree) -> Result<Vec<Violation>, String> {
     let mut all = Vec::new();
     all.extend(sizes::check(tree));

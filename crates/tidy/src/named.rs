@@ -1,6 +1,6 @@
-//! Which modules of its crate a file names: in imports, paths and the arguments of macros.
+//! The modules of its crate that a file names: in imports, paths and the arguments of macros.
 //!
-//! Must not know what may name what.
+//! Owns the search. Must not know which module may name which.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use syn::{Item, UseTree};
 
 use crate::rust::{from_root, imports};
 
-/// The names that the root of a crate takes from its modules, and the modules.
+/// The names that the root of a crate re-exports, and the modules that they come from.
 pub fn reexports(root: &syn::File) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for item in &root.items {
@@ -40,7 +40,7 @@ pub fn modules_named(
 struct Finder<'a> {
     module: Vec<String>,
     reexports: &'a BTreeMap<String, String>,
-    /// Components that are named, with the lines.
+    /// The named components, with the lines.
     named: BTreeSet<(usize, String)>,
 }
 
@@ -53,7 +53,7 @@ impl Finder<'_> {
         self.named.insert((line, component.clone()));
     }
 
-    /// Paths in the arguments of a macro: `crate::a::b` as tokens.
+    /// Finds paths such as `crate::a::b` in the tokens of a macro's arguments.
     fn tokens(&mut self, stream: TokenStream) {
         let mut names: Vec<String> = Vec::new();
         let mut line = 0;
@@ -120,6 +120,6 @@ impl<'ast> Visit<'ast> for Finder<'_> {
         self.module.pop();
     }
 
-    /// `pub(in crate::x)` says who may name an item, not what the item names.
+    /// `pub(in crate::x)` tells which module may name an item, and names nothing itself.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 }

@@ -1,16 +1,16 @@
-//! What sources and documents cite exists: sections, decisions, files in `docs/`, targets of links.
+//! References resolve: cited sections, decisions and files in `docs/` exist, and so do the targets of links.
 //!
-//! The text is read as words, so a citation may lie on two lines of a comment.
+//! Owns the check. It reads a text as words, so a citation may lie on two lines of a comment.
 
 use std::collections::BTreeSet;
 
 use crate::source::{SourceFile, Tree};
 use crate::violation::Violation;
 
-/// A word of a file with its line; markers of comments are left out.
+/// A word of a file with its line; comment markers are left out.
 type Word<'a> = (usize, &'a str);
 
-/// Documents whose sections are cited, by the word that cites them. Of `semantics` a number alone is a citation.
+/// Documents whose sections are cited, by the word that cites them. After `semantics` a number alone is a citation.
 const DOCUMENTS: &[(&str, &str)] = &[("format", "docs/format.md"), ("semantics", "docs/semantics.md")];
 
 /// Citations that do not resolve.
@@ -23,7 +23,7 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
         for (at, (_, word)) in words.iter().enumerate() {
             let name = word.trim_start_matches(|c: char| !c.is_alphanumeric()).to_lowercase();
             for (document, numbers) in &sections {
-                // A document that does not exist yet has no sections to compare with.
+                // A document that does not exist has no sections to compare with.
                 if let Some(numbers) = numbers.as_ref().filter(|_| name.trim_end_matches(',') == *document) {
                     found.extend(section(file, &words[at + 1..], (document, numbers)));
                 }
@@ -58,7 +58,7 @@ fn headings(text: &str) -> BTreeSet<String> {
     titles.filter_map(|t| number(t.split_whitespace().next()?)).map(Into::into).collect()
 }
 
-/// The number `N` or `N.N` that a word is, without punctuation.
+/// The number `N` or `N.N` in a word, without punctuation.
 fn number(word: &str) -> Option<&str> {
     let word = word.trim_matches(|c: char| !c.is_ascii_digit());
     let mut parts = word.split('.');
@@ -66,7 +66,7 @@ fn number(word: &str) -> Option<&str> {
     (parts.clone().count() <= 2 && parts.all(is_number)).then_some(word)
 }
 
-/// The numbers of a list at the beginning of words: `3.1, 4 and 5`.
+/// The list of numbers at the beginning of the words: `3.1, 4 and 5`.
 fn list<'a>(words: &[Word<'a>], number: impl Fn(&'a str) -> Option<&'a str>) -> Vec<Word<'a>> {
     let mut numbers = Vec::new();
     let mut words = words.iter().peekable();
@@ -112,7 +112,7 @@ fn decision(tree: &Tree, file: &SourceFile, after: &[Word]) -> Vec<Violation> {
     list(after, three).into_iter().filter(|(_, n)| !exists(n)).map(violation).collect()
 }
 
-/// Paths in `docs/` in a word. A path that goes on before `docs/` is an address or relative to another directory.
+/// Paths in `docs/` in a word. A path with more before `docs/` is an address, or relative to another directory.
 fn documents(tree: &Tree, file: &SourceFile, line: usize, word: &str) -> Vec<Violation> {
     let is_path = |c: char| c.is_alphanumeric() || "/._-".contains(c);
     let mut found = Vec::new();
@@ -129,7 +129,7 @@ fn documents(tree: &Tree, file: &SourceFile, line: usize, word: &str) -> Vec<Vio
     found
 }
 
-/// Relative targets of links in markdown, outside code.
+/// Relative targets of links in Markdown, outside code, that do not exist.
 fn links(tree: &Tree, file: &SourceFile) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut in_code = false;
@@ -153,7 +153,7 @@ fn links(tree: &Tree, file: &SourceFile) -> Vec<Violation> {
     found
 }
 
-/// The path from the root of the repository that `relative` is in the file at `path`.
+/// The path, from the root of the repository, of `relative` in the file at `path`.
 fn beside(path: &str, relative: &str) -> String {
     let mut parts: Vec<&str> = path.split('/').collect();
     parts.pop();

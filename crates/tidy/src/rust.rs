@@ -1,6 +1,6 @@
 //! Questions about Rust code that several checks ask.
 //!
-//! Owns what counts as a test, and the module that a file is. Must not know the rules.
+//! Owns the definition of a test, and the mapping from files to modules. Must not know the rules.
 
 use std::collections::BTreeSet;
 
@@ -19,11 +19,11 @@ impl TestModule {
     }
 }
 
-/// Whether all of a file is a test, as its directory or its name says.
+/// Whether the whole file is a test, by its directory or its name.
 pub fn is_test_path(path: &str) -> bool {
     let mut parts = path.split('/').collect::<Vec<_>>();
     let name = parts.pop().unwrap_or_default();
-    // The first component is a part of the repository: `tests/vm` is a crate.
+    // The first component of the path is a part of the repository: `tests/vm` is a crate.
     name == "tests.rs" || parts.iter().skip(1).any(|p| ["tests", "benches"].contains(p))
 }
 
@@ -43,7 +43,7 @@ pub fn test_modules<'a>(files: impl Iterator<Item = (&'a str, &'a syn::File)>) -
     found
 }
 
-/// The directory that holds the modules which the file at `path` declares.
+/// The directory of the modules that the file at `path` declares.
 fn module_directory(path: &str) -> &str {
     let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
     match name {
@@ -52,7 +52,7 @@ fn module_directory(path: &str) -> &str {
     }
 }
 
-/// The module that a file of a crate is, from the root of the crate: `["index", "load"]` for `src/index/load.rs`.
+/// The path of a file's module from the root of its crate: `["index", "load"]` for `src/index/load.rs`.
 pub fn module_of(path: &str) -> Vec<String> {
     let inside = path.rsplit_once("src/").map_or(path, |(_, inside)| inside).trim_end_matches(".rs");
     let mut parts: Vec<String> = inside.split('/').map(Into::into).collect();
@@ -62,7 +62,7 @@ pub fn module_of(path: &str) -> Vec<String> {
     parts
 }
 
-/// Whether attributes say that an item is a test, or exists in tests only.
+/// Whether attributes mark an item as a test, or as compiled for tests only.
 pub fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|a| match &a.meta {
         Meta::Path(path) => path.segments.last().is_some_and(|s| s.ident == "test"),
@@ -83,7 +83,7 @@ fn demands_test(predicate: TokenStream) -> bool {
     })
 }
 
-/// The file without the items that exist in tests only.
+/// The file without the items that are compiled for tests only.
 pub fn without_tests(file: &syn::File) -> syn::File {
     let mut file = file.clone();
     Stripper.visit_file_mut(&mut file);
@@ -132,7 +132,7 @@ fn attributes(item: &Item) -> &[Attribute] {
     }
 }
 
-/// Every import of a `use` item as its names and the line of the last of them; the last name of a glob is `*`.
+/// Every import of a `use` item: its names, and the line of the last name. The last name of a glob is `*`.
 pub fn imports(tree: &syn::UseTree) -> Vec<(Vec<String>, usize)> {
     fn down(tree: &syn::UseTree, before: &[String], found: &mut Vec<(Vec<String>, usize)>) {
         let with = |name: String| before.iter().cloned().chain([name]).collect::<Vec<_>>();
@@ -149,7 +149,7 @@ pub fn imports(tree: &syn::UseTree) -> Vec<(Vec<String>, usize)> {
     found
 }
 
-/// The path from the root of the crate that `names` has in module `here`, if it begins with `crate`, `self` or `super`.
+/// The path from the root of the crate of `names` in module `here`, if it begins with `crate`, `self` or `super`.
 pub fn from_root(names: &[String], here: &[String]) -> Option<Vec<String>> {
     let mut module = match names.first()?.as_str() {
         "crate" => Vec::new(),

@@ -1,4 +1,6 @@
-//! Limits of size: lines of a file, lines and arguments of a function, reachable fields of a type.
+//! Limits of size: lines of a file, lines and arguments of a function, accessible fields of a type.
+//!
+//! Owns the limits. Must not know which violations are allowed.
 
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
@@ -12,7 +14,8 @@ const FUNCTION_LINES: usize = 60;
 const ARGUMENTS: usize = 5;
 const FIELDS: usize = 15;
 
-/// Files of any kind of code; functions and types of Rust files outside tests. A violation weighs what is too much.
+/// Checks files of every kind, and functions and types of Rust files outside tests. The weight is the excess over the
+/// limit.
 pub fn check(tree: &Tree) -> Vec<Violation> {
     let mut found: Vec<Violation> = tree.files.iter().filter_map(|f| file(&f.path, &f.text)).collect();
     for (source, product) in tree.product() {
@@ -35,7 +38,7 @@ struct Finder<'a> {
     path: &'a str,
     /// The type or trait whose block is visited.
     owner: Option<String>,
-    /// Whether it is a block of a trait, which decides about arguments.
+    /// Whether the block is an `impl` of a trait, whose functions may have more arguments.
     of_trait: bool,
     found: Vec<Violation>,
 }

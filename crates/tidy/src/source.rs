@@ -1,6 +1,6 @@
 //! The files of the repository.
 //!
-//! Owns which files are read, and which of them are tests. Must not know the rules.
+//! Owns the selection of the files that are read, and of those that are tests. Must not know the rules.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,10 +14,10 @@ const SKIPPED: &[&str] = &["fuzz/corpus/", "crates/daemon/web/vendor/"];
 /// Endings of files that no check reads: generated files and data.
 const DATA: &[&str] =
     &[".lock", "package-lock.json", ".svg", ".zst", ".plan", ".json", "proptest-regressions"];
-/// This crate: its words and its tests are examples of what other files must not contain.
+/// The directory of this crate. Its words and its tests are examples of text that other files must not contain.
 const OWN: &str = "crates/tidy/";
 
-/// One text file.
+/// A text file.
 pub struct SourceFile {
     /// The path relative to the root of the repository, with `/`.
     pub path: String,
@@ -39,7 +39,7 @@ pub struct RustFile {
 pub struct Tree {
     /// The text files, sorted by path.
     pub files: Vec<SourceFile>,
-    /// The paths of all tracked files, also of those that are not read, and of their directories.
+    /// The paths of all tracked files, including those that are not read, and of their directories.
     pub known: BTreeSet<String>,
 }
 
@@ -50,7 +50,7 @@ impl Tree {
         let mut files = Vec::new();
         for path in paths.iter().filter(|p| is_read(p)) {
             let file = root.join(path);
-            // A tracked file that was deleted in the work tree, or a link to a directory.
+            // The path is a file that was deleted in the work tree, or a link to a directory.
             if !file.is_file() {
                 continue;
             }
@@ -115,7 +115,7 @@ impl Tree {
     }
 }
 
-/// The root of the repository that the working directory is in; the working directory, if it is in none.
+/// The root of the repository that contains the working directory; without a repository, the working directory.
 pub fn root() -> Result<PathBuf, String> {
     let here = std::env::current_dir().map_err(|e| format!("the working directory is unknown: {e}"))?;
     Ok(git(&here, &["rev-parse", "--show-toplevel"]).map_or(here, |s| PathBuf::from(s.trim_end())))

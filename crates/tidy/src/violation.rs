@@ -1,4 +1,6 @@
-//! What a check reports.
+//! The violations that checks report.
+//!
+//! Owns the type. Must not know the rules.
 
 use std::fmt;
 
@@ -13,9 +15,9 @@ pub struct Violation {
     pub rule: &'static str,
     /// The name of the function or type, or an empty string.
     pub item: String,
-    /// How much the violation counts: the excess over a limit, or 1.
+    /// The excess over a limit, or 1.
     pub weight: usize,
-    /// What was expected and found.
+    /// The expected and the found value.
     pub message: String,
 }
 
@@ -25,12 +27,12 @@ impl Violation {
         Violation { path: path.into(), line, rule, item: String::new(), weight: 1, message }
     }
 
-    /// The same violation, of an item.
+    /// Sets the item of the violation.
     pub fn of(self, item: &str) -> Violation {
         Violation { item: item.into(), ..self }
     }
 
-    /// The same violation with another weight.
+    /// Sets the weight of the violation.
     pub fn weighing(self, weight: usize) -> Violation {
         Violation { weight, ..self }
     }

@@ -1,4 +1,6 @@
 //! Words that the repository does not use: in names of modules, in texts, in identifiers.
+//!
+//! Owns the lists. Must not know which violations are allowed.
 
 use syn::visit::{self, Visit};
 use syn::{FnArg, Ident, Pat, Signature};
@@ -7,10 +9,10 @@ use crate::rust::is_test;
 use crate::source::{SourceFile, Tree};
 use crate::violation::Violation;
 
-/// Names of modules that do not say what is in them.
+/// Names of modules that do not tell their contents.
 const MODULES: &[&str] = &["util", "utils", "helper", "helpers", "misc"];
 
-/// Hosts from which packages come: the environment decides about them, not the repository.
+/// Hosts of package registries. The environment decides where packages come from, not the repository.
 const HOSTS: &[&str] = &[
     "index.crates.io",
     "static.crates.io",
@@ -27,10 +29,10 @@ const HOSTS: &[&str] = &[
     "quay.io",
 ];
 
-/// Directories of the machine on which somebody works.
+/// Directories of one machine.
 const PATHS: &[&str] = &["/root/", "/work/", "/Users/", "/home/"];
 
-/// How a change was made is not a property of the program.
+/// Words about how a change was made, which is no property of the program.
 const AUTHORS: &[&str] = &[
     "this session",
     "previous session",
@@ -52,7 +54,7 @@ const AUTHORS: &[&str] = &[
     "llm",
 ];
 
-/// Coinages, and the word of the field for each. A name contains a coinage if its words do.
+/// Coinages, and the usual word for each. A name contains a coinage if its words contain the coinage's words in order.
 const COINAGES: &[(&str, &str)] = &[
     ("survivor", "crash log"),
     ("survivors", "crash log"),
@@ -84,10 +86,10 @@ const COINAGES: &[(&str, &str)] = &[
     ("habit", "operator action"),
 ];
 
-/// What programmers call a search: no coinage.
+/// The usual words for a search, which are no coinage.
 const LOOK_UP: [&str; 2] = ["look", "up"];
 
-/// Forbidden words in all files except those of this crate; coinages in all declared names.
+/// Finds forbidden words in all files except those of this crate, and coinages in all declared names.
 pub fn check(tree: &Tree) -> Vec<Violation> {
     let mut found = Vec::new();
     for file in &tree.files {
@@ -119,7 +121,7 @@ fn text(line: &str, mut report: impl FnMut(&'static str, String)) {
     }
 }
 
-/// Whether `line` has `word`, and no letter or digit beside it.
+/// Whether `line` contains `word` without a letter or digit beside it.
 fn contains(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| {
         let after = &line[at + word.len()..];
@@ -127,7 +129,7 @@ fn contains(line: &str, word: &str) -> bool {
     })
 }
 
-/// Whether `line` has a path that begins with `path`.
+/// Whether `line` contains a path that begins with `path`.
 fn begins(line: &str, path: &str) -> bool {
     let inside = |c: char| c.is_alphanumeric() || "/._-$}".contains(c);
     line.match_indices(path).any(|(at, _)| !line[..at].ends_with(inside))
@@ -203,7 +205,7 @@ impl Finder<'_> {
     }
 }
 
-/// Calls the inner visit after it looked at the declared name.
+/// Visits the children of an item after it has checked the item's name.
 macro_rules! declarations {
     ($($method:ident: $node:ident,)*) => {
         $(fn $method(&mut self, node: &'ast syn::$node) {
@@ -242,7 +244,7 @@ impl<'ast> Visit<'ast> for Finder<'_> {
         visit::visit_field(self, node);
     }
 
-    /// The name of a test is a sentence.
+    /// The name of a test is a sentence, so it may contain any word.
     fn visit_item_fn(&mut self, node: &'ast syn::ItemFn) {
         if !is_test(&node.attrs) {
             self.function(&node.sig);

@@ -24,15 +24,16 @@ fn said(out: &Output) -> String {
     String::from_utf8(out.stdout.clone()).unwrap()
 }
 
-/// Builds the package from the programs under test.
-fn package() -> PathBuf {
+/// Builds the packages from the programs under test: the program, and the links named like bcache-tools.
+fn packages() -> [PathBuf; 2] {
     let binaries = Path::new(env!("CARGO_BIN_EXE_ubcache-pages")).parent().unwrap();
     if !binaries.join("ubcache").exists() {
         // A test of the whole workspace has built the program already.
         said(&run(Command::new(env!("CARGO")).args(["build", "-p", "ubcache-cli"]).current_dir(root())));
     }
     let out = said(&run(Command::new(root().join("scripts/deb")).arg(binaries).current_dir(root())));
-    root().join(out.trim())
+    let mut paths = out.lines().map(|l| root().join(l));
+    [paths.next().unwrap(), paths.next().unwrap()]
 }
 
 /// Exposure of each unit, in tenths, as the guide says it; other versions of systemd count a little differently.
@@ -58,7 +59,7 @@ fn units_have_few_rights() {
 
 #[test]
 fn installed_used_and_removed() {
-    let deb = package();
+    let [deb, links] = packages();
     let contents = said(&run(Command::new("dpkg-deb").arg("--contents").arg(&deb)));
     let files: BTreeSet<&str> = contents
         .lines()
@@ -86,8 +87,10 @@ fn installed_used_and_removed() {
 
     let dir = tempfile::tempdir().unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/in-a-directory.sh");
-    let out = said(&run(Command::new("sh").arg(script).arg(dir.path()).arg(&deb)));
-    for step in ["installed", "units", "completions", "manual", "served", "stopped", "removed", "purged"] {
+    let out = said(&run(Command::new("sh").arg(script).arg(dir.path()).arg(&deb).arg(&links)));
+    for step in
+        ["installed", "units", "completions", "manual", "served", "stopped", "links", "removed", "purged"]
+    {
         assert!(out.lines().any(|l| l == format!("{step}: fine")), "{step}: {out}");
     }
 }

@@ -1,9 +1,10 @@
 # shellcheck shell=sh
-# usage: in-a-directory.sh DIR PACKAGE: installs the package with DIR as the root directory, uses its files, removes it.
+# usage: in-a-directory.sh DIR PACKAGE LINKS: installs the packages with DIR as the root directory, uses their files, removes them.
 set -eu
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 root=$1/root
 package=$2
+links=$3
 fine() { echo "$1: fine"; }
 
 mkdir -p "$root/var/lib/dpkg/info" "$root/var/lib/dpkg/updates" "$root/run"
@@ -70,6 +71,16 @@ kill -TERM $daemon
 wait $daemon || { cat daemon.log; exit 1; }
 "$ubcache" check cache disk >/dev/null
 fine stopped
+
+package_manager --install "$links" >"$1/links.log" 2>&1 || { cat "$1/links.log"; exit 1; }
+truncate -s 64M named
+"$root/usr/sbin/make-bcache" -C named | grep -q '^Set UUID:'
+"$root/usr/sbin/bcache-super-show" named | grep -q 'cache device'
+"$root/usr/sbin/bcache" version >/dev/null
+"$root/usr/lib/udev/probe-bcache" named | grep -q 'TYPE="bcache"'
+package_manager --remove ubcache-bcache-tools >/dev/null
+[ ! -e "$root/usr/sbin/make-bcache" ]
+fine links
 
 package_manager --remove ubcache >/dev/null
 [ ! -e "$ubcache" ] && [ -e "$config" ] && [ ! -e "$root/usr/lib/systemd/system/ubcache.service" ]

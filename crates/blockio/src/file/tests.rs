@@ -1,17 +1,27 @@
-//! Operations step by step, on devices that tests make up.
+//! Tests of single steps of operations, on devices that the tests make.
 
 use std::cell::RefCell;
 
 use super::*;
 use crate::cmd::Cmd;
 use crate::conformance;
-use crate::operation::device::{PUNCH_HOLE, ZERO_RANGE, Zeroing};
+use crate::operation::device::{PUNCH_HOLE, ZERO_RANGE};
+use crate::operation::zeroing::{ZeroWays, Zeroing};
 use crate::operation::{Operation, Step};
 use crate::{Backend, Driver, DriverOptions};
 use ::io::Disk;
 use format::{Sector, Sectors};
 
-/// Keeps what was submitted instead of doing it.
+/// Zeros that stay allocated.
+const ZEROES: What = What::WriteZeroes { may_unmap: false };
+
+/// The ways to write zeros on devices that refuse fewer and fewer of them.
+fn zero_ways() -> [ZeroWays; 3] {
+    let punch_hole = ZeroWays::ALL.without(Zeroing::ZeroRange);
+    [ZeroWays::ALL, punch_hole, punch_hole.without(Zeroing::PunchHole)]
+}
+
+/// A device that stores requests and does not carry them out.
 struct Capture {
     info: DeviceInfo,
     taken: RefCell<Option<(Request, Completer)>>,
@@ -33,7 +43,7 @@ fn opened(dir: &Path, sectors: Sectors) -> Opened {
     open(&path, &OpenOptions::default()).unwrap()
 }
 
-/// An operation as it is before its first command, and the future that waits for it.
+/// A new operation before its first command, and the future that waits for it.
 fn operation(driver: &Driver, what: What, sectors: u64) -> (DeviceOp, ::io::IoFuture) {
     let dir = tempfile::tempdir().unwrap();
     let device = FileDevice::from_opened(driver.reactor(), opened(dir.path(), Sectors(4096)));
@@ -99,22 +109,44 @@ fn zeroing_goes_down_the_ladder_and_remembers() {
     let driver = Driver::new(DriverOptions::default()).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let device = FileDevice::from_opened(driver.reactor(), opened(dir.path(), Sectors(4096)));
-    let (mut op, future) = operation_on(&driver, device.clone(), What::WriteZeroes, 4000);
+    let (mut op, future) = operation_on(&driver, device.clone(), ZEROES, 4000);
     assert!(matches!(op.next(), Step::Next(Cmd::Fallocate { mode: ZERO_RANGE, .. })));
     let Step::Next(Cmd::Fallocate { mode: PUNCH_HOLE, .. }) = op.advance(-libc::EOPNOTSUPP) else {
         panic!("expected a hole")
     };
     assert_eq!(next(op.advance(-libc::EOPNOTSUPP)), (4096, 1 << 20), "as much as there are zeros");
-    assert_eq!(device.inner.zeroing.get(), Zeroing::Write);
+    assert_eq!(device.inner.zero_ways.get().best(true, false), Zeroing::Write);
     assert_eq!(next(op.advance(1 << 20)), (4096 + (1 << 20), 4000 * 512 - (1 << 20)));
     assert!(matches!(op.advance(4000 * 512 - (1 << 20)), Step::Done));
     op.finish();
     assert_eq!(driver.block_on(future).result, Ok(()));
 
-    let (mut op, future) = operation(&driver, What::WriteZeroes, 8);
+    let (mut op, future) = operation(&driver, ZEROES, 8);
     assert!(matches!(op.advance(-libc::ENOSPC), Step::Done), "an error that no other way avoids");
     op.finish();
     assert_eq!(driver.block_on(future).result.unwrap_err().errno, libc::ENOSPC);
+}
+
+/// `blkdiscard` on a loop device over a sparse file allocated the whole file, because zeros that may free their space were
+/// written with `ZERO_RANGE`, which keeps it.
+#[test]
+fn zeros_that_may_free_their_space_do() {
+    use std::os::unix::fs::MetadataExt;
+    let driver = Driver::new(DriverOptions::default()).unwrap();
+    let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let path = dir.path().join("sparse");
+    std::fs::File::create(&path).unwrap().set_len(64 << 20).unwrap();
+    let allocated = || std::fs::metadata(&path).unwrap().blocks();
+    let device = FileDevice::from_opened(driver.reactor(), open(&path, &OpenOptions::default()).unwrap());
+    let disk = Disk::new(Rc::new(device), driver.handle());
+    let unmap = What::WriteZeroes { may_unmap: true };
+    let whole = Sectors((64 << 20) / 512);
+    assert_eq!(driver.block_on(disk.start_plain(unmap, Sector(0), whole)).result, Ok(()));
+    assert_eq!(allocated(), 0, "a sparse file stays sparse");
+    assert_eq!(driver.block_on(disk.write_zeroes(Sector(0), Sectors(2048))), Ok(()));
+    assert_eq!(allocated(), 2048, "zeros that stay allocated take space");
+    assert_eq!(driver.block_on(disk.start_plain(unmap, Sector(0), whole)).result, Ok(()));
+    assert_eq!(allocated(), 0, "the space is free again");
 }
 
 fn write_of(byte: u8, sector: u64, sectors: u64, pool: &::io::BufferPool) -> Request {
@@ -129,7 +161,7 @@ fn write_of(byte: u8, sector: u64, sectors: u64, pool: &::io::BufferPool) -> Req
     }
 }
 
-/// On a file system in memory writes would be made at once.
+/// Treats a file as one on a disk, because writes to a file system in memory would be made at once.
 fn on_a_disk(opened: Opened) -> Opened {
     Opened { in_memory: false, ..opened }
 }
@@ -143,7 +175,7 @@ fn neighbours_of_one_turn_are_one_command() {
         let disk = Disk::new(Rc::new(device), driver.handle());
         let pool = driver.handle().pool().clone();
         let before = driver.reactor().counts();
-        // Two rows that grow by turns, one piece that belongs to neither, and one that is durable.
+        // Two series of adjacent writes in alternation, one write that belongs to neither, and one durable write.
         let writes: Vec<_> = [(1, 0, 8), (2, 800, 16), (3, 8, 8), (4, 816, 1), (5, 100, 8), (6, 16, 24)]
             .map(|(byte, sector, sectors)| disk.start(write_of(byte, sector, sectors, &pool)))
             .into_iter()
@@ -175,7 +207,7 @@ fn neighbours_of_one_turn_are_one_command() {
     }
 }
 
-/// The kernel refuses the whole, and then each piece; with its own sector in the error.
+/// If the kernel refuses a gathered write, each piece is repeated, and its error has its own sector.
 #[test]
 fn what_fails_together_is_repeated_apart() {
     let driver = Driver::new(DriverOptions::default()).unwrap();
@@ -219,24 +251,24 @@ fn a_command_of_many_writes_has_an_end() {
     }
 }
 
-/// A device that wants whole pages in memory, and one that can only be written to.
+/// The suite passes on a device that needs memory in whole pages, with each operation that writes zeros.
 #[test]
 fn devices_with_other_needs_conform() {
     for backend in [Backend::Auto, Backend::Pool] {
         let driver = Driver::new(DriverOptions { backend, ..DriverOptions::default() }).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        for zeroing in [Zeroing::ZeroRange, Zeroing::PunchHole, Zeroing::Write] {
+        for ways in zero_ways() {
             driver.block_on(conformance::check(|sectors| {
                 let opened = Opened { memory_align_bytes: 4096, ..opened(dir.path(), sectors) };
                 let device = FileDevice::from_opened(driver.reactor(), opened);
-                device.inner.zeroing.set(zeroing);
+                device.inner.zero_ways.set(ways);
                 Disk::new(Rc::new(device), driver.handle())
             }));
         }
     }
 }
 
-/// A device with threads of its own, as a block device on a ring has them.
+/// A device with its own threads, like a block device on a ring.
 fn with_threads(driver: &Driver, opened: Opened) -> FileDevice {
     let threads = driver.reactor().start_threads_for(opened.file.as_raw_fd());
     assert!(threads.is_some(), "a ring, and threads");
@@ -251,7 +283,7 @@ fn what_would_wait_on_the_ring_is_for_the_threads() {
     let (mut op, future) = operation_on(&driver, threaded(), What::Read, 64);
     assert!(matches!(op.next(), Step::Next(Cmd::Read { nowait: true, .. })));
     assert!(matches!(op.advance(-libc::EAGAIN), Step::NextBlocking(Cmd::Read { nowait: false, .. })));
-    // What is left of it is tried on the ring again.
+    // The rest of the transfer is tried on the ring again.
     let Step::Next(Cmd::Read { nowait: true, offset: 12288, .. }) = op.advance(8192) else {
         panic!("expected the ring")
     };
@@ -270,8 +302,8 @@ fn what_would_wait_on_the_ring_is_for_the_threads() {
         op.finish();
         assert_eq!(driver.block_on(future).result, Ok(()));
     }
-    // Zeros that the device makes are for the threads, those that are written are for the ring.
-    let (mut op, future) = operation_on(&driver, threaded(), What::WriteZeroes, 8);
+    // Zeros that the device makes go to the threads; zeros that are written go to the ring.
+    let (mut op, future) = operation_on(&driver, threaded(), ZEROES, 8);
     assert!(matches!(op.next(), Step::NextBlocking(Cmd::Fallocate { .. })));
     assert!(matches!(op.advance(-libc::EOPNOTSUPP), Step::NextBlocking(Cmd::Fallocate { .. })));
     assert!(matches!(op.advance(-libc::EOPNOTSUPP), Step::Next(Cmd::Write { nowait: true, .. })));
@@ -298,15 +330,17 @@ fn a_device_that_cannot_say_that_it_would_wait() {
     assert_eq!(driver.block_on(future).result, Ok(()));
 }
 
-/// A file system answers EAGAIN whenever it has to find room: most of these writes go to the threads in the end.
+/// The suite passes on a device with its own threads.
+///
+/// A file system answers EAGAIN when it has to allocate, so the threads carry out most of these writes.
 #[test]
 fn devices_with_threads_conform() {
     let driver = Driver::new(DriverOptions { backend: Backend::Uring, ..DriverOptions::default() }).unwrap();
     let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-    for zeroing in [Zeroing::ZeroRange, Zeroing::PunchHole, Zeroing::Write] {
+    for ways in zero_ways() {
         driver.block_on(conformance::check(|sectors| {
             let device = with_threads(&driver, on_a_disk(opened(dir.path(), sectors)));
-            device.inner.zeroing.set(zeroing);
+            device.inner.zero_ways.set(ways);
             Disk::new(Rc::new(device), driver.handle())
         }));
     }

@@ -25,7 +25,7 @@ pub(crate) struct CommandOp {
 }
 
 impl CommandOp {
-    /// Sends the command `code` with `head` and, behind it, the address of `buffer`.
+    /// Sends the command `code` with `head` followed by the address of `buffer`.
     pub(crate) fn new(file: Rc<OwnedFd>, code: u32, head: [u8; 8], buffer: Buffer) -> CommandOp {
         let buffer = Some(buffer);
         CommandOp { file, code, head, buffer, result: None, waker: None, abandoned: false }

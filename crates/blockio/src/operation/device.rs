@@ -10,6 +10,7 @@ use std::rc::Rc;
 
 use ::io::{Buffer, Completer, IoError, Op as What, Request};
 
+use super::zeroing::{ZeroWays, Zeroing};
 use super::{Fate, Op, Operation, Step, kind};
 use crate::claim::Opened;
 use crate::cmd::{Cmd, MAX_TRANSFER_BYTES};
@@ -17,7 +18,7 @@ use crate::gather::{self, Gathered};
 use crate::registered::Numbers;
 use crate::workers::DeviceThreads;
 
-/// Zeros that are written at once where the kernel has no better way.
+/// Number of zero bytes that are written at once if the kernel has no better operation.
 const ZEROS_BYTES: usize = 1 << 20;
 
 pub(crate) const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
@@ -26,22 +27,14 @@ pub(crate) const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_
 /// Largest transfer of a file in memory that is carried out on the driver's thread: about 20 µs of copying.
 const HERE_BYTES: u64 = 128 << 10;
 
-/// How zeros get to the medium; goes down the list when the kernel refuses.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Zeroing {
-    ZeroRange,
-    PunchHole,
-    Write,
-}
-
 /// An open device with what all its operations share.
 pub(crate) struct DeviceFile {
-    /// Of a block device on a ring. They are named by the descriptor, so they go before it does.
+    /// Helper threads of a block device on a ring. They are named by the descriptor, so they are dropped before it.
     threads: Option<DeviceThreads>,
-    /// Reads and writes on the ring do not wait.
+    /// Whether reads and writes on the ring carry `RWF_NOWAIT`.
     nowait: Cell<bool>,
     pub(crate) opened: Opened,
-    pub(crate) zeroing: Cell<Zeroing>,
+    pub(crate) zero_ways: Cell<ZeroWays>,
     zeros: RefCell<Option<Buffer>>,
     gathers: gather::Spare,
     numbers: Rc<Numbers>,
@@ -51,11 +44,11 @@ impl DeviceFile {
     /// A file whose operations use these threads, if there are any, and memory that the ring knows by these numbers.
     pub(crate) fn new(opened: Opened, threads: Option<DeviceThreads>, numbers: Rc<Numbers>) -> DeviceFile {
         DeviceFile {
-            // Through the page cache, the ring waits for reads without a thread.
+            // Through the page cache, the ring waits for reads without a thread, so the flag is not needed.
             nowait: Cell::new(threads.is_some() && opened.direct),
             threads,
             opened,
-            zeroing: Cell::new(Zeroing::ZeroRange),
+            zero_ways: Cell::new(ZeroWays::ALL),
             zeros: RefCell::new(None),
             gathers: gather::Spare::default(),
             numbers,
@@ -74,7 +67,7 @@ pub(crate) struct DeviceOp {
     zeroing: Zeroing,
     /// Stands in for the request's buffer where that is not aligned enough, or holds zeros.
     stand_in: Option<Buffer>,
-    /// Writes that go with this one, right behind it.
+    /// Writes that are part of this command; each begins where the one before ends.
     gathered: Option<Box<Gathered>>,
     /// The last command was a transfer on the ring that does not wait.
     nowait: bool,
@@ -91,10 +84,10 @@ impl DeviceOp {
     ) -> DeviceOp {
         let range = request.byte_range();
         let stand_in = match (request.op, &mut request.buffer) {
-            (What::WriteZeroes, _) => {
+            (What::WriteZeroes { .. }, _) => {
                 Some(file.zeros.borrow_mut().get_or_insert_with(|| pool.zeroed(ZEROS_BYTES)).clone())
             }
-            // Buffers are aligned to a page; what may be wrong is the offset in them.
+            // Buffers are aligned to a page, so only the offset in a buffer can break the alignment.
             (op @ (What::Read | What::Write { .. }), Some(buffer))
                 if !range.start.is_multiple_of(file.opened.memory_align_bytes) =>
             {
@@ -105,7 +98,8 @@ impl DeviceOp {
             }
             _ => None,
         };
-        let zeroing = file.zeroing.get();
+        let may_unmap = matches!(request.op, What::WriteZeroes { may_unmap: true });
+        let zeroing = file.zero_ways.get().best(may_unmap, file.opened.is_block);
         DeviceOp {
             file,
             request,
@@ -131,8 +125,9 @@ impl DeviceOp {
             && self.left() < gather::MAX_BYTES
     }
 
-    /// Takes `next` along if it belongs right behind this one, else gives it back. Both may be gathered and none has
-    /// gone to the kernel.
+    /// Adds `next` to this operation's command if it is adjacent to it, else gives it back.
+    ///
+    /// Both operations may be gathered, and no command of either has gone to the kernel.
     ///
     /// # Errors
     /// The operation, as it was.
@@ -171,7 +166,7 @@ impl DeviceOp {
         ops
     }
 
-    /// The command that goes on from `done`.
+    /// The command that continues the request at `done`.
     fn command(&mut self) -> Cmd {
         let fd: RawFd = self.file.opened.file.as_raw_fd();
         let offset = self.request.sector.bytes() + self.done;
@@ -182,7 +177,7 @@ impl DeviceOp {
         }
         let left = self.left();
         let len = left.min(MAX_TRANSFER_BYTES) as u32;
-        // Checked on submission: offset plus length lie in the buffer, which fits into memory.
+        // `submit` has checked that offset plus length lie in the buffer, which fits into memory.
         let at = self.done as usize;
         let number = self.number(at + len as usize);
         match self.request.op {
@@ -209,7 +204,7 @@ impl DeviceOp {
             What::Flush => Cmd::Flush { fd },
             What::Discard if self.file.opened.is_block => Cmd::Discard { fd, offset, len: left },
             What::Discard => Cmd::Fallocate { fd, mode: PUNCH_HOLE, offset, len: left },
-            What::WriteZeroes => match (self.zeroing, &self.stand_in) {
+            What::WriteZeroes { .. } => match (self.zeroing, &self.stand_in) {
                 (Zeroing::ZeroRange, _) => Cmd::Fallocate { fd, mode: ZERO_RANGE, offset, len: left },
                 (Zeroing::PunchHole, _) => Cmd::Fallocate { fd, mode: PUNCH_HOLE, offset, len: left },
                 (Zeroing::Write, Some(zeros)) => {
@@ -235,19 +230,20 @@ impl DeviceOp {
     fn transfers(&self) -> bool {
         match self.request.op {
             What::Read | What::Write { .. } => true,
-            What::WriteZeroes => self.zeroing == Zeroing::Write,
+            What::WriteZeroes { .. } => self.zeroing == Zeroing::Write,
             What::Flush | What::Discard => false,
         }
     }
 
     fn failed(&mut self, errno: i32) -> Step {
         let refused = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV);
-        if self.request.op == What::WriteZeroes && self.zeroing != Zeroing::Write && refused {
-            self.zeroing = match self.zeroing {
-                Zeroing::ZeroRange if !self.file.opened.is_block => Zeroing::PunchHole,
-                _ => Zeroing::Write,
-            };
-            self.file.zeroing.set(self.zeroing);
+        if let What::WriteZeroes { may_unmap } = self.request.op
+            && self.zeroing != Zeroing::Write
+            && refused
+        {
+            let left = self.file.zero_ways.get().without(self.zeroing);
+            self.file.zero_ways.set(left);
+            self.zeroing = left.best(may_unmap, self.file.opened.is_block);
             return self.next();
         }
         self.errno = Some(errno);
@@ -258,8 +254,8 @@ impl DeviceOp {
         if !self.transfers() || n >= self.left() {
             return Step::Done;
         }
-        // Direct I/O continues at whole blocks only. The kernel moves no byte behind the end of a truncated file or on a
-        // broken device.
+        // Direct I/O continues only at whole blocks. If the kernel moves no byte, the file was truncated or the device is
+        // broken.
         let block = u64::from(self.file.opened.info.logical_block_bytes);
         let whole = n / block * block;
         if whole == 0 {
@@ -285,12 +281,12 @@ impl Operation for DeviceOp {
             && match self.request.op {
                 What::Read | What::Write { .. } => self.left() <= HERE_BYTES,
                 What::Flush => true,
-                What::Discard | What::WriteZeroes => false,
+                What::Discard | What::WriteZeroes { .. } => false,
             };
         let transfers = self.transfers();
         self.nowait = transfers && self.file.nowait.get();
         let cmd = self.command();
-        // The ring gives each flush, and whatever else is no transfer, to a thread of the kernel.
+        // The ring would give a command that is no transfer, such as a flush, to a kernel thread.
         let by_threads = self.file.threads.is_some() && !transfers;
         match (here, self.file.opened.served_by_others || by_threads) {
             (true, _) => Step::NextHere(cmd),
@@ -302,13 +298,13 @@ impl Operation for DeviceOp {
     fn advance(&mut self, result: i32) -> Step {
         match result {
             e if e == -libc::EINTR => self.next(),
-            // The device has no room, has to split this, or the kernel is short of something: again, where waiting is
-            // allowed.
+            // The device has no room or has to split the request, or the kernel lacks a resource. The command is repeated where
+            // it may wait.
             e if e == -libc::EAGAIN => {
                 self.nowait = false;
                 Step::NextBlocking(self.command())
             }
-            // The device cannot say that it would have to wait.
+            // The device does not support `RWF_NOWAIT`.
             e if e == -libc::EOPNOTSUPP && self.nowait => {
                 self.file.nowait.set(false);
                 self.next()
@@ -338,7 +334,7 @@ impl Operation for DeviceOp {
             }
         }
         completer.complete(result, request.buffer);
-        // They ended as a whole; gathered writes that did not were split before.
+        // The gathered writes succeeded or failed as a whole. A partial result has split them before.
         let Some(mut gathered) = gathered else { return };
         for (request, completer) in gathered.drain() {
             let result = match errno {

@@ -7,6 +7,7 @@
 pub(crate) mod command;
 pub(crate) mod device;
 pub(crate) mod socket;
+pub(crate) mod zeroing;
 
 use std::task::Waker;
 
@@ -31,15 +32,15 @@ pub(crate) enum Step {
     Done,
 }
 
-/// What becomes of an operation that has ended.
+/// The next state of an operation that has ended.
 pub(crate) enum Fate {
-    /// It leaves its slot and tells its waiter ([`Operation::finish`]), or has no waiter and is dropped.
+    /// The operation leaves its slot and reports to its waiter ([`Operation::finish`]), or is dropped if it has none.
     Leaves,
-    /// It stays in its slot until its waiter, which is woken, takes it.
+    /// The operation stays in its slot until its waiter, which is woken, takes it.
     Stays(Option<Waker>),
 }
 
-/// What a reactor does with an operation of any kind.
+/// The interface of an operation for the reactor.
 pub(crate) trait Operation: Into<Op> + Sized {
     /// The operation in a slot, if it is of this kind.
     fn of(op: &mut Op) -> Option<&mut Self>;
@@ -53,21 +54,22 @@ pub(crate) trait Operation: Into<Op> + Sized {
     /// Takes in a result of the kernel.
     fn advance(&mut self, result: i32) -> Step;
 
-    /// What becomes of the operation after [`Step::Done`].
+    /// The next state of the operation after [`Step::Done`].
     fn fate(&mut self) -> Fate;
 
-    /// Tells the waiter of an operation that left its slot.
+    /// Reports to the waiter of an operation that left its slot.
     fn finish(self) {}
 
     /// Whether the kernel still has a command of the operation.
     fn is_under_way(&self) -> bool;
 
-    /// The reactor closes: whether the command is to be cancelled in the kernel, since it may wait for a peer for ever.
+    /// Prepares for the close of the reactor. Returns whether the reactor must cancel the command in the kernel, because it may
+    /// wait for a peer for ever.
     fn cancel(&mut self) -> bool {
         false
     }
 
-    /// Whether a reactor that closes waits for the operation. A driver answers a command when it likes.
+    /// Whether a reactor that closes waits for the operation. It does not wait for commands, which a driver may never answer.
     const AWAITED: bool = true;
 }
 
@@ -89,37 +91,37 @@ macro_rules! each_kind {
 }
 
 impl Op {
-    /// See [`Operation::next`].
+    /// The next command; see [`Operation::next`].
     pub(crate) fn next(&mut self) -> Step {
         each_kind!(self, o => o.next())
     }
 
-    /// See [`Operation::advance`].
+    /// Takes in a result; see [`Operation::advance`].
     pub(crate) fn advance(&mut self, result: i32) -> Step {
         each_kind!(self, o => o.advance(result))
     }
 
-    /// See [`Operation::fate`].
+    /// The next state after the end; see [`Operation::fate`].
     pub(crate) fn fate(&mut self) -> Fate {
         each_kind!(self, o => o.fate())
     }
 
-    /// See [`Operation::finish`].
+    /// Reports to the waiter; see [`Operation::finish`].
     pub(crate) fn finish(self) {
         each_kind!(self, o => o.finish());
     }
 
-    /// See [`Operation::is_under_way`].
+    /// Whether the kernel has a command; see [`Operation::is_under_way`].
     pub(crate) fn is_under_way(&self) -> bool {
         each_kind!(self, o => o.is_under_way())
     }
 
-    /// See [`Operation::cancel`].
+    /// Prepares for the close of the reactor; see [`Operation::cancel`].
     pub(crate) fn cancel(&mut self) -> bool {
         each_kind!(self, o => o.cancel())
     }
 
-    /// See [`Operation::AWAITED`].
+    /// Whether a reactor that closes waits for it; see [`Operation::AWAITED`].
     pub(crate) fn is_awaited(&self) -> bool {
         fn of<O: Operation>(_: &O) -> bool {
             O::AWAITED

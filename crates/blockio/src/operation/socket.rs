@@ -1,9 +1,8 @@
 //! Socket operations in the reactor's slots: accept, receive, send.
 //!
 //! Owns buffers and kernel structures of one operation from its start to its last result, continues
-//! short transfers, and keeps the outcome until the waiter takes it. A waiter that goes away leaves the
-//! operation abandoned: it is cancelled, and an accepted connection or received bytes that slip in
-//! before are dropped.
+//! short transfers, and keeps the outcome until the waiter takes it. If the waiter is dropped, the operation is abandoned: it
+//! is cancelled. A connection that was accepted, or bytes that were received, before the cancellation are dropped.
 
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -28,7 +27,7 @@ pub(crate) struct MsgBlock {
 impl MsgBlock {
     pub(crate) fn new() -> Box<MsgBlock> {
         const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        // SAFETY: `msghdr` is a plain C struct of integers and pointers, for which all zeros is a value.
+        // SAFETY: `msghdr` is a plain C struct of integers and pointers, for which all zeros is a valid value.
         let header = unsafe { std::mem::zeroed() };
         Box::new(MsgBlock { header, iovecs: [EMPTY; IOVECS] })
     }
@@ -94,7 +93,7 @@ impl SocketOp {
         }
     }
 
-    /// The command that goes on from `done`.
+    /// The command that continues the operation at `done`.
     fn command(&mut self) -> Cmd {
         let fd = self.socket.as_raw_fd();
         match &mut self.kind {
@@ -145,7 +144,7 @@ impl Operation for SocketOp {
 
     fn advance(&mut self, result: i32) -> Step {
         if let (SocketKind::Accept { accepted }, 0..) = (&mut self.kind, result) {
-            // SAFETY: accept(2) has just returned this descriptor and nobody else knows it.
+            // SAFETY: accept(2) has just returned this descriptor, so no other value owns it.
             *accepted = Some(unsafe { OwnedFd::from_raw_fd(result) });
             return self.end(Ok(0));
         }
@@ -191,7 +190,7 @@ impl Operation for SocketOp {
         !self.has_ended()
     }
 
-    /// It ends with the next result, whatever that is.
+    /// Makes the operation end with its next result, success or error.
     fn cancel(&mut self) -> bool {
         self.cancelled |= !self.has_ended();
         !self.has_ended()

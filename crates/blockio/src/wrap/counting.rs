@@ -1,7 +1,6 @@
 //! Counts the requests to a device.
 //!
-//! Owns the counters; it does not change requests. Counts at submission, so a request that fails is
-//! counted like one that succeeds.
+//! Owns the counters. Does not change requests. A request is counted at submission, so a request that fails counts too.
 
 use std::cell::Cell;
 use std::ops::Sub;
@@ -14,23 +13,23 @@ use ::io::{Completer, Device, DeviceInfo, Op, Request};
 pub struct Counts {
     /// Reads.
     pub reads: u64,
-    /// Bytes asked for by reads.
+    /// Bytes that reads asked for.
     pub read_bytes: u64,
     /// Writes, durable ones included.
     pub writes: u64,
     /// Writes that are durable at completion.
     pub durable_writes: u64,
-    /// Bytes given by writes.
+    /// Bytes that writes gave.
     pub written_bytes: u64,
     /// Flushes.
     pub flushes: u64,
     /// Discards.
     pub discards: u64,
-    /// Bytes named by discards.
+    /// Bytes in the ranges of discards.
     pub discarded_bytes: u64,
     /// Write-zeroes requests.
     pub zeroes: u64,
-    /// Bytes named by write-zeroes requests.
+    /// Bytes in the ranges of write-zeroes requests.
     pub zeroed_bytes: u64,
 }
 
@@ -102,7 +101,7 @@ impl Device for CountingDisk {
                 c.discards += 1;
                 c.discarded_bytes += bytes;
             }
-            Op::WriteZeroes => {
+            Op::WriteZeroes { .. } => {
                 c.zeroes += 1;
                 c.zeroed_bytes += bytes;
             }

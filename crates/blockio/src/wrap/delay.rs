@@ -1,7 +1,9 @@
-//! Makes every request take a fixed time at least, any number of them at once.
+//! A device whose requests take a fixed time at least. Any number of requests run at the same time.
 //!
-//! The request is started at once and answered when both it and its time are over, so the order of
-//! effects is that of the device inside.
+//! The wrapper starts a request at once, and answers it when both the request and its time have ended. So the order of effects
+//! is that of the inner device.
+//!
+//! Owns the delays of requests. Must not know what requests are for.
 
 use std::rc::Rc;
 
@@ -18,7 +20,7 @@ pub struct Delays {
     pub flush: Nanos,
 }
 
-/// A device whose requests take their time.
+/// A device whose requests take at least the times of [`Delays`].
 pub struct DelayDisk {
     inner: Disk,
     delays: Delays,
@@ -40,7 +42,7 @@ impl Device for DelayDisk {
         let delay = match request.op {
             Op::Read => self.delays.read,
             Op::Write { fua: true } => self.delays.write.after(self.delays.flush),
-            Op::Write { fua: false } | Op::Discard | Op::WriteZeroes => self.delays.write,
+            Op::Write { fua: false } | Op::Discard | Op::WriteZeroes { .. } => self.delays.write,
             Op::Flush => self.delays.flush,
         };
         let rt = self.inner.runtime();

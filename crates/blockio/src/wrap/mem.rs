@@ -1,7 +1,7 @@
-//! A device of memory: no I/O, every request ends at once.
+//! A device in memory: it does no I/O, and every request ends at once.
 //!
-//! Owns the contents in pieces that are allocated at their first write; a discarded piece is freed.
-//! Everything is "durable" while the value lives. Refuses what the contract refuses.
+//! Owns the contents in pieces of 64 KiB, which are allocated at their first write; a discarded piece is freed. Contents last as
+//! long as the value. The device refuses every request that breaks the contract of `io::Device`.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ impl MemDisk {
     /// A device of `sectors` in blocks of 512 or 4096 bytes.
     ///
     /// # Panics
-    /// For another block size, or a size that is no whole number of blocks.
+    /// For another block size, or a size that is not a whole number of blocks.
     pub fn new(name: &str, sectors: Sectors, logical_block_bytes: u32) -> MemDisk {
         assert!(matches!(logical_block_bytes, 512 | 4096), "logical blocks of {logical_block_bytes} bytes");
         let whole = sectors.bytes().is_multiple_of(u64::from(logical_block_bytes));
@@ -48,11 +48,11 @@ impl MemDisk {
         self.pieces.borrow().iter().flatten().count() * PIECE_BYTES
     }
 
-    /// Calls `f` with each piece of the range of `request`, with the range inside of the piece and the
-    /// position of its first byte in the request.
+    /// Calls `f` for each piece of the range of `request`: with the piece, the range inside the piece, and the position of its
+    /// first byte in the request.
     fn each(&self, request: &Request, mut f: impl FnMut(&mut Piece, std::ops::Range<usize>, usize)) {
         let pieces = &mut *self.pieces.borrow_mut();
-        // Checked on submission: the range lies in the device, whose size fits into memory.
+        // `submit` has checked that the range lies in the device, and the size of the device fits into memory.
         let start = request.sector.bytes() as usize;
         let end = start + request.sectors.bytes() as usize;
         let mut at = start;
@@ -86,7 +86,7 @@ impl MemDisk {
                     bytes[part].copy_from_slice(&from[at..][..n]);
                 });
             }
-            Op::Discard | Op::WriteZeroes => self.each(request, |piece, part, _| {
+            Op::Discard | Op::WriteZeroes { .. } => self.each(request, |piece, part, _| {
                 if part.len() == PIECE_BYTES {
                     *piece = None;
                 } else if let Some(bytes) = piece {

@@ -1,7 +1,7 @@
-//! Devices around devices, and a device of memory.
+//! Wrappers around devices, and a device in memory.
 //!
-//! For simulation of slow disks, for benches and for tests. They know the device trait and the
-//! runtime's sleep alone, so they work in simulated time as well as in real time.
+//! They simulate slow disks, and serve benchmarks and tests. They know only the device trait and the runtime's sleep, so they
+//! work in simulated time and in real time.
 
 mod counting;
 mod delay;

@@ -1,18 +1,17 @@
 //! A disk with a moving head, in front of any device (`--simulate-hdd`).
 //!
-//! Owns the model of time: one request at a time; a request that goes on where the last one ended costs
-//! its transfer alone; a small gap ahead is passed under the head if that is faster than seeking; any
-//! other request costs a seek that grows with the square root of the distance, and a part of a rotation
-//! drawn from a seeded source. Writes pay when they are made (there is no write cache in the model),
-//! and a flush behind writes, like a durable write, waits for a part of a rotation, as a disk does that
-//! has to get its cache to the medium.
+//! Owns the model of time. The disk serves one request at a time. A request that begins where the last one ended costs only its
+//! transfer. If the gap before a request is small, the disk reads over the gap when that is faster than a seek. Any other
+//! request costs a seek, which grows with the square root of the distance, and a part of a rotation, drawn from a seeded source.
+//! A write costs its time at once, because the model has no write cache. A flush after writes, and a durable write, cost a part
+//! of a rotation, as on a disk that writes its cache to the medium.
 //!
-//! Which of the waiting requests is next: [`Queueing::ShortestSeek`] as disks with command queueing do,
-//! among the oldest 32, and no request is passed over more than 64 times; or [`Queueing::Fifo`].
+//! [`Queueing::ShortestSeek`] serves the nearest of the oldest 32 requests, as disks with command queueing do; it passes over
+//! no request more than 64 times. [`Queueing::Fifo`] serves requests in order of arrival.
 //!
-//! A request is started on the device inside when its turn comes and answered when both it and the
-//! model's time are over. The model's clock goes on from the end of the last request while there is work,
-//! so the cost of simulating does not add up. Time is the runtime's: real, or simulated.
+//! The model starts a request on the inner device when its turn comes, and answers it when both the request and its modelled
+//! time have ended. While there is work, the model's clock continues from the end of the last request, so that the cost of the
+//! simulation does not add up. Time is the runtime's, real or simulated.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -20,41 +19,41 @@ use std::rc::Rc;
 
 use ::io::{Completer, Device, DeviceInfo, Disk, Handle, Nanos, Op, Request, Rng};
 
-/// Requests among which a disk with command queueing chooses.
+/// Number of requests among which a disk with command queueing chooses.
 const WINDOW: usize = 32;
 
-/// How often a request may be passed over.
+/// Maximum number of times that a request is passed over.
 const MAX_PASSED: u32 = 64;
 
 /// The order in which a disk serves waiting requests.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Queueing {
-    /// The nearest of the oldest 32 is next.
+    /// Serves the nearest of the oldest 32 requests.
     #[default]
     ShortestSeek,
     /// First come, first served.
     Fifo,
 }
 
-/// The costs of movements of a disk.
+/// The costs of the movements of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HddModel {
     /// The shortest seek.
     pub seek_min: Nanos,
     /// A seek over the whole disk.
     pub seek_max: Nanos,
-    /// One rotation; a seek is followed by a part of it.
+    /// Time of one rotation. A part of it follows each seek.
     pub rotation: Nanos,
-    /// Bytes transferred in a second.
+    /// Transfer rate, in bytes per second.
     pub bytes_per_second: u64,
     /// The order of service.
     pub queueing: Queueing,
-    /// Seed of the rotational part.
+    /// Seed of the random parts of a rotation.
     pub seed: u64,
 }
 
 impl Default for HddModel {
-    /// 4 ms on average for short seeks and 8 ms for long ones, rotation included; 150 MB/s.
+    /// Short seeks take 4 ms on average and long ones 8 ms, the part of a rotation included; the transfer rate is 150 MB/s.
     fn default() -> Self {
         HddModel {
             seek_min: Nanos::from_ms(1),
@@ -76,7 +75,7 @@ struct Head {
     disk_sectors: u64,
     /// The sector behind the last one transferred.
     at: u64,
-    /// Written since the last flush.
+    /// Whether data was written since the last flush.
     unflushed: bool,
     rng: Rng,
 }
@@ -105,7 +104,7 @@ impl Head {
                 COMMAND.after(self.part_of_rotation())
             }
             Op::Flush | Op::Discard => COMMAND,
-            Op::Read | Op::Write { .. } | Op::WriteZeroes => {
+            Op::Read | Op::Write { .. } | Op::WriteZeroes { .. } => {
                 let access = if sector == self.at {
                     Nanos(0)
                 } else {
@@ -118,7 +117,7 @@ impl Head {
                 self.at = sector.saturating_add(sectors);
                 let durable = match op {
                     Op::Write { fua: true } => self.part_of_rotation(),
-                    Op::Write { .. } | Op::WriteZeroes => {
+                    Op::Write { .. } | Op::WriteZeroes { .. } => {
                         self.unflushed = true;
                         Nanos(0)
                     }
@@ -139,7 +138,7 @@ struct Waiting {
 struct State {
     head: Head,
     queue: VecDeque<Waiting>,
-    /// When the model has served everything so far.
+    /// Time at which the model has served all requests so far.
     busy_until: Nanos,
     serving: bool,
 }
@@ -151,7 +150,7 @@ impl State {
             Queueing::ShortestSeek if !overtaken => {
                 let here = self.head.at;
                 let window = self.queue.iter().take(WINDOW);
-                // A flush or discard needs no seek; among equals the oldest.
+                // A flush or discard needs no seek. Of requests at the same distance, the oldest is next.
                 let distance = |w: &Waiting| match w.request.op {
                     Op::Flush | Op::Discard => 0,
                     _ => w.request.sector.0.abs_diff(here),
@@ -214,7 +213,7 @@ impl Device for SlowDisk {
 /// Serves one request after the other until none waits.
 async fn serve(inner: &Inner) {
     let rt = inner.disk.runtime();
-    // Time that passed without work is not made up for.
+    // The model does not make up for time that passed without work.
     let now = rt.now();
     {
         let mut state = inner.state.borrow_mut();
@@ -252,7 +251,7 @@ mod tests {
     #[test]
     fn going_on_costs_the_transfer_alone() {
         let mut h = head(HddModel::default());
-        // 150 MB in the pieces of a second.
+        // 150 MB in 1000 pieces take one second.
         let total: u64 = (0..1000).map(|i| h.serve(READ, i * 293, 293).0).sum();
         assert_eq!(total / 1_000_000, 1000 * 293 * 512 / 150_000);
         let gap = h.serve(READ, h.at + 100, 8);

@@ -1,4 +1,4 @@
-//! `ubcache dump`: structures of a set, as they are.
+//! `ubcache dump`: shows structures of a set as they are on the device.
 
 use std::path::PathBuf;
 
@@ -61,7 +61,7 @@ impl Dump {
         }
         let path = match self.path.as_str() {
             "" => Vec::new(),
-            text => dump::parse_path(text).map_err(|e| Failure::Usage(e.to_string()))?,
+            text => dump::parse_path(text).map_err(Failure::bad_value)?,
         };
         let device = ReadOnlyOpener::new(self.in_use, IN_USE)?.open(&self.device)?;
         superblock::has_room(&device.source)?;

@@ -1,8 +1,8 @@
-//! `ubcache extract`: copies the logical contents of a cached device or volume and changes nothing on the devices.
+//! `ubcache extract`: copies the logical contents of a cached device or volume, and changes nothing on the devices.
 //!
-//! A file is written under a temporary name beside its own and renamed at the end: an old file stays complete until the new
-//! one is. Other users must not read the contents of a device: a new file has mode 0600, one that replaces a file has the mode
-//! and owner of that file. A device that is in use, or is part of a set, is not overwritten.
+//! A file is written under a temporary name beside its own and renamed at the end, so an old file stays complete until the
+//! new one is. Other users must not read the contents of a device: a new file has mode 0600, and a file that replaces
+//! another has its mode and owner. The command does not overwrite a device that is in use or is part of a set.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{BufWriter, IsTerminal};
@@ -112,7 +112,7 @@ impl Extract {
         }
         match meta {
             Some(m) if !m.is_file() && !m.file_type().is_block_device() => {
-                // A pipe, or /dev/null.
+                // The output is a pipe, or a device such as /dev/null.
                 if m.is_dir() {
                     return Err(Failure::Failed(format!(
                         "{}: expected a file, found a directory",
@@ -135,7 +135,7 @@ impl Extract {
         }
     }
 
-    /// Claims what is to be written over, as a set claims its devices.
+    /// Claims the output that is to be overwritten, as a set claims its devices.
     fn claim(&self) -> Result<Claimed, Failure> {
         let path = &self.output;
         let options = blockio::OpenOptions::default();
@@ -148,16 +148,16 @@ impl Extract {
         let mut head = vec![0; SUPERBLOCK_BYTES];
         let file = OpenOptions::new().read(true).write(true).open(path);
         let file = file.map_err(|e| Failure::at(path, "cannot be opened", e))?;
-        // Virtual machines lock their images in this way, which knows nothing of the other.
+        // Virtual machines lock their images with fcntl(2). The claim uses flock(2), which is independent of that lock.
         let locked = rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
-        // File systems without such locks have nobody who has one.
+        // On a file system without such locks, no process can hold one.
         if let Err(rustix::io::Errno::AGAIN | rustix::io::Errno::ACCESS) = locked {
             return Err(Failure::Failed(format!(
                 "{}: in use: another process has locked it",
                 path.display()
             )));
         }
-        // What is shorter than a superblock has none.
+        // A file that is too short for a superblock has none.
         if file.read_exact_at(&mut head, SUPERBLOCK_SECTOR.0 * SECTOR_BYTES).is_ok()
             && identify(&head) != Identity::NotBcache
         {
@@ -194,7 +194,8 @@ impl Extract {
         let about = file.try_clone().map_err(|e| Failure::at(&self.output, "cannot be created", e))?;
         let extracted = run(extraction, &mut FileSink::new(file))?;
         if let Some(before) = before {
-            // Whoever is neither root nor in that group keeps the mode alone.
+            // A user who is neither root nor a member of that group cannot change the owner. The mode is restored in any
+            // case.
             let _ = std::os::unix::fs::fchown(&about, Some(before.uid()), Some(before.gid()));
             let mode = std::fs::Permissions::from_mode(before.mode() & 0o777);
             about
@@ -234,7 +235,7 @@ impl Extract {
         if e.lost_sectors > 0 {
             return Err(Failure::Failed(format!("{} sectors are lost", e.lost_sectors)));
         }
-        // With best effort, notes are what would have been errors.
+        // With best effort, errors have become notes.
         if self.best_effort && !e.notes.is_empty() { Err(Failure::Found) } else { Ok(()) }
     }
 }
@@ -257,14 +258,14 @@ fn run(extraction: &Extraction<'_>, sink: &mut dyn Sink) -> Result<Extracted, Fa
     Ok(result?)
 }
 
-/// An output that no other process can claim as long as the value lives.
+/// The claim of an output, which no other process can take while this value lives.
 struct Claimed {
     device: blockio::FileDevice,
     _file: File,
     _driver: blockio::Driver,
 }
 
-/// A file that is not complete yet; it is removed unless it is kept.
+/// A file that is not complete yet. It is removed on drop, unless it was completed.
 struct Partial {
     partial: PathBuf,
     path: PathBuf,
@@ -295,7 +296,7 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         if !self.complete {
-            // Already gone, or nothing can be done.
+            // An error changes nothing: the file is removed already, or it cannot be removed.
             let _ = std::fs::remove_file(&self.partial);
         }
     }

@@ -1,6 +1,6 @@
 //! `ubcache flush`: writes all dirty data back while the set is not in use.
 //!
-//! The set is first checked read-only: the command refuses before anything is written, and does not write to a set without
+//! The command first checks the set read-only. It refuses before anything is written, and does not write to a set without
 //! dirty data.
 
 use std::collections::BTreeMap;
@@ -50,9 +50,9 @@ struct Report {
     schema_version: u32,
     set_uuid: String,
     flushed: Vec<Flushed>,
-    /// Dirty data whose backing device is not there.
+    /// Dirty data whose backing device is missing.
     missing: Vec<Missing>,
-    /// Dirty data of volumes, which live in the cache alone.
+    /// Dirty data of flash-only volumes, which stays in the cache.
     volumes_dirty_bytes: u64,
 }
 
@@ -143,7 +143,7 @@ impl Flush {
         let mut chosen = Vec::new();
         for backing in devices.backings {
             if let Some(slot) = self.wanted(&view, &backing)? {
-                // Refuses a set whose dirty data cannot be written back completely.
+                // This refuses a set whose dirty data cannot be written back completely.
                 let device = FileSource::open(&*backing.disk.info().name)?;
                 let target = Target::Cached(&device);
                 Extraction::new(&view, &source, target, ExtractOptions::default())?;
@@ -162,13 +162,13 @@ impl Flush {
         Ok(report)
     }
 
-    /// The slot of a backing device; `None` if nothing can be dirty.
+    /// The slot of a backing device; `None` if it cannot have dirty data.
     fn wanted(&self, view: &SetView, backing: &OpenBacking) -> Result<Option<Inode>, Failure> {
         let relation = Relation::of(view, &backing.superblock);
         let name = &backing.disk.info().name;
         let state = backing.superblock.state();
         match relation.attachment {
-            // The set itself refuses a device with dirty data in another state of the cache.
+            // The set itself refuses a device with dirty data that does not belong to the present state of the cache.
             Attachment::Attached | Attachment::OlderDirty => Ok(relation.slot),
             Attachment::Unattached => {
                 out::note(format!("{name}: is not attached to this set, so it has no dirty data in it"));
@@ -200,7 +200,7 @@ impl Flush {
     }
 }
 
-/// Block devices, and files beside a cache that is a file, that are attached to the set.
+/// Finds the backing devices of the set: among the block devices, and beside a cache that is a file.
 fn find_backings(cache: &Path, view: &SetView) -> Result<Vec<PathBuf>, Failure> {
     let mut candidates: Vec<PathBuf> = Vec::new();
     for entry in std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten() {
@@ -237,7 +237,7 @@ fn find_backings(cache: &Path, view: &SetView) -> Result<Vec<PathBuf>, Failure> 
     Ok(found.into_iter().map(|(_, path)| path).collect())
 }
 
-/// The devices whose dirty data stays because they are not there.
+/// The slots with dirty data whose backing devices are missing.
 fn missing(view: &SetView, dirty: &BTreeMap<Inode, u64>) -> Vec<Missing> {
     let missing = dirty.iter().map(|(inode, bytes)| {
         let slot = view.slots.get(inode);
@@ -251,14 +251,14 @@ fn missing(view: &SetView, dirty: &BTreeMap<Inode, u64>) -> Vec<Missing> {
     missing.collect()
 }
 
-/// Runs the set until the chosen devices have no dirty data left.
+/// Runs the set until the chosen devices have no dirty data.
 async fn drain(
     driver: &Driver,
     cache: io::Disk,
     crash_log: &CrashLog,
     chosen: Vec<(OpenBacking, u64)>,
 ) -> Result<Vec<Flushed>, Failure> {
-    // Acknowledged writes of a killed process are written back, too.
+    // The crash log has acknowledged writes of a killed process. They are written back, too.
     let memory = serve::ram::budget_of_sets();
     let options =
         SetOptions { seed: session::seed(), crash_log: crash_log.file(), memory, ..SetOptions::default() };
@@ -284,13 +284,13 @@ async fn drain_all(
     let mut volumes: Vec<(Rc<Volume>, u64)> = Vec::new();
     for (backing, bytes) in chosen {
         let volume = set.register(backing.disk).await?;
-        // More than the view had, if a process was killed.
+        // After the crash log is replayed there may be more dirty data than the view showed.
         let bytes = bytes.max(volume.dirty_sectors().bytes());
         volumes.push((volume, bytes));
     }
     let total: u64 = volumes.iter().map(|(v, _)| v.dirty_sectors().bytes()).sum();
     let rt = driver.handle();
-    // Devices are drained side by side: their heads move independently.
+    // The devices are drained concurrently, because they are independent.
     let tasks: Vec<_> = volumes
         .iter()
         .map(|(v, _)| {

@@ -9,6 +9,7 @@ mod extract;
 mod flush;
 mod make;
 mod nbd_args;
+mod probe_bcache;
 mod superblock;
 mod up;
 
@@ -53,6 +54,9 @@ pub(crate) enum Command {
     Cancel(control::Cancel),
     Events(control::Events),
     Reload(control::Reload),
+    /// For `probe-bcache`, a name by which the program can be called.
+    #[command(hide = true)]
+    ProbeBcache(probe_bcache::ProbeBcache),
 }
 
 impl Command {
@@ -89,6 +93,7 @@ impl Command {
             Command::Cancel(c) => c.run(),
             Command::Events(c) => c.run(),
             Command::Reload(c) => c.run(),
+            Command::ProbeBcache(c) => c.run(),
         }
     }
 }

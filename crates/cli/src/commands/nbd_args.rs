@@ -1,11 +1,12 @@
 //! The options for access to volumes over NBD.
 //!
-//! Owns the options and the reading of their files. Crate `serve` decides what the options permit together.
+//! Owns the options and the reading of their files. Must not know which combinations are permitted: crate `serve` decides
+//! that.
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serve::exports::{NbdAccess, SaidBy, TlsFile, read_tls};
+use serve::exports::{NbdAccess, SaidBy, TlsFile, TlsFileError, read_tls};
 
 use crate::failure::Failure;
 
@@ -35,7 +36,7 @@ impl NbdArgs {
         let tls = match (&self.nbd_tls_cert, &self.nbd_tls_key) {
             (Some(certificate), Some(key)) => {
                 let read = read_tls(certificate, key, self.nbd_tls_client_ca.as_deref());
-                Some(read.map_err(|(file, why)| self.unusable(file, &why))?)
+                Some(read.map_err(|e| self.unusable(e))?)
             }
             _ => None,
         };
@@ -48,13 +49,13 @@ impl NbdArgs {
         })
     }
 
-    fn unusable(&self, file: TlsFile, why: &str) -> Failure {
-        let (option, path) = match file {
+    fn unusable(&self, e: TlsFileError) -> Failure {
+        let (option, path) = match e.file {
             TlsFile::Certificate => ("--nbd-tls-cert", &self.nbd_tls_cert),
             TlsFile::Key => ("--nbd-tls-key", &self.nbd_tls_key),
             TlsFile::ClientCa => ("--nbd-tls-client-ca", &self.nbd_tls_client_ca),
         };
         let path = path.as_deref().unwrap_or(Path::new(""));
-        Failure::Failed(format!("{option} {}: {why}", path.display()))
+        Failure::because(format_args!("{option} {}", path.display()), e)
     }
 }

@@ -1,7 +1,7 @@
 //! `ubcache up`: serves a set in the foreground.
 //!
-//! Order of the start: arguments, devices, set, settings, exports, and then the lines about ready volumes. Order of the stop:
-//! exports (which answer the requests under way), volumes and set, devices.
+//! Owns the order. Start: arguments, devices, set, settings, exports, and then the lines about ready volumes. Stop: exports
+//! (which answer the requests in flight), volumes and set, devices.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ use crate::takeover;
 use crate::tunables::{Owner, Setting};
 use crate::{interrupt, out};
 
-/// How long exports that are in use may take to end after a second signal.
+/// Time limit of exports that are in use to end after a second signal.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// Time limit of exports that are stopped by force.
@@ -94,7 +94,7 @@ pub(crate) struct Up {
     stdin: bool,
 }
 
-/// The end of serving.
+/// Why serving ends: a stop, or a handover to another process.
 #[derive(Clone, Copy)]
 enum End {
     Stop,
@@ -125,20 +125,21 @@ impl Up {
         }
         self.check_labels()?;
         let nbd = self.nbd.access()?;
-        // Errors of the command line come before those of the host.
+        // Errors of the command line are reported before errors of the host.
         let ports = self.export.iter().filter(|spec| spec.endpoint().is_some());
         ports.into_iter().try_for_each(|spec| spec.check(&nbd))?;
         if self.root_storage {
             marked_as_root_storage()?;
         }
-        // Before the check opens a ring of the ublk driver: workers of rings that are there already are not marked.
+        // The check opens a ring of the ublk driver, and the workers of a ring that exists already are not marked.
         serve::pressure::prepare_process();
         serve::pressure::prepare_this_thread();
         self.export.iter().try_for_each(|spec| spec.check(&nbd))?;
         interrupt::exit_at_second_signal(GRACE)?;
         let signals = interrupt::signals()?;
         let Shape { queues, depth } = self.ublk_shape();
-        // Room for the fetches of a device at once, and for what they cause: the ring keeps memory for as many requests.
+        // The ring has room for all fetches of a device and for the requests that they cause. It takes memory for each
+        // entry.
         let ring_entries = (u32::from(queues) * u32::from(depth) + 192).next_power_of_two().clamp(256, 8192);
         let (seed, busy_poll) = (session::seed(), self.busy_poll);
         let options = DriverOptions { seed, ring_entries, busy_poll, ..DriverOptions::default() };
@@ -187,7 +188,7 @@ impl Up {
         let takes_force = running.iter().any(|export| export.takes_force());
         let mut stop = Box::pin(async {
             let mut stopped = Ok(());
-            // Kept to the end: the driver of the kernel gets them back from the process, not from us.
+            // The devices live until the end, because the ublk driver takes them back from the ended process.
             let mut handed_over = Vec::new();
             for export in running {
                 match end {
@@ -208,7 +209,7 @@ impl Up {
         out::warn("ended at once by a second signal; flushed data is safe");
         if takes_force {
             force.use_it();
-            // What takes longer is dropped.
+            // Exports that take longer are dropped.
             select(stop.as_mut(), driver.handle().sleep(FORCED_WITHIN)).await;
         }
         Err(Failure::Signalled(interrupt::exit_code(second)))
@@ -222,7 +223,7 @@ impl Up {
         }
     }
 
-    /// Settings, exports, and the lines that say ready.
+    /// Applies the settings, starts the exports, and prints the lines about ready volumes.
     async fn start(
         &self,
         driver: &Driver,
@@ -237,9 +238,8 @@ impl Up {
                     .into(),
             ));
         }
-        for setting in &self.set {
-            session.apply(setting).await?;
-        }
+        // Not wrong usage: the devices are open.
+        session.apply_all(&self.set).await.map_err(Failure::of)?;
         for (i, volume) in volumes.iter().enumerate() {
             volume.set_name(&format!("bcache{i}"));
         }
@@ -277,7 +277,7 @@ impl Up {
         Ok(())
     }
 
-    /// Until a signal or the end of the input.
+    /// Waits for a signal or for the end of the input, and carries out commands meanwhile.
     async fn watch(
         &self,
         driver: &Driver,
@@ -286,7 +286,7 @@ impl Up {
         running: &[Box<dyn Export>],
     ) -> Result<End, Failure> {
         let mut input = if self.stdin { Some(console::lines()?) } else { None };
-        // The command that is being carried out: it must not be cut short by what else happens.
+        // The running command. Other events must not interrupt it.
         let mut command: Option<Pin<Box<dyn Future<Output = Value> + '_>>> = None;
         let rt = driver.handle();
         loop {
@@ -333,8 +333,10 @@ impl Up {
     }
 }
 
-/// Starts this program again under a name that begins with "@": by that systemd knows processes that root file systems
-/// depend on, and neither ends them at a shutdown nor when it takes over from the initramfs.
+/// Starts this program again under a name that begins with "@", unless it has such a name.
+///
+/// By this name systemd recognises processes that root file systems depend on. It ends them neither at a shutdown nor when
+/// the root file system replaces the initramfs.
 fn marked_as_root_storage() -> Result<(), Failure> {
     let mut words = std::env::args_os();
     if words.next().is_some_and(|name| name.as_encoded_bytes().starts_with(b"@")) {
@@ -344,7 +346,7 @@ fn marked_as_root_storage() -> Result<(), Failure> {
     Err(Failure::because("cannot be started again as @ubcache", e))
 }
 
-/// An event of standard input.
+/// An event of standard input: a line, its end, or the answer to a command.
 enum Said {
     Line(Option<String>),
     Answer(Value),

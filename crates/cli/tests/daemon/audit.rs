@@ -50,14 +50,16 @@ fn every_change_says_who_made_it_and_to_what() {
             "/v1/volumes/one/tunables/nothing",
             r#"{"value": "20"}"#,
             400,
-            format!("set nothing=20 on {device}: refused: nothing: no such tunable"),
+            format!("set nothing=20 on {device}: refused: unknown tunable nothing"),
         ),
         (
             "PUT",
             "/v1/volumes/one/tunables/writeback_percent",
             r#"{"value": "101"}"#,
-            200,
-            format!("set writeback_percent=101 (limited to 40) on {device}: done"),
+            400,
+            format!(
+                "set writeback_percent=101 on {device}: refused: writeback_percent: expected 0 to 40 %, found 101"
+            ),
         ),
         (
             "PUT",
@@ -124,7 +126,7 @@ fn every_change_says_who_made_it_and_to_what() {
     assert_eq!(set["devices"][0]["uuid"], uuid.as_str());
     assert_eq!(set["devices"][0]["device"], place.hdd.as_str());
     let refused = changes.find(|c| c["outcome"] == "refused").unwrap();
-    assert!(refused["why"].as_str().unwrap().contains("no such tunable"), "{refused}");
+    assert!(refused["why"].as_str().unwrap().contains("unknown tunable"), "{refused}");
     drop(changes);
     daemon.stop();
 }
@@ -192,18 +194,18 @@ fn a_change_of_an_unknown_name_is_written_down() {
     daemon.stop();
 }
 
-/// A value out of range was taken as another one without a word.
+/// A number that a tunable cannot have exactly is told.
 #[test]
-fn a_value_that_was_limited_is_told() {
+fn a_value_that_became_another_one_is_told() {
     let place = Place::new();
     let daemon = place.start();
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();
-    let said = daemon.run(&["set", "one", "writeback_percent=101"]).ok();
-    assert!(said.err.contains("writeback_percent=101: ") && said.err.contains("limited to 40"), "{said}");
+    let said = daemon.run(&["set", &place.ssd, "io_error_halflife=1000"]).ok();
+    assert!(said.err.contains("io_error_halflife=1000: the value is 968 now"), "{said}");
     let said = daemon.run(&["set", "one", "writeback_percent=33", "sequential_cutoff=4M"]).ok();
-    assert!(!said.err.contains("limited"), "{said}");
-    let said = daemon.json(&["set", "one", "writeback_percent=101"]);
-    assert!(said["changed"][0]["limited"].as_str().unwrap().ends_with("limited to 40"), "{said}");
+    assert!(!said.err.contains("the value is"), "{said}");
+    let said = daemon.json(&["set", &place.ssd, "io_error_halflife=1000"]);
+    assert!(said["changed"][0]["limited"].as_str().unwrap().ends_with("is 968 now"), "{said}");
     daemon.stop();
 }
 

@@ -61,9 +61,20 @@ fn tunables_of_sets_and_volumes() {
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();
     let set = daemon.json(&["status"])["sets"][0]["id"].as_str().unwrap().to_owned();
     daemon.run(&["set", &set, "journal_delay_ms=20"]).ok().says(&["journal_delay_ms = 20"]);
-    daemon.run(&["set", "bcache0", "writeback_percent=400"]).ok().says(&["writeback_percent = 40"]);
-    daemon.run(&["set", "bcache0", "writeback_percents=4"]).usage().says(&["known are"]);
-    daemon.run(&["set", "bcache0", "writeback_percent=x"]).refused(&["writeback_percent"]);
+    let refused = "expected 0 to 40 %, found 400; the set's cutoff_writeback is the upper limit";
+    daemon.run(&["set", "bcache0", "writeback_percent=400"]).usage().says(&["writeback_percent", refused]);
+    daemon.run(&["set", &set, "journal_delay_ms=70000"]).usage().says(&["0 to 65535 ms, found 70000"]);
+    daemon
+        .run(&["set", "bcache0", "writeback_percents=4"])
+        .usage()
+        .says(&["did you mean writeback_percent?"]);
+    daemon.run(&["set", "bcache0", "colour=4"]).usage().says(&["unknown tunable colour; known are"]);
+    daemon.run(&["set", "bcache0", "writeback_percent=x"]).usage().says(&["writeback_percent"]);
+    let of_set = format!("`ubcache set {set} journal_delay_ms=VALUE` sets it");
+    daemon.run(&["set", "bcache0", "journal_delay_ms=5"]).usage().says(&["is a tunable of the set", &of_set]);
+    daemon.run(&["set", &set, "cache_mode=none"]).usage().says(&["`ubcache set VOLUME cache_mode=VALUE`"]);
+    daemon.run(&["get", &place.ssd, "journal_delay_ms"]).ok().says(&["20"]);
+    daemon.run(&["get", "bcache0", "writeback_percent"]).ok().says(&["10\n"]);
     daemon.run(&["set", "bcache0", "writeback_percent"]).usage();
     daemon.run(&["set", "bcache9", "writeback_percent=4"]).refused(&["no volume bcache9"]);
     daemon.run(&["reset", "bcache0", "cache_mode"]).usage().says(&["superblock"]);
@@ -73,6 +84,35 @@ fn tunables_of_sets_and_volumes() {
     daemon.kill();
     let daemon = place.start();
     daemon.run(&["get", &place.ssd, "journal_delay_ms"]).ok().says(&["20"]);
+    daemon.stop();
+}
+
+/// The second of two values was refused after the first had been set.
+#[test]
+fn one_bad_value_changes_nothing() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let both = ["set", "bcache0", "writeback_delay=7", "writeback_percent=99"];
+    daemon.run(&both).usage().says(&["expected 0 to 70 %, found 99"]);
+    daemon.run(&["get", "bcache0", "writeback_delay"]).ok().says(&["30\n"]);
+    // The range of this one depends on the set, so the daemon alone can refuse it.
+    let both = ["set", "bcache0", "writeback_delay=7", "writeback_percent=50"];
+    daemon.run(&both).refused(&["found 50", "changed before: writeback_delay = 7"]);
+    place.configure("[tunables]\nwriteback_delay = 9\nwriteback_percent = 99\n");
+    daemon.run(&["reload"]).refused(&["line 4", "expected 0 to 70 %, found 99"]);
+    daemon.run(&["get", "bcache0", "writeback_delay"]).ok().says(&["7\n"]);
+    daemon.stop();
+}
+
+/// A reload printed the value of the file where a smaller one was set.
+#[test]
+fn a_reload_prints_the_value_that_is_set() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    place.configure("[tunables]\nio_error_halflife = 1000\ncutoff_writeback = 60\nwriteback_percent = 50\n");
+    daemon.run(&["reload"]).ok().says(&["io_error_halflife: 0 → 968", "writeback_percent: 10 → 50"]);
     daemon.stop();
 }
 

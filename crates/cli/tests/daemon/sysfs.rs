@@ -32,10 +32,17 @@ fn files_like_the_kernels() {
     assert_eq!(get("block/bcache0/bcache/dirty_data"), "4.0k\n");
     assert_eq!(put("block/bcache0/bcache/writeback_percent", "40"), Ok(()));
     daemon.run(&["get", "one", "writeback_percent"]).ok().says(&["40"]);
+    // The kernel clamps, and so does the view; `ubcache set` refuses.
+    assert_eq!(put("block/bcache0/bcache/writeback_percent", "30"), Ok(()));
+    assert_eq!(put("block/bcache0/bcache/writeback_percent", "99"), Ok(()));
+    daemon.run(&["get", "one", "writeback_percent"]).ok().says(&["40"]);
     assert_eq!(put("block/bcache0/bcache/writeback_percent", "many"), Err(22));
     let set = daemon.json(&["status"])["sets"][0]["id"].as_str().unwrap().to_owned();
     assert_eq!(put(&format!("fs/bcache/{set}/cache0/clear_stats"), "1"), Ok(()));
     assert!(get(&format!("fs/bcache/{set}/cache0/priority_stats")).starts_with("Unused:\t\t"));
+    // The audit had the number of the error without words.
+    assert_eq!(put(&format!("fs/bcache/{set}/unregister"), "1"), Err(95), "EOPNOTSUPP");
+    assert!(daemon.said().contains("refused: Operation not supported (os error 95)"), "{}", daemon.said());
     drop(client);
     assert_eq!(put("block/bcache0/bcache/detach", "1"), Ok(()));
     wait_until("the detach", || get("block/bcache0/bcache/state") == "no cache\n");

@@ -144,6 +144,32 @@ fn what_nbdinfo_sees() {
     served.up.stop();
 }
 
+/// TRIM and zeros that may be unmapped free space in a disk that is a file; they once allocated the whole file.
+#[test]
+fn discards_free_space_in_files() {
+    use std::os::unix::fs::MetadataExt;
+    for mode in MODES {
+        let served = Served::start(mode);
+        let allocated = || std::fs::metadata(&served.hdd).expect("our file").blocks();
+        let qemu_io = |command: &str| {
+            let mut io = tool("qemu-io", "qemu-utils");
+            io.args(["-f", "raw", "-d", "unmap", "-c", command, "-c", "flush", &served.uri()]);
+            succeed(io);
+        };
+        let empty = allocated();
+        for command in ["discard 0 128M", "write -z -u 0 128M", "discard 4k 128M", "write -z -u 512 128M"] {
+            qemu_io(command);
+            // The blocks at the edges are written as data.
+            assert!(allocated() <= empty + 64, "{mode}: {command}: {} blocks, {empty} before", allocated());
+        }
+        qemu_io("write -P 7 1M 16M");
+        qemu_io("write -z 1M 1M");
+        qemu_io("discard 1M 16M");
+        assert!(allocated() <= empty + 64, "{mode}: {} blocks after data, {empty} before", allocated());
+        served.up.stop();
+    }
+}
+
 /// A file system made and checked on the volume without a block device: by copying images.
 #[test]
 fn a_file_system_survives_a_crash() {

@@ -160,6 +160,33 @@ fn several_backing_devices_share_the_set() {
     assert_eq!(uuids.len(), 3);
 }
 
+/// What a device is was found out by a write that failed, or said as an offset in a superblock.
+#[test]
+fn devices_that_do_not_fit() {
+    let dir = Dir::new();
+    let (ssd, hdd) = (dir.sparse("ssd", 64 << 20), dir.sparse("hdd", 64 << 20));
+    let with_loop = |options: &[&str], check: &dyn Fn(&str)| {
+        let made = std::process::Command::new("losetup").args(options).args(["-f", "--show", &hdd]).output();
+        match made {
+            Ok(o) if o.status.success() => {
+                let device = String::from_utf8(o.stdout).unwrap().trim().to_owned();
+                check(&device);
+                let _ = std::process::Command::new("losetup").args(["-d", &device]).status();
+            }
+            _ => rig::skipped_in_part("no loop device can be made"),
+        }
+    };
+    with_loop(&["--read-only"], &|device| {
+        let said = run(&["make", "-C", &ssd, "-B", device, "--bucket", "64k"]);
+        said.refused(&[&format!("{device} is read-only")]);
+    });
+    with_loop(&["--sector-size", "4096"], &|device| {
+        let said = run(&["make", "-C", &ssd, "-B", device, "--bucket", "64k", "--block", "512"]);
+        said.refused(&[&format!("--block 512 is smaller than the 4096-byte sectors of {device}")]);
+    });
+    assert!(read(&hdd).iter().all(|b| *b == 0));
+}
+
 /// Sizes that make no sense are refused with the numbers, and nothing is written to any device.
 #[test]
 fn bad_sizes() {
@@ -191,6 +218,8 @@ fn bad_sizes() {
             assert!(read(path).iter().all(|b| *b == 0), "{args:?}");
         }
     }
+    let said = run(&["make", "-C", &ssd, "-B", &hdd, "--data-offset", "1M"]).usage();
+    said.says(&["expected sectors of 512 bytes, for example 2048"]);
     for bad in [&["--bucket", "0"][..], &["--bucket", "1000"], &["--bucket", "x"], &["--cset-uuid", "x"]] {
         run(&[&["make", "-C", &ssd], bad].concat()).usage();
     }
@@ -221,7 +250,20 @@ fn all_or_nothing() {
 fn with_the_operators_word() {
     let dir = Dir::new();
     let [ssd, hdd] = dirty_files(&dir);
-    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "8k", "--wipe"]).ok();
+    // Dirty data exists nowhere else, and has an option of its own.
+    for option in ["--wipe", "--force"] {
+        let said = run(&["make", "-C", &ssd, "--bucket", "8k", option]);
+        said.refused(&[
+            "dirty data that exists nowhere else: ",
+            " of \"disk one\"",
+            "--wipe-dirty",
+            "ubcache flush",
+        ]);
+        run(&["make", "-B", &hdd, option]).refused(&["state dirty", "--wipe-dirty"]);
+    }
+    let [ssd_bytes, hdd_bytes, _] = dirty_set();
+    assert!(&read(&ssd) == ssd_bytes && &read(&hdd) == hdd_bytes, "nothing is written by a refused command");
+    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "8k", "--wipe-dirty"]).ok();
     assert_eq!(u64_at(&superblock(&ssd), 104), 0);
     // The old set is not to be seen any more, whatever is left of it.
     run(&["check", &ssd, &hdd]).ok().says(&["never initialised"]);
@@ -235,6 +277,23 @@ fn with_the_operators_word() {
     run(&["make", "-B", &other, "--force"]).ok();
     superblock(&other);
     assert_eq!(blockio::probe_signature(other.as_ref()).unwrap().map(|s| s.kind), Some("bcache"));
+}
+
+/// A cache whose metadata is damaged may have dirty data that nobody can count.
+#[test]
+fn a_damaged_cache_may_have_dirty_data() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    let mut bytes = read(&ssd);
+    bytes[16384..].fill(0x55);
+    let damaged = dir.file("damaged", &bytes);
+    run(&["make", "-C", &damaged, "--bucket", "8k", "--wipe"])
+        .refused(&["cannot be counted", "--wipe-dirty"]);
+    run(&["make", "-C", &damaged, "--bucket", "8k", "--wipe-dirty"]).ok();
+    // Without dirty data, --wipe is enough.
+    run(&["flush", "-C", &ssd, "-B", &hdd]).ok();
+    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "8k"]).refused(&["overwrite it with --wipe"]);
+    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "8k", "--wipe"]).ok();
 }
 
 /// Signatures that the superblock does not cover are erased, or the device would still look like something else.

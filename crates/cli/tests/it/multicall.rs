@@ -48,3 +48,76 @@ fn without_a_command() {
     run(&["--help"]).ok().says(&["make", "extract", "wrong usage"]);
     run(&["--version"]).ok();
 }
+
+/// Scripts parse `Set UUID:` of make-bcache, and other lines; ours printed a text of its own.
+#[test]
+fn the_output_that_scripts_parse() {
+    let dir = Dir::new();
+    let make = called(&dir, "make-bcache");
+    let (ssd, hdd) = (dir.sparse("ssd", 64 << 20), dir.sparse("hdd", 64 << 20));
+    let said = run_as(&make, &["-B", &hdd, "-C", &ssd, "-b", "512k", "-w", "4k"]).ok();
+    // Cache devices come first. UUIDs are random.
+    let lines: Vec<String> = said
+        .out
+        .lines()
+        .map(|l| {
+            l.split_once("UUID:").map_or(l.to_owned(), |(name, uuid)| {
+                assert_eq!(uuid.trim().len(), 36, "{l}");
+                format!("{name}UUID:")
+            })
+        })
+        .collect();
+    let cache = [
+        "UUID:",
+        "Set UUID:",
+        "version:\t\t0",
+        "nbuckets:\t\t128",
+        "block_size:\t\t8",
+        "bucket_size:\t\t1024",
+        "nr_in_set:\t\t1",
+        "nr_this_dev:\t\t0",
+        "first_bucket:\t\t1",
+    ];
+    let backing = ["UUID:", "Set UUID:", "version:\t\t1", "block_size:\t\t8", "data_offset:\t\t16"];
+    assert_eq!(lines, [&cache[..], &backing].concat());
+    let help = run_as(&make, &["--help"]).ok();
+    for option in
+        ["-C, --cache", "-B, --bdev", "-b, --bucket", "-w, --block", "-o, --data-offset", "--cset-uuid"]
+    {
+        assert!(help.out.contains(option), "{option}: {help}");
+    }
+}
+
+/// The exit codes of the original: 0 for a valid superblock, 2 for anything else.
+#[test]
+fn exit_codes_of_bcache_super_show() {
+    let dir = Dir::new();
+    let show = called(&dir, "bcache-super-show");
+    let ssd = dir.sparse("ssd", 64 << 20);
+    assert_eq!(run_as(&show, &[&ssd]).code, 2, "no superblock");
+    assert_eq!(run_as(&show, &[&dir.path("nothing")]).code, 2, "no file");
+    run(&["super", &ssd]).refused(&["bcache"]);
+    run(&["make", "-C", &ssd, "--bucket", "64k"]).ok();
+    run_as(&show, &[&ssd]).ok();
+    let mut bytes = read(&ssd);
+    bytes[4096 + 45] ^= 0x10;
+    let damaged = dir.file("damaged", &bytes);
+    assert_eq!(run_as(&show, &[&damaged]).code, 2, "wrong checksum");
+    run_as(&show, &["-f", &damaged]).ok();
+    run_as(&show, &["--help"]).ok();
+}
+
+#[test]
+fn probe_bcache() {
+    let dir = Dir::new();
+    let probe = called(&dir, "probe-bcache");
+    let (ssd, other) = (dir.sparse("ssd", 64 << 20), dir.sparse("other", 64 << 20));
+    run(&["make", "-C", &ssd, "--bucket", "64k"]).ok();
+    let superblock = run(&["super", "--json", &ssd]).ok().json();
+    let uuid = superblock["uuid"].as_str().expect("a UUID");
+    let said = run_as(&probe, &[&other, &ssd]).ok();
+    assert_eq!(said.out, format!("{ssd}: UUID=\"{uuid}\" TYPE=\"bcache\"\n"));
+    let said = run_as(&probe, &["-o", "udev", &ssd]).ok();
+    assert_eq!(said.out, format!("ID_FS_UUID={uuid}\nID_FS_UUID_ENC={uuid}\nID_FS_TYPE=bcache\n"));
+    assert_eq!(run_as(&probe, &[&other]).ok().out, "");
+}

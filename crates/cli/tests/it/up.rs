@@ -163,10 +163,18 @@ fn settings_reach_the_engine() {
     );
 
     let refused = |setting: &str| run(&[&["up"], &base[..], &["--set", setting]].concat()).usage();
-    refused("no_such=1").says(&["no such tunable", "writeback_percent"]);
+    refused("no_such=1").says(&["unknown tunable no_such; known are", "writeback_percent"]);
+    refused("writeback_precent=1").says(&["did you mean writeback_percent?"]);
+    refused("writeback_percent=99").says(&["expected 0 to 70 %, found 99"]);
+    refused("device.journal_delay_ms=1").says(&["write set.journal_delay_ms"]);
     refused("io_error_limit=1").says(&["set.io_error_limit", "device.io_error_limit"]);
-    refused("cache_mode=sideways").says(&["writethrough, writeback"]);
-    refused("writeback_percent=much").says(&["0 to 40"]);
+    refused("cache_mode=sideways").says(&["expected one of writethrough, writeback", "found \"sideways\""]);
+    refused("writeback_percent=much").says(&["expected a decimal number, 0 to 70 %"]);
+    // The range depends on the other one.
+    let more = ["--set=writeback_percent=50", "--set=cutoff_writeback=60"];
+    Up::start(&dir, 1, &[&base[..], &more].concat()).stop();
+    let said = run(&[&["up"], &base[..], &["--set=writeback_percent=50"]].concat());
+    said.refused(&["expected 0 to 40 %, found 50"]);
     refused("writeback_percent").says(&["KEY=VALUE"]);
 }
 

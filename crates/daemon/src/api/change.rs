@@ -23,18 +23,19 @@ use crate::jobs::{End, Job, Running};
 use crate::names::Named;
 use crate::order::Order;
 use crate::settings::Of;
+use crate::why::SharedFailure;
 use crate::worker::Worker;
 
 type Audited = Extension<Audit>;
 
-/// A volume, noted as what the request is about.
+/// Resolves a volume and records it in the audit as the target of the request.
 async fn volume_of(api: &Api, audit: &Audit, name: &str) -> Result<Found, Refusal> {
     let found = api.registry.lookup.find(name).await?;
     audit.on(&found.named);
     Ok(found)
 }
 
-/// A set, in the same way.
+/// Resolves a set and records it in the audit as the target of the request.
 async fn set_of(api: &Api, audit: &Audit, name: &str) -> Result<(Arc<Worker>, Named), Refusal> {
     let worker = api.registry.lookup.set(name).await?;
     let named = api.registry.lookup.named(&worker.plan.id).await?;
@@ -48,10 +49,10 @@ async fn set_of(api: &Api, audit: &Audit, name: &str) -> Result<(Arc<Worker>, Na
 #[serde(deny_unknown_fields)]
 struct Register {
     devices: Vec<PathBuf>,
-    /// One that is registered already is no mistake.
+    /// A device that is registered already is not an error.
     #[serde(default)]
     quiet: bool,
-    /// It takes the place of the one that is remembered for its UUID.
+    /// The device replaces the one that is stored for its UUID.
     #[serde(default)]
     accept_replacement: bool,
 }
@@ -202,14 +203,14 @@ impl Whose {
         }
     }
 
-    /// As it was asked for.
+    /// The name in the request.
     fn name(&self) -> &str {
         match self {
             Whose::Set(name) | Whose::Volume(name) => name,
         }
     }
 
-    /// The target of the request, with its description.
+    /// Resolves the target of the request, and returns it with its description.
     async fn resolved(self, api: &Api, audit: &Audit) -> Result<(Whose, Named), Refusal> {
         match self {
             Whose::Set(name) => {
@@ -224,7 +225,7 @@ impl Whose {
     }
 }
 
-/// A tunable that is to be changed, or read again from the configuration.
+/// A change of a tunable, or its reset to the configured value if `put` is `None`.
 struct Change {
     whose: Whose,
     key: String,
@@ -237,7 +238,7 @@ async fn change(api: Arc<Api>, audit: Audit, change: Change) -> Answered {
         Some(put) => format!("set {key}={}", put.value),
         None => format!("reset {key}"),
     };
-    // Until it is known what the name stands for.
+    // The audit has the name of the request until the name is resolved.
     audit.does(format!("{action} on {}", whose.name()));
     let (whose, named) = whose.resolved(&api, &audit).await?;
     audit.does(&action);
@@ -249,7 +250,7 @@ async fn change(api: Arc<Api>, audit: Audit, change: Change) -> Answered {
             None => api.registry.settings.reset_tunable(whose.of(), &key).await?,
         };
         if let Some(value) = changed.limited_to() {
-            audit.does(format!("{action} (limited to {value})"));
+            audit.does(format!("{action} (the value is {value} now)"));
         }
         Ok(changed)
     };
@@ -347,7 +348,7 @@ pub(super) async fn label(
     change(api, audit, Change { whose: Whose::Volume(volume), key: "label".into(), put }).await
 }
 
-// ---- work ----
+// ---- jobs ----
 
 pub(super) async fn gc(State(api): Shared, Extension(audit): Audited, Path(set): Path<String>) -> Answered {
     audit.does(format!("gc {set}"));
@@ -364,7 +365,7 @@ fn accepted(job: &Job, named: Option<&Named>) -> Result<Response, Refusal> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Detach {
-    /// Overwrite its data on the cache device then.
+    /// Overwrite the device's data on the cache device after the detach.
     #[serde(default)]
     wipe: bool,
 }
@@ -426,7 +427,7 @@ struct Check {
     devices: Vec<String>,
     #[serde(default)]
     quick: bool,
-    /// Check although another process writes to the devices: the findings may be wrong.
+    /// Check even if another process writes to the devices; the findings may be wrong then.
     #[serde(default)]
     in_use: bool,
 }
@@ -450,7 +451,7 @@ pub(super) async fn check(
     accepted(&job, None)
 }
 
-/// Verifies devices, on a thread of its own; those that another process writes to only with `in_use`.
+/// Checks devices on the calling thread. A device that another process writes to is checked only with `in_use`.
 fn check_now(paths: &[PathBuf], quick: bool, in_use: bool, job: &Running) {
     let probe = || -> Result<End, Failure> {
         let opener = serve::read_only::ReadOnlyOpener::new(in_use, "\"in_use\": true")?;
@@ -469,10 +470,10 @@ fn check_now(paths: &[PathBuf], quick: bool, in_use: bool, job: &Running) {
         Ok(match (job.0.is_cancelled(), report.is_ok()) {
             (true, _) => End::Cancelled,
             (false, true) => End::Done,
-            (false, false) => End::Failed("problems were found: see the report".into()),
+            (false, false) => End::Failed(SharedFailure::of_words("problems were found: see the report")),
         })
     };
-    job.0.ended(probe().unwrap_or_else(|e| End::Failed(e.message().unwrap_or_default().to_owned())));
+    job.0.ended(probe().unwrap_or_else(|e: Failure| End::Failed(e.into())));
 }
 
 pub(super) async fn jobs(State(api): Shared) -> Answered {

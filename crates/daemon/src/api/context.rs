@@ -1,4 +1,6 @@
 //! The state that all handlers of the API share.
+//!
+//! Owns nothing but the types. Must not know the routes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,5 +17,5 @@ pub(crate) struct Api {
     pub(crate) began: Instant,
 }
 
-/// The argument by which a handler gets it.
+/// The argument by which a handler gets the shared state.
 pub(crate) type Shared = State<Arc<Api>>;

@@ -13,10 +13,10 @@ use crate::answer::{Answered, Refusal, ok};
 use crate::components::Found;
 use crate::history::{self, Whose};
 
-/// Cells of the bucket picture unless another number is asked for, and at most.
+/// Default and largest number of cells of the bucket picture.
 const CELLS: (u64, u64) = (1024, 4096);
 
-/// The one number that a query may have: `name=number`.
+/// Parses a query whose only parameter is `name=number`.
 fn number(query: Option<&str>, name: &str) -> Result<Option<u64>, Refusal> {
     let mut found = None;
     for part in query.unwrap_or_default().split('&').filter(|p| !p.is_empty()) {
@@ -120,9 +120,9 @@ fn kind(request: &Traced) -> &'static str {
         (_, Purpose::Metadata) => "metadata",
         (Op::Discard, _) => "discard",
         (Op::Read, Purpose::Client) => "read",
-        (Op::Write { .. } | Op::WriteZeroes, Purpose::Client) => "write",
+        (Op::Write { .. } | Op::WriteZeroes { .. }, Purpose::Client) => "write",
         (Op::Read, Purpose::Writeback) => "gap_read",
-        (Op::Write { .. } | Op::WriteZeroes, Purpose::Writeback) => "writeback",
+        (Op::Write { .. } | Op::WriteZeroes { .. }, Purpose::Writeback) => "writeback",
     }
 }
 
@@ -149,7 +149,7 @@ mod tests {
             |op, purpose| kind(&Traced { at: Nanos(0), op, purpose, sector: Sector(0), sectors: Sectors(8) });
         assert_eq!(traced(Op::Read, Purpose::Client), "read");
         assert_eq!(traced(Op::Write { fua: true }, Purpose::Client), "write");
-        assert_eq!(traced(Op::WriteZeroes, Purpose::Client), "write");
+        assert_eq!(traced(Op::WriteZeroes { may_unmap: true }, Purpose::Client), "write");
         assert_eq!(traced(Op::Write { fua: false }, Purpose::Writeback), "writeback");
         assert_eq!(traced(Op::Read, Purpose::Writeback), "gap_read");
         assert_eq!(traced(Op::Write { fua: true }, Purpose::Metadata), "metadata");

@@ -1,10 +1,10 @@
 //! Admission: which device is accepted for a UUID, and which may be attached although no operator has named it.
 //!
-//! Owns the comparison with the stored identity. A copy of a device has the same superblock and UUID, so a device is served
-//! only if it is the one that is stored for its UUID: the same hardware or file, with a superblock that is not older than the
-//! last known state. Any other device is refused until the operator accepts it. A device whose hardware reports no identity is
-//! known by its UUID and the age of its superblock alone. A device that is served is never replaced: it has to be unregistered
-//! first.
+//! Owns the comparison with the stored identity. A copy of a device has the same superblock and UUID. So a device is served
+//! only if it is the one that is stored for its UUID: the same hardware or file, with a superblock that is not older than
+//! the last known state. Any other device is refused until the operator accepts it. A device whose hardware reports no
+//! identity is known by its UUID and the age of its superblock alone. A served device is never replaced: the operator has
+//! to unregister it first.
 //!
 //! Must not know how a device was found.
 
@@ -26,9 +26,9 @@ use crate::state::{Known, Mark};
 pub(crate) enum By {
     /// The operator has named it.
     Operator {
-        /// One that is registered already is no mistake.
+        /// A device that is registered already is not an error.
         quiet: bool,
-        /// It is to take the place of the one that is remembered for its UUID.
+        /// The device replaces the one that is stored for its UUID.
         accept: bool,
     },
     /// The daemon found the device: scans are permitted, or the device was registered before.
@@ -36,9 +36,9 @@ pub(crate) enum By {
 }
 
 impl By {
-    /// Named, and neither quietly nor in the place of another one.
+    /// The operator has named the device; a device that is registered already is an error.
     pub(crate) const NAME: By = By::Operator { quiet: false, accept: false };
-    /// Named, and as good if it is registered already.
+    /// The operator has named the device; a device that is registered already is not an error.
     pub(crate) const QUIET: By = By::Operator { quiet: true, accept: false };
 
     pub(crate) fn is_quiet(self) -> bool {
@@ -57,14 +57,14 @@ impl By {
 /// The command by which the operator accepts a device as the replacement of the stored one.
 const ACCEPT: &str = "ubcache register --accept-replacement";
 
-/// Admits devices. See the module head.
+/// Decides which devices may be served.
 pub(crate) struct Admission {
     shared: Arc<Shared>,
     inventory: Inventory,
     /// UUIDs of devices that the operator has named.
     named: Mutex<BTreeSet<String>>,
-    /// UUIDs of devices that were let go by order, or refused when they appeared: that something about them changes is no
-    /// reason to take them again.
+    /// UUIDs of devices that an operator has unregistered, or that were refused when they were plugged in. An uevent of
+    /// such a device does not register it again.
     released: Mutex<BTreeSet<String>>,
 }
 
@@ -77,65 +77,65 @@ impl Admission {
         Admission { shared, inventory, named: Mutex::default(), released: Mutex::default() }
     }
 
-    /// The devices that are remembered, by their paths.
+    /// The stored devices, by their paths.
     pub(crate) fn remembered(&self) -> BTreeMap<PathBuf, Known> {
         self.shared.state().devices()
     }
 
-    /// The operator has named this device.
+    /// Marks a device as named by the operator.
     pub(crate) fn name(&self, uuid: String) {
         locked(&self.named).insert(uuid);
     }
 
-    /// The operator has named these devices.
+    /// Marks devices as named by the operator.
     pub(crate) fn name_all(&self, uuids: impl Iterator<Item = String>) {
         locked(&self.named).extend(uuids);
     }
 
-    /// A device is not to be taken again because something about it changes.
+    /// Keeps a device from being registered because of a later uevent.
     pub(crate) fn refuse(&self, uuid: &str) {
         locked(&self.released).insert(uuid.to_owned());
     }
 
-    /// A device that was refused or released has been registered.
+    /// Removes the mark of a refused or released device, because it has been registered.
     pub(crate) fn welcome(&self, uuid: &str) {
         locked(&self.released).remove(uuid);
     }
 
-    /// Whether a device was let go by order, or refused when it appeared.
+    /// Whether the operator has unregistered a device, or the daemon refused it when it was plugged in.
     pub(crate) fn is_released(&self, uuid: &str) -> bool {
         locked(&self.released).contains(uuid)
     }
 
-    /// A device is let go by order: its volume, or the volumes of its set, have no places any more.
+    /// Releases a device that the operator unregisters: its volume, or the volumes of its set, own no export addresses any
+    /// more.
     pub(crate) fn release(&self, device: &Probe) -> Result<(), Failure> {
         locked(&self.named).remove(&device.uuid);
         self.refuse(&device.uuid);
         self.shared.state().forget_places(device.key())
     }
 
-    /// A path is remembered no more.
+    /// Removes a path from the stored devices.
     pub(crate) fn forget(&self, path: &Path) -> Result<(), Failure> {
         self.shared.state().remove_device(path)
     }
 
-    /// Remembers a device at its path.
+    /// Stores a device with its path.
     ///
     /// # Errors
-    /// If that cannot be written; the device is registered nevertheless.
+    /// If the state file cannot be written; the device is registered nevertheless.
     pub(crate) fn remember(&self, probe: &Probe) -> Result<(), Failure> {
         let named = locked(&self.named).contains(&probe.uuid);
         self.shared.state().add_device(&probe.path, &probe.uuid, named).map_err(|e| {
-            let why = e.message().unwrap_or_default();
-            Failure::Failed(format!(
-                "{}: is registered, but only until the daemon ends: {why}; register it again when the cause is \
-                 removed",
+            let text = format!(
+                "{}: is registered, but only until the daemon ends: {e}; register it again when the cause is removed",
                 probe.path.display()
-            ))
+            );
+            Failure::Caused { text, source: Box::new(e) }
         })
     }
 
-    /// The differences between this device and the one that is stored for its UUID; `None` if there are none, or none is stored.
+    /// The difference between this device and the one that is stored for its UUID; `None` if they match or none is stored.
     pub(crate) fn difference(&self, probe: &Probe) -> Option<String> {
         let mark = self.shared.state().mark(probe.key())?;
         if let Likeness::Other(why) = mark.identity.compare(&probe.identity) {
@@ -152,13 +152,13 @@ impl Admission {
         })
     }
 
-    /// Whether its hardware, or its file, is that which is remembered.
+    /// Whether the hardware or file of the device is the stored one.
     pub(crate) fn is_surely(&self, probe: &Probe) -> bool {
         let mark = self.shared.state().mark(probe.key());
         mark.is_some_and(|m| m.identity.compare(&probe.identity) == Likeness::Same)
     }
 
-    /// Whether nothing has been noted of a device with its UUID.
+    /// Whether no identity is stored for the UUID of the device.
     pub(crate) fn is_unknown(&self, probe: &Probe) -> bool {
         self.shared.state().mark(probe.key()).is_none()
     }
@@ -169,7 +169,7 @@ impl Admission {
         config.scan || config.scan_on_events
     }
 
-    /// The path from which the same UUID is served, if it is another one.
+    /// The path of another device with the same UUID that is served.
     fn served_twin(&self, probe: &Probe) -> Option<PathBuf> {
         let devices = self.inventory.devices.all();
         let twin = devices.into_iter().find(|(path, d)| {
@@ -184,10 +184,10 @@ impl Admission {
         twin.map(|(path, _)| path)
     }
 
-    /// Whether a device may be served.
+    /// Checks that a device may be served.
     ///
     /// # Errors
-    /// If its UUID is served already, or it is not the one that is remembered; what differs, and what to do.
+    /// If its UUID is served already, or the device is not the stored one; the message has the difference and what to do.
     pub(crate) fn admit(&self, probe: &Probe) -> Result<(), Failure> {
         let path = probe.path.display();
         if let Some(twin) = self.served_twin(probe) {
@@ -206,7 +206,8 @@ impl Admission {
         }
     }
 
-    /// Refuses devices that may not be served. If the operator accepts them, returns the differences and drops the stored identity.
+    /// Refuses devices that may not be served. If the operator accepts them, returns the differences and replaces the
+    /// stored identity.
     pub(crate) fn admit_all(&self, probe: &[Probe], by: By) -> Result<Vec<String>, Failure> {
         for (n, one) in probe.iter().enumerate() {
             if let Some(other) = probe.iter().skip(n + 1).find(|other| other.key() == one.key()) {
@@ -231,13 +232,15 @@ impl Admission {
             .collect())
     }
 
-    /// Of devices that were found at the same time those that may come up, and why the others may not. Of several with the
-    /// same UUID it is the one that is remembered.
+    /// Splits devices that were found at the same time into those that may be served, and the refused ones with the
+    /// reasons.
+    ///
+    /// Of several devices with one UUID, the one with the stored identity is chosen, else the one at the stored path.
     pub(crate) fn sift(
         &self,
         probe: Vec<Probe>,
         known: &BTreeMap<PathBuf, Known>,
-    ) -> (Vec<Probe>, Vec<(Probe, String)>) {
+    ) -> (Vec<Probe>, Vec<(Probe, Failure)>) {
         let (mut good, mut refused) = (Vec::new(), Vec::new());
         let mut by_key: BTreeMap<String, Vec<Probe>> = BTreeMap::new();
         for one in probe {
@@ -255,17 +258,20 @@ impl Admission {
             let many = copies(&same[0], &all);
             for one in same {
                 match self.admit(&one) {
-                    _ if chosen.as_ref() != Some(&one.path) => refused.push((one, many.clone())),
+                    _ if chosen.as_ref() != Some(&one.path) => {
+                        refused.push((one, Failure::Failed(many.clone())));
+                    }
                     Ok(()) => good.push(one),
-                    Err(e) => refused.push((one, e.message().unwrap_or_default().to_owned())),
+                    Err(e) => refused.push((one, e)),
                 }
             }
         }
         (good, refused)
     }
 
-    /// Remembers by what a device that is served is told from others. The set counts up the superblock of its cache device
-    /// when it starts, so that is read again.
+    /// Stores the identity of a served device and the sequence number of its superblock.
+    ///
+    /// A set increases the sequence number of its cache device when it starts, so the superblock is read again.
     pub(crate) async fn record(&self, probe: &Probe) {
         let mut sequence = probe.sequence;
         if matches!(probe.role, Role::Cache { .. })
@@ -286,14 +292,15 @@ impl Admission {
         }
     }
 
-    /// Whether this device may be attached to a set that it was never attached to. The superblock says which set it was made
-    /// for, but another person than the operator may have written it.
+    /// Whether this device may be attached to a set that it was never attached to.
+    ///
+    /// The superblock names the set that the device was made for, but a person other than the operator may have written it.
     pub(crate) fn may_be_attached(&self, probe: &Probe) -> bool {
         !matches!(probe.role, Role::Backing { attachment: Attachment::Made, .. })
             || locked(&self.named).contains(&probe.uuid)
     }
 
-    /// A device that may not be attached waits for the word of the operator.
+    /// Marks a device that may not be attached as waiting for the operator.
     pub(crate) fn wait_for_operator(&self, probe: &Probe, set: &str) {
         let why = format!(
             "was made for cache set {set}, and no operator has named it; to attach it: ubcache register {}",

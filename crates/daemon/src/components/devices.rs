@@ -12,26 +12,27 @@ use serve::Failure;
 use crate::hub::{Hub, Kind};
 use crate::probe::{Probe, Role};
 use crate::state::Known;
+use crate::why::SharedFailure;
 
 /// The state of a registered device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum DeviceState {
-    /// Its thread has it.
+    /// A thread serves it.
     Served,
-    /// For something that is missing.
+    /// It waits for something that is missing, such as its cache device.
     Waiting(String),
     /// It was refused.
-    Failed(String),
+    Failed(SharedFailure),
     /// Its volume was stopped.
     Stopped,
-    /// It went away while its thread had it; what becomes of its volume.
+    /// It was unplugged while a thread served it; the text is the consequence for its volume.
     Unplugged(String),
-    /// It is there again, and waits until its volume is not in use.
+    /// It is plugged in again, and waits until its volume is not in use.
     Replugged(String),
 }
 
 impl DeviceState {
-    /// A thread may have it, or one of that name.
+    /// Whether a thread may have the device, or had it before it was unplugged.
     pub(crate) fn has_thread(&self) -> bool {
         matches!(self, DeviceState::Served | DeviceState::Unplugged(_) | DeviceState::Replugged(_))
     }
@@ -40,12 +41,12 @@ impl DeviceState {
 /// A registered device.
 #[derive(Clone, Debug)]
 pub(crate) struct Device {
-    /// Nothing, if it could not be probed.
+    /// The result of the probe; `None` if the device could not be probed.
     pub(crate) probe: Option<Probe>,
     pub(crate) state: DeviceState,
 }
 
-/// See the module head.
+/// The table of registered devices, by path.
 pub(crate) struct DeviceTable {
     hub: Arc<Hub>,
     devices: Mutex<BTreeMap<PathBuf, Device>>,
@@ -60,7 +61,7 @@ impl DeviceTable {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Every device, as of now.
+    /// A copy of the table.
     pub(crate) fn all(&self) -> BTreeMap<PathBuf, Device> {
         self.lock().clone()
     }
@@ -78,12 +79,12 @@ impl DeviceTable {
         self.lock().get(path).cloned()
     }
 
-    /// The paths of the devices that are wanted.
+    /// The paths of the devices for which `wanted` is true.
     pub(crate) fn paths(&self, wanted: impl Fn(&Device) -> bool) -> Vec<PathBuf> {
         self.lock().iter().filter(|(_, d)| wanted(d)).map(|(path, _)| path.clone()).collect()
     }
 
-    /// Whether a thread has the device at this path.
+    /// Whether a thread serves the device at this path.
     pub(crate) fn is_served(&self, path: &Path) -> bool {
         self.lock().get(path).is_some_and(|d| d.state == DeviceState::Served)
     }
@@ -93,13 +94,14 @@ impl DeviceTable {
     }
 
     /// Marks a device as failed and logs why.
-    pub(crate) fn fail(&self, probe: &Probe, failure: &Failure) {
-        self.set(probe, DeviceState::Failed(failure.message().unwrap_or_default().to_owned()));
+    pub(crate) fn fail(&self, probe: &Probe, failure: Failure) {
+        self.set(probe, DeviceState::Failed(failure.into()));
     }
 
     /// Marks a device as failed without a message; a device that could not be probed has no probe.
-    pub(crate) fn set_failed(&self, path: PathBuf, probe: Option<Probe>, why: String) {
-        self.lock().insert(path, Device { probe, state: DeviceState::Failed(why) });
+    pub(crate) fn set_failed(&self, path: PathBuf, probe: Option<Probe>, why: Failure) {
+        let state = DeviceState::Failed(why.into());
+        self.lock().insert(path, Device { probe, state });
     }
 
     /// Changes the state of a registered device without a message.
@@ -109,7 +111,7 @@ impl DeviceTable {
         }
     }
 
-    /// The volume of the device with this UUID has been stopped.
+    /// Marks the device with this UUID as stopped, because its volume has been stopped.
     pub(crate) fn stopped(&self, uuid: Option<&String>) {
         for device in self.lock().values_mut() {
             let is_it = device.probe.as_ref().is_some_and(|p| Some(&p.uuid) == uuid);
@@ -121,11 +123,14 @@ impl DeviceTable {
 
     /// Sets the state of a device and logs why it waits or fails.
     pub(crate) fn set(&self, probe: &Probe, state: DeviceState) {
-        if let DeviceState::Waiting(why)
-        | DeviceState::Failed(why)
-        | DeviceState::Unplugged(why)
-        | DeviceState::Replugged(why) = &state
-        {
+        let why = match &state {
+            DeviceState::Failed(why) => Some(why.text()),
+            DeviceState::Waiting(why) | DeviceState::Unplugged(why) | DeviceState::Replugged(why) => {
+                Some(why.clone())
+            }
+            DeviceState::Served | DeviceState::Stopped => None,
+        };
+        if let Some(why) = why {
             let bad = matches!(state, DeviceState::Failed(_) | DeviceState::Unplugged(_));
             let level = if bad { "error" } else { "warning" };
             let text = format!("{}: {why}", probe.path.display());
@@ -164,12 +169,12 @@ impl DeviceTable {
         self.lock().values().any(|d| matches!(d.state, DeviceState::Unplugged(_)))
     }
 
-    /// Whether this is a device that had gone.
+    /// Whether this is a device that was unplugged.
     pub(crate) fn was_unplugged(&self, probe: &Probe) -> bool {
         self.unplugged_as(probe).is_some()
     }
 
-    /// Its path before it was unplugged.
+    /// The path that the device had before it was unplugged.
     pub(crate) fn unplugged_as(&self, probe: &Probe) -> Option<PathBuf> {
         let devices = self.lock();
         let same = devices.iter().find(|(_, d)| {
@@ -179,7 +184,7 @@ impl DeviceTable {
         same.map(|(path, _)| path.clone())
     }
 
-    /// Ends the warnings about a device that could not be found: it is here now.
+    /// Removes the entries of a device that could not be found, because it is here now.
     pub(crate) fn forget_missing(&self, known: &BTreeMap<PathBuf, Known>, probe: &Probe) {
         let is_it = |path: &PathBuf| {
             known.get(path).is_some_and(|k| k.uuid == probe.uuid)
@@ -188,7 +193,7 @@ impl DeviceTable {
         self.lock().retain(|path, d| d.probe.is_some() || *path == probe.path || !is_it(path));
     }
 
-    /// A device has one place: where its UUID was before, and is not served, there is nothing any more.
+    /// Removes the entries of this device at other paths, unless a thread serves them.
     pub(crate) fn forget_other_places(&self, probe: &Probe) {
         self.lock().retain(|path, d| {
             let same = d.probe.as_ref().is_some_and(|s| s.key() == probe.key());

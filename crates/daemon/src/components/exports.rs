@@ -1,6 +1,6 @@
-//! The exports of all volumes: those that the configuration names, and their results.
+//! Reports on the exports of all volumes: failed exports, conflicts, and sections of the configuration without effect.
 //!
-//! Owns no decision: `places` decides which volume owns an address, and `config` to which volume a section applies.
+//! Owns no decision: `places` decides which volume owns an address, and `config` decides to which volume a section applies.
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ use crate::probe::Role;
 use crate::shared::Shared;
 use crate::worker::Phase;
 
-/// A volume that is served and cannot be reached as it should.
+/// A served volume without all its configured exports.
 #[derive(Serialize)]
 pub(crate) struct NotExported {
     volume: String,
     why: String,
 }
 
-/// See the module head.
+/// The exports of all volumes.
 pub(crate) struct Exports {
     shared: Arc<Shared>,
     inventory: Inventory,
@@ -36,7 +36,7 @@ impl Exports {
         Exports { shared, inventory, views }
     }
 
-    /// Which volumes of these devices are not exported as they should be, and why.
+    /// The volumes of these devices without all their configured exports, and why.
     pub(crate) async fn not_exported(&self, devices: &[DeviceView]) -> Vec<NotExported> {
         let mut found = Vec::new();
         for set in self.views.sets().await {
@@ -52,7 +52,7 @@ impl Exports {
         found
     }
 
-    /// Volumes that are served, by what names their sections of the configuration.
+    /// The served volumes, by the keys of their sections in the configuration.
     async fn volumes(&self) -> Vec<Known> {
         let mut all = Vec::new();
         for worker in self.inventory.workers.all().into_iter().filter(|w| w.phase() == Phase::Serving) {
@@ -63,12 +63,12 @@ impl Exports {
         all
     }
 
-    /// Why a configuration cannot be used for the volumes that are served.
+    /// Why a configuration cannot be used for the served volumes; `None` if it can.
     pub(crate) async fn conflicts(&self, next: &Config) -> Option<String> {
         places::conflicts(next, &self.volumes().await)
     }
 
-    /// Sections of a configuration that apply to nothing that is registered.
+    /// Sections of a configuration that apply to no registered set or volume.
     pub(crate) async fn unmatched(&self, config: &Config) -> Vec<String> {
         if !config.has_sections() {
             return Vec::new();

@@ -1,8 +1,8 @@
-//! Hotplug: devices that are plugged in while the daemon runs, and which of them are registered.
+//! Hotplug: which of the devices that are plugged in while the daemon runs are registered.
 //!
-//! Owns that decision: a device that was served and was unplugged; and if the configuration permits it, any device with a
-//! superblock that no other program uses and no operator has unregistered. It is then registered as by command. Must not know
-//! how changes are detected.
+//! Owns that decision. A device is registered if it was served and then unplugged. If the configuration permits it, any
+//! device with a superblock is registered that no other program uses and no operator has unregistered. Such a device is
+//! registered as by command. Must not know how changes are detected.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use crate::names::Named;
 use crate::probe::{Probe, block_devices, probe_all};
 use crate::uevents::{Monitor, Uevents, is_taken};
 
-/// The block devices of this host that may be ours and that no other program has.
+/// The block devices of this host that may have a superblock of bcache and that no other program uses.
 pub(crate) fn free_devices() -> Vec<PathBuf> {
     let mut found = block_devices();
     found.retain(|path| !is_taken(path));
     found
 }
 
-/// Registers what appears. See the module head.
+/// Registers devices that are plugged in.
 pub(crate) struct Hotplug {
     hub: Arc<Hub>,
     inventory: Inventory,
@@ -45,8 +45,9 @@ impl Hotplug {
         Hotplug { hub, inventory, admission, registration }
     }
 
-    /// Reports unplugged devices and registers plugged ones until the monitor fails. `all`: also devices that were not served
-    /// before.
+    /// Reports unplugged devices and registers plugged ones until the monitor fails.
+    ///
+    /// With `all` it also registers devices that were not served before.
     pub(crate) async fn watch(&self, mut monitor: Monitor, all: bool) {
         loop {
             let devices = match monitor.uevents().await {
@@ -77,8 +78,10 @@ impl Hotplug {
         }
     }
 
-    /// Registers those of these devices that have a superblock and are not registered; `true`: the device was just plugged in.
-    /// Without `all` only devices that were served and unplugged. An error of one device is logged and does not affect others.
+    /// Registers the devices among these that have a superblock and are not registered.
+    ///
+    /// The flag of a device is true if it was just plugged in. Without `all` only devices that were served and unplugged
+    /// are registered. The error of one device is logged and does not affect others.
     pub(crate) async fn hotplugged(&self, devices: Vec<(PathBuf, bool)>, all: bool) {
         let (paths, came): (Vec<_>, Vec<_>) = devices.into_iter().unzip();
         for ((_, probed), came) in probe_all(paths).await.into_iter().zip(came) {
@@ -115,8 +118,10 @@ impl Hotplug {
         };
     }
 
-    /// Whether a device that appears is one to register: no thread has it, and it was not let go on purpose. `came`: it
-    /// was not there before, so that it may be tried again.
+    /// Whether a device that an uevent names is to be registered.
+    ///
+    /// It is not if a thread has it, if it waits or is stopped, or if it was refused or unregistered by the operator.
+    /// `came`: the device was just plugged in, so it is tried again even after a refusal.
     fn is_new(&self, probe: &Probe, came: bool) -> bool {
         let is_it = |path: &PathBuf, d: &Device| {
             *path == probe.path || d.probe.as_ref().is_some_and(|s| s.uuid == probe.uuid)
@@ -136,8 +141,7 @@ impl Hotplug {
         came || (same.iter().all(|d| d.probe.is_none()) && !self.admission.is_released(&probe.uuid))
     }
 
-    /// Whether it is the unplugged device: it has the same serial number, or the same path. Without either it is accepted only if
-    /// the configuration permits scans.
+    /// Whether this is the unplugged device: it has the stored identity or the path from before, or no identity is stored.
     fn is_expected(&self, probe: &Probe) -> bool {
         self.admission.is_surely(probe)
             || self.admission.is_unknown(probe)
@@ -207,7 +211,7 @@ mod tests {
         registry.hotplug.hotplugged(vec![(two.clone(), true)], true).await;
         assert_eq!(served(&registry), 2, "it was taken out and put in again");
 
-        // A copy is ignored as long as the original is there.
+        // The daemon ignores a copy while the original is there.
         let copy = dir.path().join("copy");
         std::fs::copy(&one, &copy).unwrap();
         let errors = || registry.shared.hub.last(9, |e| e.kind == "device" && e.level == "error").len();

@@ -1,6 +1,7 @@
 //! Lookup: resolves names to devices, sets and volumes of the kind that a command needs.
 //!
-//! Owns the list of everything with a name; module `names` decides which of these a name stands for.
+//! Owns the list of everything with a name; module `names` decides which of these a name denotes. Must not know the
+//! command.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,17 +14,17 @@ use crate::probe::Role;
 use crate::shared::Shared;
 use crate::worker::Worker;
 
-/// A volume that was named.
+/// A served volume that a name resolved to.
 pub(crate) struct Found {
     /// The thread that serves it.
     pub(crate) worker: Arc<Worker>,
-    /// Its name there.
+    /// The name of the volume on its thread.
     pub(crate) name: String,
-    /// The device, set or volume of a name.
+    /// The description of the device, set or volume, for messages.
     pub(crate) named: Named,
 }
 
-/// Resolves names. See the module head.
+/// Resolves names against the registered devices and served volumes.
 pub(crate) struct Lookup {
     shared: Arc<Shared>,
     inventory: Inventory,
@@ -36,7 +37,7 @@ impl Lookup {
         Lookup { shared, inventory, views }
     }
 
-    /// Everything that can be named.
+    /// Lists everything that has a name.
     async fn all_named(&self) -> Vec<Named> {
         let sets = self.views.sets().await;
         let devices = self.inventory.devices.all();
@@ -52,7 +53,7 @@ impl Lookup {
             let (name, label) = (Some(volume.name.clone()), volume.label.clone());
             let served_by = Some(id.clone());
             match all.iter_mut().find(is_it) {
-                // The probe at its registration may be out of date.
+                // The label and name in the probe of the registration may be out of date.
                 Some(named) => (named.name, named.label, named.served_by) = (name, label, served_by),
                 None => {
                     let uuid = volume.backing_uuid.clone();
@@ -107,14 +108,14 @@ impl Lookup {
         }
     }
 
-    /// The UUID of a set that is named by that, or by its cache device.
+    /// The UUID of the set that `name` denotes, by its UUID or its cache device.
     pub(crate) async fn set_of(&self, name: &str) -> Result<String, Unresolved> {
         let none = |what: String| {
             Unresolved::unknown(format!("{what}: is neither a set nor a registered cache device"))
         };
         match self.named(name).await {
             Ok(Named { set: Some(set), .. }) => Ok(set),
-            // A backing device that is served alone has a thread of its own, which is shown as a set.
+            // A backing device without a set has a thread of its own, which clients see as a set.
             Ok(Named { uuid: Some(uuid), served_by: Some(id), .. }) if uuid == id => Ok(id),
             Ok(named) => Err(none(named.to_string())),
             Err(Unresolved::NotRegistered(path)) => Err(none(path.display().to_string())),
@@ -129,7 +130,7 @@ impl Lookup {
         found.ok_or_else(|| Unresolved::unknown(format!("set {id} is not served")))
     }
 
-    /// A volume: the thread that serves it, and its name.
+    /// The served volume with this name, with its thread.
     pub(crate) async fn find(&self, volume: &str) -> Result<Found, Unresolved> {
         let named = match self.named(volume).await {
             Err(Unresolved::NotRegistered(path)) => {

@@ -1,8 +1,8 @@
 //! Placement: assigns devices to threads.
 //!
 //! Owns the rule how a device is served: a set if its cache device is there; a backing device with its set, or alone if it
-//! belongs to no set. A backing device whose cache device is missing waits, with a message: it is never served without it.
-//! A caller has claimed what it places. Must not know the client.
+//! belongs to no set. A backing device whose cache device is missing waits, with a message: it is never served without its
+//! cache device. Changes of what is served happen one at a time, under the lock of this module. Must not know the client.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use crate::worker::{Phase, Worker};
 /// Interval between checks of a set that is still starting.
 const LATE_LOOKS_EVERY: Duration = Duration::from_millis(200);
 
-/// See the module head.
+/// Assigns devices to threads, one change at a time.
 pub(crate) struct Placement {
     inventory: Inventory,
     admission: Arc<Admission>,
@@ -64,7 +64,7 @@ impl Placement {
         results
     }
 
-    /// Gives a device to the thread that serves it, or has it wait for its cache device.
+    /// Serves a device on its thread, or marks it as waiting for its cache device.
     ///
     /// # Errors
     /// If the device is refused, or cannot be served.
@@ -107,7 +107,7 @@ impl Placement {
         Ok(())
     }
 
-    /// Adds a backing device to the set of a thread, if it may be attached there.
+    /// Adds a backing device to the set of a thread, or marks it as waiting for the operator.
     async fn add(&self, worker: &Worker, probe: &Probe) -> Result<(), Failure> {
         if !self.admission.may_be_attached(probe) {
             self.admission.wait_for_operator(probe, &worker.plan.id);
@@ -119,8 +119,9 @@ impl Placement {
         Ok(())
     }
 
-    /// Whether a thread has this device and still comes up, longer than its client could wait. What waits for that set is added
-    /// when it is up.
+    /// Whether the thread of this device is still starting after its client got an answer.
+    ///
+    /// In that case a task adds the devices that wait for the set as soon as the set is up.
     pub(crate) fn comes_up_late(self: &Arc<Self>, probe: &Probe) -> bool {
         let of_cache = match &probe.role {
             Role::Cache { set } => set,
@@ -147,7 +148,9 @@ impl Placement {
         true
     }
 
-    /// Serves the devices that waited for a cache device. The device at a stored path may be another one by now.
+    /// Serves the devices that waited for a cache device.
+    ///
+    /// The devices are probed again, because another device may be at a stored path by now.
     async fn add_waiting(self: &Arc<Self>, set: &str) {
         let waiting: BTreeMap<PathBuf, Probe> = {
             let waits = |d: &Device| matches!(d.state, DeviceState::Waiting(_));
@@ -178,12 +181,14 @@ impl Placement {
                     self.inventory.devices.set(was, DeviceState::Served);
                     self.admission.record(was).await;
                 }
-                Err(e) => self.inventory.devices.fail(was, &e),
+                Err(e) => self.inventory.devices.fail(was, e),
             }
         }
     }
 
-    /// Handles the unregistration of a cache device: its backing devices wait for it, or are served alone if they are detached.
+    /// Handles the unregistration of a cache device.
+    ///
+    /// Its backing devices wait for it, or are served alone if they are detached.
     pub(crate) async fn replace_without_cache(self: &Arc<Self>, set: &str) {
         let served = self.inventory.devices.paths(|d| {
             d.state == DeviceState::Served
@@ -192,21 +197,23 @@ impl Placement {
                     .is_some_and(|p| matches!(&p.role, Role::Backing { set: Some(s), .. } if s == set))
         });
         for (path, probed) in probe_all(served).await {
-            let result = match &probed {
-                Ok(probe) => self.place_one(probe).await,
-                Err(e) => failed(e.message().unwrap_or_default()),
+            let (probe, result) = match probed {
+                Ok(probe) => {
+                    let placed = self.place_one(&probe).await;
+                    (Some(probe), placed)
+                }
+                Err(e) => (None, Err(e)),
             };
             if let Err(e) = result {
-                let why = e.message().unwrap_or_default().to_owned();
-                self.inventory.devices.set_failed(path, probed.ok(), why);
+                self.inventory.devices.set_failed(path, probe, e);
             }
         }
     }
 
-    /// Notes that a device could not be placed, if it could not.
+    /// Marks a device as failed if its placement failed.
     pub(crate) fn settle(&self, probe: &Probe, result: Result<(), Failure>) {
         if let Err(e) = result {
-            self.inventory.devices.fail(probe, &e);
+            self.inventory.devices.fail(probe, e);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The commands register, unregister, attach and stop.
 //!
-//! Owns the order of the steps of each command. A command claims the devices and sets that it changes: no other command changes
-//! them meanwhile. Must not know the client.
+//! Owns the order of the steps of each command. A command holds the lock of placement, so nothing else changes the served
+//! devices meanwhile. Must not know the client.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,16 +20,17 @@ use crate::asked::Asked;
 use crate::names::Named;
 use crate::probe::{Attachment, Probe, Role, probe_all, probe_device};
 use crate::state::Known;
+use crate::why::SharedFailure;
 
 /// The result of a registration.
 pub(crate) struct Registered {
-    /// The devices, without links.
+    /// The paths of the devices, without links.
     pub(crate) paths: Vec<PathBuf>,
-    /// The accepted differences to the stored identity.
+    /// The accepted differences from the stored identities, as text.
     pub(crate) accepted: Vec<String>,
 }
 
-/// See the module head.
+/// Carries out the operator's commands about devices.
 pub(crate) struct Registration {
     inventory: Inventory,
     lookup: Arc<Lookup>,
@@ -77,7 +78,7 @@ impl Registration {
         for probe in back {
             self.replug.replugged(probe).await?;
         }
-        // One that a scan or the configuration brought is served already, and only to be remembered.
+        // A device that a scan or the configuration registered is served already, and only has to be stored.
         let is_served = |p: &Probe| {
             self.inventory.devices.is_served(&p.path) && self.inventory.workers.of_device(p).is_some()
         };
@@ -89,12 +90,13 @@ impl Registration {
         for (probe, result) in placed {
             let result = match result {
                 Err(e) if !self.placement.comes_up_late(&probe) => {
+                    let why = SharedFailure::from(e);
                     if before.contains(&probe.path) {
-                        self.inventory.devices.fail(&probe, &e);
+                        self.inventory.devices.set(&probe, DeviceState::Failed(why.clone()));
                     } else {
                         self.inventory.devices.remove(&probe.path);
                     }
-                    Err(e)
+                    Err(Failure::of(why))
                 }
                 result => {
                     self.inventory.devices.forget_missing(&known, &probe);
@@ -220,10 +222,10 @@ impl Registration {
         let added = worker.add(probe.path.clone()).await;
         let probed = probe_device(&path).await;
         if let Err(e) = added {
-            // The volume is served as before.
+            // The volume is served again without the cache.
             let now = probed.unwrap_or(probe);
             if was_served && let Err(why) = self.placement.place_one(&now).await {
-                self.inventory.devices.fail(&now, &why);
+                self.inventory.devices.fail(&now, why);
             }
             return Err(e);
         }

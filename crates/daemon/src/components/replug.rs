@@ -1,9 +1,10 @@
 //! Replug: devices that were unplugged while they were served, and are plugged in again.
 //!
-//! Owns the change from the unplugged device to the new one. While the backing device of a volume is unplugged, requests that
-//! the cache can answer succeed and the others fail. When the device is plugged in again, under any name, its volume is started
-//! again as soon as it is not in use: requests of its users have failed, and they have to see that. After a cache device, or a
-//! device that may have lost acknowledged writes, the whole set is started again.
+//! Owns the change from the unplugged device to the new one. While the backing device of a volume is unplugged, requests
+//! that the cache can answer succeed, and all other requests fail. When the device is plugged in again, under any name, its
+//! volume is started again as soon as it is not in use: requests of its users have failed, and the users have to notice
+//! that. After a replug of a cache device, or of a device that may have lost acknowledged writes, the whole set is started
+//! again.
 //!
 //! Must not know how changes are detected.
 
@@ -22,7 +23,7 @@ use crate::probe::{Probe, Role, probe_all};
 /// Time between two checks whether a volume is still in use.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
 
-/// See the module head.
+/// Serves devices that are plugged in again.
 pub(crate) struct Replug {
     inventory: Inventory,
     admission: Arc<Admission>,
@@ -40,8 +41,9 @@ impl Replug {
         Replug { inventory, admission, placement }
     }
 
-    /// Serves a device that was unplugged and is there again, as soon as its volume is not in use. The caller has claimed
-    /// its set.
+    /// Serves a device that was unplugged and is plugged in again, as soon as its volume is not in use.
+    ///
+    /// The caller holds the lock of placement.
     pub(crate) async fn replugged(self: &Arc<Self>, probe: Probe) -> Result<(), Failure> {
         let Some(before) = self.inventory.devices.unplugged_as(&probe) else { return Ok(()) };
         self.inventory.devices.remove(&before);
@@ -78,12 +80,12 @@ impl Replug {
                 return;
             }
             let Some(why) = self.renew(&probe).await else { return };
-            // The users may be others by now. The status shows them, but the log has them once only.
+            // The users can change. The status shows the present users; the log has only the first ones.
             self.inventory.devices.change(&probe.path, |state| *state = waits_for_users(&why));
         }
     }
 
-    /// Serves a device again that is plugged in again. Returns why that has to wait, if it has.
+    /// Serves a device that is plugged in again. Returns why that has to wait, if it has to.
     async fn renew(self: &Arc<Self>, probe: &Probe) -> Option<String> {
         let in_words = |e: Failure| e.message().unwrap_or_default().to_owned();
         let Some(worker) = self.inventory.workers.of_device(probe) else {
@@ -113,14 +115,15 @@ impl Replug {
         if let Some(why) = in_the_way(users(None).await) {
             return Some(why);
         }
-        // Its volatile cache may be lost, as by a power cut: only a start of the set recovers from that.
+        // The device may have lost its volatile cache, as after a power loss. Only a start of the set recovers from that.
         if let Some(e) = refused {
             message::warn(format!("{}: its set is started again: {}", probe.path.display(), in_words(e)));
         }
         self.begin_anew(&worker.plan.id, probe).await.err().map(in_words)
     }
 
-    /// Stops a thread, also if the stop fails, and serves its devices again together with this one.
+    /// Stops a thread, and serves its devices again together with the replugged device. The error of the stop is dropped if
+    /// the thread has ended.
     async fn begin_anew(self: &Arc<Self>, id: &str, back: &Probe) -> Result<(), Failure> {
         let stopped = self.inventory.workers.stop(id).await;
         if self.inventory.workers.serving(id).is_some() {
@@ -144,8 +147,7 @@ impl Replug {
             match probed {
                 Ok(probed) => probe.push(probed),
                 Err(e) => {
-                    let why = e.message().unwrap_or_default().to_owned();
-                    self.inventory.devices.change(&path, |state| *state = DeviceState::Failed(why));
+                    self.inventory.devices.change(&path, |state| *state = DeviceState::Failed(e.into()));
                 }
             }
         }

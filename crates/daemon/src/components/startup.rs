@@ -1,18 +1,19 @@
-//! The start: registers the devices of the configuration, the stored devices, and those that a scan finds.
+//! The start: registers the configured devices, the stored devices, and the devices that a scan finds.
 //!
-//! Owns the search for a device that is not at its stored path. The kernel assigns names such as `/dev/sdb` at each boot, so
-//! the daemon searches all block devices for the UUID of a stored device. A device with this UUID is accepted if its serial
-//! number (or its inode) is the stored one. If the system reports no such identity, the device could be a copy: it is accepted
-//! at a path that the operator has named, and elsewhere only if the configuration permits scans. Another device at the stored
-//! path, or a copy, is refused.
+//! Owns the search for a device that is not at its stored path. The kernel assigns names such as `/dev/sdb` at each boot,
+//! so the daemon searches all block devices for the UUID of a stored device. A device with this UUID is accepted if its
+//! serial number (or its inode) is the stored one. If the system reports no such identity, the device could be a copy. It
+//! is then accepted at a path that the operator has named, and elsewhere only if the configuration permits scans. Another
+//! device at the stored path is refused, and so is a copy. Must not know the client.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serve::Failure;
+
 use super::admission::Admission;
 use super::changes::Scope;
-use super::devices::DeviceState;
 use super::inventory::Inventory;
 use super::placement::Placement;
 use crate::hub::Kind;
@@ -23,17 +24,17 @@ use crate::state::Known;
 /// The results of probes at the known paths.
 #[derive(Default)]
 struct Found {
-    /// To be served.
+    /// Devices that may be served.
     right: Vec<Probe>,
-    /// Another device than the one that was there.
+    /// Devices at a stored path that have another UUID than the stored one.
     displaced: Vec<(PathBuf, Probe)>,
     /// The UUID is right, and the device is another one, or older; why.
-    copies: Vec<(Probe, String)>,
+    copies: Vec<(Probe, Failure)>,
     /// Asked for, and not to be had; why.
-    missing: Vec<(PathBuf, String)>,
+    missing: Vec<(PathBuf, Failure)>,
 }
 
-/// Registers devices at the start. See the module head.
+/// Registers devices at the start of the daemon.
 pub(crate) struct Startup {
     shared: Arc<Shared>,
     inventory: Inventory,
@@ -51,9 +52,10 @@ impl Startup {
         Startup { shared, inventory, admission, placement }
     }
 
-    /// Registers devices at the start: those of the configuration, of the state directory, and what a scan has found. What
-    /// cannot be had is said and waits until it is registered again. `elsewhere`: where else remembered devices may be;
-    /// only asked if one is not where it was.
+    /// Registers the configured devices, the stored devices, and the devices that a scan has found.
+    ///
+    /// A device that cannot be served is logged and marked as failed. `elsewhere` returns the block devices to search; it
+    /// is called only if a stored device is not at its path.
     pub(crate) async fn begin(
         &self,
         scanned: Vec<PathBuf>,
@@ -72,17 +74,18 @@ impl Startup {
                     "expected the device with UUID {expected}, found UUID {}: register it again",
                     probe.uuid
                 );
-                self.inventory.devices.set(&probe, DeviceState::Failed(why));
+                self.inventory.devices.fail(&probe, Failure::Failed(why));
             } else if configured.contains(&path) || scanned.contains(&path) {
                 found.right.push(probe);
             }
         }
         for (probe, why) in found.copies {
-            self.inventory.devices.set(&probe, DeviceState::Failed(why));
+            self.inventory.devices.fail(&probe, why);
         }
         for (path, why) in found.missing {
-            serve::message::message("error", &why);
-            self.shared.hub.publish(Kind::Device, None, "error", &why);
+            let text = why.to_string();
+            serve::message::message("error", &text);
+            self.shared.hub.publish(Kind::Device, None, "error", &text);
             self.inventory.devices.set_failed(path, None, why);
         }
         let mut unique: Vec<Probe> = Vec::new();
@@ -93,15 +96,13 @@ impl Startup {
         }
         let (unique, refused) = self.admission.sift(unique, &known);
         for (probe, why) in refused {
-            self.inventory.devices.set(&probe, DeviceState::Failed(why));
+            self.inventory.devices.fail(&probe, why);
         }
         for (probe, result) in self.placement.place(unique).await {
             if let Err(e) = result
                 && !self.placement.comes_up_late(&probe)
             {
-                self.inventory
-                    .devices
-                    .set(&probe, DeviceState::Failed(e.message().unwrap_or_default().to_owned()));
+                self.inventory.devices.fail(&probe, e);
             }
         }
     }
@@ -120,10 +121,10 @@ impl Startup {
             let probe = match probed {
                 Ok(probe) => probe,
                 Err(e) if n < asked_for => {
-                    found.missing.push((path, e.message().unwrap_or_default().to_owned()));
+                    found.missing.push((path, e));
                     continue;
                 }
-                // A scan probes all block devices; most of them have no superblock of bcache.
+                // A scan probes all block devices. Most of them have no superblock of bcache.
                 Err(_) => continue,
             };
             if configured.contains(&path) {
@@ -131,9 +132,9 @@ impl Startup {
             }
             if known.get(&path).is_some_and(|k| k.uuid != probe.uuid) {
                 found.displaced.push((path, probe));
-            } else if self.admission.difference(&probe).is_some() {
-                let why = self.admission.admit(&probe).err().and_then(|e| e.message().map(str::to_owned));
-                found.copies.push((probe, why.unwrap_or_default()));
+            } else if let Some(difference) = self.admission.difference(&probe) {
+                let why = self.admission.admit(&probe).err();
+                found.copies.push((probe, why.unwrap_or(Failure::Failed(difference))));
             } else {
                 found.right.push(probe);
             }
@@ -141,7 +142,7 @@ impl Startup {
         found
     }
 
-    /// Devices that are remembered and were found, but somewhere else; by UUID. They are remembered there from now on.
+    /// Finds stored devices at other paths and stores those paths. Returns the new paths by UUID.
     async fn find_moved(
         &self,
         known: &BTreeMap<PathBuf, Known>,
@@ -184,19 +185,19 @@ impl Startup {
         moved
     }
 
-    /// Which of these devices with the UUID of a remembered one is that; none, if there are none.
+    /// Chooses the stored device among devices with its UUID; `None` if there are no such devices.
     ///
     /// # Errors
-    /// If none of them may be taken for it, or several may; why.
+    /// If none of the devices is accepted as the stored one, or several could be; the text says why.
     fn choose<'s>(
         &self,
         places: &[&'s Probe],
         known: &BTreeMap<PathBuf, Known>,
-    ) -> Result<Option<&'s Probe>, String> {
+    ) -> Result<Option<&'s Probe>, Failure> {
         let fits = |s: &&&Probe| self.admission.difference(s).is_none();
         let sure: Vec<&Probe> =
             places.iter().filter(fits).filter(|s| self.admission.is_surely(s)).copied().collect();
-        // Without an identity, a device at a path that the operator has named is accepted.
+        // A device without an identity is accepted at a path that the operator has named.
         let configured = self.shared.config().devices.clone();
         let is_named = |s: &Probe| known.contains_key(&s.path) || configured.contains(&s.path);
         let may = |s: &Probe| self.admission.searches() || self.admission.is_unknown(s) || is_named(s);
@@ -206,17 +207,17 @@ impl Startup {
             ([], []) => Ok(None),
             ([one], _) => Ok(Some(one)),
             ([], [first, ..]) => Err(match self.admission.admit(first) {
-                Err(e) => e.message().unwrap_or_default().to_owned(),
-                Ok(()) => format!(
+                Err(e) => e,
+                Ok(()) => Failure::Failed(format!(
                     "{} has this UUID, but it may be a copy: register it if it is the right device",
                     first.path.display()
-                ),
+                )),
             }),
-            ([one, other, ..], _) => Err(format!(
+            ([one, other, ..], _) => Err(Failure::Failed(format!(
                 "is at {} and at {}; register the right device",
                 one.path.display(),
                 other.path.display()
-            )),
+            ))),
         }
     }
 }
@@ -261,7 +262,7 @@ mod tests {
         first.inventory.workers.stop_all().await.unwrap();
         drop(first);
 
-        // An error of a device that was named is logged.
+        // A failed probe of a stored or configured device is logged.
         let none = dir.path().join("none");
         let registry = registry(dir.path(), &format!("devices = {:?}", [&broken, &one, &none]));
         registry.startup.begin(vec![two.clone()], Vec::new).await;
@@ -284,7 +285,7 @@ mod tests {
             .unwrap();
         first.inventory.workers.stop_all().await.unwrap();
         drop(first);
-        // Two have changed places, one is somewhere else, and another one is where that was.
+        // Two devices have swapped their paths. The third is at another path, and a fourth is at the path of the third.
         let (aside, other) = (dir.path().join("aside"), dir.path().join("other"));
         std::fs::rename(&one, &aside).unwrap();
         std::fs::rename(&two, &one).unwrap();
@@ -299,7 +300,7 @@ mod tests {
         second.inventory.workers.stop_all().await.unwrap();
         drop(second);
 
-        // Of two with its UUID the one is taken that it is, not its copy.
+        // The original has moved again, and a copy is at another path: the daemon serves the original.
         let copy = dir.path().join("copy");
         std::fs::copy(&other, &copy).unwrap();
         std::fs::rename(&other, &three).unwrap();
@@ -308,7 +309,7 @@ mod tests {
         third.startup.begin(Vec::new(), move || places).await;
         assert_eq!((in_state(&third, "served").len(), in_state(&third, "failed").len()), (3, 0));
         assert!(in_state(&third, "served").contains(&three));
-        // All devices are at their stored paths, so there is no search.
+        // All devices are at their stored paths, so the daemon searches no others.
         third.inventory.workers.stop_all().await.unwrap();
         drop(third);
         std::fs::remove_dir_all(dir.path().join("state")).unwrap();
@@ -357,7 +358,8 @@ mod tests {
             );
             second.inventory.workers.stop_all().await.unwrap();
             drop(second);
-            // The device is back: there is no message. After acceptance by the operator the copy replaces it.
+            // The device is back at its path, so there is no message. The copy replaces it after the operator has accepted
+            // the copy.
             let (third, found) = (registry(dir.path(), config), aside.clone());
             third.startup.begin(Vec::new(), move || vec![found]).await;
             assert_eq!(in_state(&third, "served"), std::slice::from_ref(&aside));
@@ -394,7 +396,7 @@ mod tests {
         }
     }
 
-    /// The contents of a cache device are put back as they were before it was last served.
+    /// A cache device gets back the contents that it had before it was last served.
     #[tokio::test]
     async fn an_older_state_of_a_device_is_refused_until_it_is_accepted() {
         let dir = tempfile::tempdir().unwrap();
@@ -427,7 +429,7 @@ mod tests {
         third.inventory.workers.stop_all().await.unwrap();
     }
 
-    /// Nothing of the hardware is known, as of a disk without a serial number.
+    /// Stores an empty identity, as of a disk without a serial number.
     fn without_identity(registry: &Registry, uuid: &str) {
         let mark = Mark { identity: Identity::default(), sequence: 0 };
         registry.shared.state().set_mark(uuid, mark).unwrap();
@@ -447,7 +449,7 @@ mod tests {
         first.inventory.workers.stop_all().await.unwrap();
         sets.iter().for_each(|set| without_identity(&first, set));
         drop(first);
-        // They change places: both places were named.
+        // The devices swap their paths. The operator has named both paths.
         let aside = dir.path().join("aside");
         std::fs::rename(&one, &aside).unwrap();
         std::fs::rename(&two, &one).unwrap();
@@ -458,7 +460,7 @@ mod tests {
         second.inventory.workers.stop_all().await.unwrap();
         sets.iter().for_each(|set| without_identity(&second, set));
         drop(second);
-        // One is somewhere else.
+        // One device is at another path.
         std::fs::rename(&one, &aside).unwrap();
         for (config, wanted) in [("", vec![two.clone()]), ("scan_on_events = true", vec![aside.clone(), two])]
         {

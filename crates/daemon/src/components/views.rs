@@ -1,4 +1,6 @@
 //! Views of devices and threads for answers of the API.
+//!
+//! Owns what clients see of a device and of a thread. Must not change either.
 
 use std::path::PathBuf;
 
@@ -29,18 +31,18 @@ pub(crate) struct DeviceView {
 pub(crate) struct SetView {
     /// UUID of the set, or of the backing device that is served alone.
     pub(crate) id: String,
-    /// There is a cache device.
+    /// Whether the set has a cache device.
     pub(crate) has_cache: bool,
     /// `starting`, `serving`, `stopping`, `stopped` or `failed`.
     pub(crate) state: &'static str,
-    /// Why it failed, or why there are no figures.
+    /// Why the thread failed, or why there are no figures.
     pub(crate) why: Option<String>,
-    /// Figures, while it is served.
+    /// Figures; empty unless the thread serves.
     #[serde(flatten)]
     pub(crate) figures: Snapshot,
 }
 
-/// Shows what the tables hold. See the module head.
+/// Makes the views of devices and threads.
 #[derive(Clone)]
 pub(crate) struct Views {
     inventory: Inventory,
@@ -51,7 +53,7 @@ impl Views {
         Views { inventory }
     }
 
-    /// Every thread with its figures, asked at the same time.
+    /// Every thread with its figures. The threads are asked concurrently.
     pub(crate) async fn sets(&self) -> Vec<SetView> {
         let asked: Vec<_> = self
             .inventory
@@ -74,7 +76,7 @@ impl Views {
                             Err(_) if worker.phase().is_over() => view.state = worker.phase().name(),
                             Err(e) => view.why = e.message().map(str::to_owned),
                         },
-                        Phase::Failed(why) => view.why = Some(why),
+                        Phase::Failed(why) => view.why = Some(why.text()),
                         _ => {}
                     }
                     view
@@ -88,7 +90,7 @@ impl Views {
         views
     }
 
-    /// Every registered device.
+    /// Every registered device, with its state.
     pub(crate) fn devices(&self) -> Vec<DeviceView> {
         let phase_of = |probe: &Option<Probe>| {
             let probe = probe.as_ref()?;
@@ -106,7 +108,8 @@ impl Views {
             .filter_map(|(path, device)| match (&device.state, device.probe.as_ref().map(|s| &s.role)) {
                 (DeviceState::Failed(why), Some(Role::Cache { set })) => {
                     let path = path.display().to_string();
-                    let why = why.strip_prefix(&format!("{path}: ")).unwrap_or(why);
+                    let why = why.text();
+                    let why = why.strip_prefix(&format!("{path}: ")).unwrap_or(&why);
                     Some((set.clone(), format!("; its cache device {path} has failed: {why}")))
                 }
                 _ => None,
@@ -121,13 +124,14 @@ impl Views {
         let views = devices.into_iter().map(|(path, device)| {
             let (state, why) = match device.state {
                 DeviceState::Served => match phase_of(&device.probe) {
-                    Some(Phase::Failed(why)) => ("failed", Some(why)),
+                    Some(Phase::Failed(why)) => ("failed", Some(why.text())),
                     Some(Phase::Stopped) | None => ("stopped", None),
                     Some(_) => ("served", None),
                 },
                 DeviceState::Waiting(why) => ("waiting", Some(why + of_cache(&device.probe))),
                 DeviceState::Replugged(why) => ("waiting", Some(why)),
-                DeviceState::Failed(why) | DeviceState::Unplugged(why) => ("failed", Some(why)),
+                DeviceState::Failed(why) => ("failed", Some(why.text())),
+                DeviceState::Unplugged(why) => ("failed", Some(why)),
                 DeviceState::Stopped => ("stopped", None),
             };
             let (uuid, role) = device.probe.map(|s| (s.uuid, s.role)).unzip();

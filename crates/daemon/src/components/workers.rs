@@ -1,7 +1,7 @@
 //! The threads of sets, by the id of the set.
 //!
-//! Owns the list of threads, their start and their end, and the rule that nothing is started once the daemon stops. Must not
-//! know which devices are registered; nothing here waits for a thread without a deadline.
+//! Owns the list of threads, their start and their end, and the rule that no thread starts once the daemon stops. Every
+//! wait for a thread has a deadline. Must not know which devices are registered.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,11 +19,11 @@ use crate::worker::{self, ANSWER_WITHIN, Phase, Worker, within};
 /// Time after which a client that waits for the start of a set gets the answer that the set is still starting.
 const UP_WITHIN: Duration = Duration::from_secs(90);
 
-/// See the module head.
+/// The threads of all sets.
 pub(crate) struct Workers {
     shared: Arc<Shared>,
     running: Mutex<BTreeMap<String, Arc<Worker>>>,
-    /// Nothing new is begun.
+    /// The daemon stops, so no thread starts any more.
     stopping: AtomicBool,
 }
 
@@ -40,22 +40,22 @@ impl Workers {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Every thread that has not ended in good order, by its id.
+    /// Every thread in the list, also if it has failed.
     pub(crate) fn all(&self) -> Vec<Arc<Worker>> {
         self.lock().values().cloned().collect()
     }
 
-    /// The thread of this set, though it may have ended.
+    /// The thread of this set, also if it has ended.
     pub(crate) fn get(&self, id: &str) -> Option<Arc<Worker>> {
         self.lock().get(id).cloned()
     }
 
-    /// The thread of this set, if it serves.
+    /// The thread of this set, unless it has ended.
     pub(crate) fn serving(&self, id: &str) -> Option<Arc<Worker>> {
         self.get(id).filter(|w| !w.phase().is_over())
     }
 
-    /// The thread that has this device.
+    /// The thread of the set that this device belongs to, or of the device if it is served alone.
     pub(crate) fn of_device(&self, probe: &Probe) -> Option<Arc<Worker>> {
         let in_set = match &probe.role {
             Role::Cache { set } => Some(set),
@@ -65,7 +65,7 @@ impl Workers {
         alone().or_else(|| in_set.and_then(|set| self.serving(set)))
     }
 
-    /// The volume of the backing device with this UUID, by what the threads say.
+    /// The thread and the name of the volume of this backing device, as the threads report them.
     pub(crate) async fn volume_of(&self, uuid: &str) -> Option<(Arc<Worker>, String)> {
         for worker in self.all() {
             if worker.phase() != Phase::Serving {
@@ -83,7 +83,7 @@ impl Workers {
     /// Starts a thread, and waits until its set is up.
     ///
     /// # Errors
-    /// If one of this id serves already, the daemon is stopping, or the set cannot be had.
+    /// If a thread with this id serves already, the daemon is stopping, or the set cannot start.
     pub(crate) async fn start(&self, plan: Plan) -> Result<(), Failure> {
         let id = plan.id.clone();
         if self.serving(&id).is_some() {
@@ -91,7 +91,8 @@ impl Workers {
         }
         let old = self.lock().remove(&id);
         if let Some(old) = old {
-            // Its phase says that it has ended, but its devices are free only after the end of the thread.
+            // The phase of the old thread says that it has ended, but its devices are free only after the end of the
+            // thread.
             let joined = tokio::task::spawn_blocking(move || old.join());
             let _ = tokio::time::timeout(ANSWER_WITHIN, joined).await;
         }
@@ -111,10 +112,7 @@ impl Workers {
         result
     }
 
-    /// Stops a thread and waits for its end; nothing if there is none.
-    ///
-    /// # Errors
-    /// If a volume is in use; everything is served on then.
+    /// Stops a thread and waits for its end; does nothing if no thread serves the set.
     pub(crate) async fn stop(&self, id: &str) -> Result<(), Failure> {
         let Some(worker) = self.serving(id) else { return Ok(()) };
         // One that is ending on its own has no answer; its end is awaited below.
@@ -131,7 +129,7 @@ impl Workers {
             ));
         }
         match worker.phase() {
-            Phase::Failed(why) => failed(why),
+            Phase::Failed(why) => Err(Failure::of(why)),
             _ => {
                 self.lock().remove(id);
                 Ok(())
@@ -139,7 +137,7 @@ impl Workers {
         }
     }
 
-    /// Stops the volume of a backing device; whether there was one.
+    /// Stops the volume of a backing device. Returns whether it was served.
     pub(crate) async fn stop_backing(&self, probe: &Probe) -> Result<bool, Failure> {
         let Some((worker, volume)) = self.volume_of(&probe.uuid).await else { return Ok(false) };
         if worker.plan.alone.is_some() {
@@ -150,7 +148,7 @@ impl Workers {
         Ok(true)
     }
 
-    /// Figures of the engines of all threads. A thread that does not answer is omitted, and logged.
+    /// Figures of the engines of all threads. A thread that does not answer is logged and left out.
     pub(crate) async fn engine_figures(&self) -> metrics::Figures {
         let mut all = metrics::Figures::default();
         for worker in self.all() {
@@ -173,7 +171,7 @@ impl Workers {
         all
     }
 
-    /// Stops all threads and waits for their end. `force` can be called meanwhile.
+    /// Stops all threads and waits for their end. [`Workers::force`] can be called meanwhile.
     pub(crate) async fn stop_all(&self) -> Result<(), Failure> {
         let workers: Vec<_> = {
             let workers = self.lock();
@@ -189,13 +187,13 @@ impl Workers {
             let joined = worker.clone();
             let _ = tokio::task::spawn_blocking(move || joined.join()).await;
             if let Phase::Failed(why) = worker.phase() {
-                result = failed(format!("set {}: {why}", worker.plan.id));
+                result = Err(Failure::because(format_args!("set {}", worker.plan.id), why));
             }
         }
         result
     }
 
-    /// Has all threads stop without waiting for the users of their volumes.
+    /// Makes all threads stop without waiting for the users of their volumes.
     pub(crate) fn force(&self) {
         for worker in self.all() {
             let _ = worker.order(Order::Force);

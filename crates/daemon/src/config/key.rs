@@ -1,4 +1,4 @@
-//! The set or volume that a section of the configuration is about.
+//! The key of a set or volume, by which a section of the configuration names it.
 
 use serve::plain;
 
@@ -9,7 +9,7 @@ pub(crate) struct Key {
     pub(crate) id: String,
     /// Label of the device, or empty.
     pub(crate) label: String,
-    /// A set, not a volume.
+    /// Whether it is a set; else it is a volume.
     pub(crate) set: bool,
 }
 

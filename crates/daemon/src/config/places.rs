@@ -1,7 +1,7 @@
-//! Checks of the sections of a configuration: no two volumes at one export address, and no section without a volume.
+//! Checks of the sections of a configuration: no two volumes share an export address, and no section is without a volume.
 //!
-//! Owns the checks that need no running volume. Module `places` of the daemon decides which volume gets an address that the
-//! configuration gives to all volumes.
+//! Owns the checks that need no running volume. Must not know which volume gets an address that the configuration gives to
+//! all volumes: module `places` of the daemon decides that.
 
 use serve::exports::Spec;
 use serve::plain;
@@ -12,10 +12,10 @@ use super::key::Key;
 /// The placeholder for the name of a volume in an export.
 const VOLUME: &str = "{volume}";
 
-/// A volume or set that is registered; a volume with its name.
+/// The key of a registered set, or the key and the name of a registered volume.
 type Known = (Key, Option<String>);
 
-/// The first export that gives two volumes one address, with the error message.
+/// The first export that gives one address to two volumes, with the error message.
 pub(super) fn shared<'f>(
     exports: Option<&'f [Spanned<String>]>,
     volumes: impl Iterator<Item = (&'f str, &'f [Spanned<String>])>,
@@ -50,13 +50,13 @@ fn fixed(spec: &Spanned<String>) -> Option<Spec> {
     spec.get_ref().parse().ok().filter(|_| !spec.get_ref().contains(VOLUME))
 }
 
-/// Whether the section of this name is about one of these.
+/// Whether the section with this name applies to one of these sets or volumes.
 fn matches(id: &str, known: &[Known], set: bool) -> bool {
     let mut same = known.iter().filter(|(key, _)| key.set == set);
     same.any(|(key, _)| key.id == id || key.section_label().as_deref() == Some(id))
 }
 
-/// Messages about sections of volumes that apply to none of these.
+/// Messages about the sections of volumes that apply to none of the known volumes.
 pub(super) fn unmatched_volumes<'a>(
     sections: impl Iterator<Item = &'a String>,
     known: &[Known],
@@ -77,7 +77,7 @@ pub(super) fn unmatched_volumes<'a>(
     sections.filter(|id| !matches(id, known, false)).map(text).collect()
 }
 
-/// Messages about sections of sets that apply to none of these.
+/// Messages about the sections of sets that apply to none of the known sets.
 pub(super) fn unmatched_sets<'a>(sections: impl Iterator<Item = &'a String>, known: &[Known]) -> Vec<String> {
     let text = |id: &String| {
         format!(
@@ -114,7 +114,7 @@ mod tests {
             ),
             ("exports = [\"nbd=/run/x\", \"nbd=/run/x\"]\n", 2, "exports names nbd=/run/x twice"),
         ] {
-            let said = Config::parse(&format!("{OPEN}{text}")).unwrap_err();
+            let said = Config::parse(&format!("{OPEN}{text}")).unwrap_err().to_string();
             assert!(said.starts_with(&format!("line {line}: ")) && said.contains(words), "{text:?}: {said}");
         }
         for fine in [
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(said.len(), 2, "{said:?}");
         assert!(said[0].starts_with("[volume.bcache0] has no effect") && said[0].contains("[volume.\"u1\"]"));
         assert!(said[1].starts_with("[volume.dat] has no effect"), "{said:?}");
-        // A disk whose label looks like the name of a volume does not take the section of that volume.
+        // A device whose label looks like the name of a volume does not get the section of that volume.
         let foreign = key("u2", "bcache0", false);
         assert!(config.tunables(&foreign).is_empty());
         assert_eq!(config.unmatched(&[(foreign, None)]).len(), 4);

@@ -1,9 +1,11 @@
 //! The presets: groups of tunables with a name that a configuration can use.
+//!
+//! Owns the table. Must not know how a tunable is applied.
 
-/// A preset is a handful of tunables that belong together.
+/// Each preset with its tunables.
 pub(super) const PRESETS: &[(&str, &[(&str, &str)])] = &[
     ("default", &[]),
-    // Everything is cached, however busy the cache is.
+    // Every request is cached, even if the cache is congested.
     (
         "latency",
         &[
@@ -23,7 +25,8 @@ pub(super) const PRESETS: &[(&str, &[(&str, &str)])] = &[
             ("writeback_rate_minimum", "2048"),
         ],
     ),
-    // The journal of an OSD writes in streams and waits for each; its disk must never wait for the cache to be full.
+    // The journal of an OSD writes sequentially and waits for each write. Its disk must never wait because the cache is
+    // full.
     (
         "ceph-osd",
         &[
@@ -34,7 +37,7 @@ pub(super) const PRESETS: &[(&str, &[(&str, &str)])] = &[
             ("writeback_rate_minimum", "4096"),
         ],
     ),
-    // The disk may sleep: dirty data is collected for an hour, and idleness is no reason to wake it.
+    // The disk may sleep. Dirty data is collected for an hour, and writeback does not start because the set is idle.
     (
         "quiet-disk",
         &[

@@ -90,7 +90,7 @@ impl Eviction {
     #[cold]
     pub(super) fn on_hit(&mut self, buckets: &Buckets, ptr: Ptr, worth: u32) -> bool {
         let b = buckets.bucket_of(ptr);
-        // What is still being filled is not invalidated soon.
+        // A bucket that is still being filled is not invalidated soon.
         self.policy().on_hit(b, worth) && buckets.pins(b) == 0
     }
 

@@ -12,8 +12,9 @@ use io::sync::{Mutex, Permit};
 
 use super::{Allocator, Buckets, Purpose};
 use crate::canary::{Bug, bug};
+use crate::damage::Flaw;
 use crate::device::Reader;
-use crate::error::EngineError;
+use crate::error::{EngineError, NoRoom};
 use crate::journal::Urgency;
 
 /// The content of the newest chain.
@@ -76,24 +77,15 @@ pub(crate) async fn load_prios(reader: &Reader<'_>, first: u64) -> Result<Loaded
             .map(BucketNr)
             .filter(|b| *b >= geometry.first_dynamic() && b.0 < geometry.nbuckets && seen.insert(*b))
         else {
-            return Err(place.damage(
-                format::Sector(0),
-                format!(
-                    "prio set {index} of {sets}: bucket number: expected an unused one in {}..{}, found {next}",
-                    geometry.first_dynamic(),
-                    geometry.nbuckets
-                ),
-            ));
+            let (first, end) = (geometry.first_dynamic(), geometry.nbuckets);
+            let flaw = Flaw::PrioBucket { index, sets, first, end, found: next };
+            return Err(place.damage(format::Sector(0), flaw));
         };
         let sector = geometry.bucket_start(bucket);
         let (header, read) = read_set(reader, bucket, size).await?;
         if index > 0 && header.seq != loaded.seq {
-            return Err(place.damage_at(
-                sector,
-                Some((bucket, None)),
-                Vec::new(),
-                format!("prio set {index} of {sets}: seq: expected {}, found {}", loaded.seq, header.seq),
-            ));
+            let flaw = Flaw::PrioSeq { index, sets, expected: loaded.seq, found: header.seq };
+            return Err(place.damage_at(sector, Some((bucket, None)), Vec::new(), flaw));
         }
         size = Some(read.size);
         loaded.seq = header.seq;
@@ -139,8 +131,8 @@ async fn read_set(
             Err(c) => drop(first_error.get_or_insert(c)),
         }
     }
-    let what = first_error.map_or_else(|| "prio set: no size fits".to_owned(), |c| c.to_string());
-    Err(place.damage_at(sector, Some((bucket, None)), Vec::new(), what))
+    let flaw = first_error.map_or(Flaw::NoPrioSize, Flaw::Field);
+    Err(place.damage_at(sector, Some((bucket, None)), Vec::new(), flaw))
 }
 
 /// Writes the present priorities and generations, and waits until they are durable.
@@ -158,10 +150,8 @@ pub(super) async fn write_prios(alloc: &Allocator) -> Result<(), EngineError> {
                         buckets.make_ready(*b);
                     }
                     alloc.pool.put_ready(chain);
-                    return Err(EngineError::NoSpace(format!(
-                        "{}: no {sets} buckets are free for priorities",
-                        alloc.device.place().device
-                    )));
+                    let device = alloc.device.place().device.clone();
+                    return Err(NoRoom::Priorities { device, buckets: sets }.into());
                 }
             }
         }
@@ -211,7 +201,7 @@ fn retire_chain(alloc: &Allocator, chain: Vec<BucketNr>) {
         let n = old.len();
         alloc.pool.put_ready(old);
         if bug(Bug::OldChainReusedEarly) {
-            // These buckets are taken next; otherwise a crash would hardly ever find one of them in use.
+            // These buckets are taken next. Otherwise a crash would rarely find one of them in use.
             alloc.pool.put_first(n);
         }
     } else {

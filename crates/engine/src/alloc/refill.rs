@@ -25,7 +25,7 @@ fn invalidate(alloc: &Allocator, wanted: usize) -> Vec<BucketNr> {
     };
     alloc.eviction.borrow_mut().choose(wanted, &candidates, &mut picked);
     if picked.is_empty() {
-        // A random policy can miss the few that there are.
+        // A random policy can miss the few buckets that may be invalidated.
         picked.extend(buckets.all().filter(|b| buckets.may_invalidate(*b)).take(wanted));
     }
     for b in &picked {
@@ -63,7 +63,8 @@ async fn refill(alloc: &Allocator, wanted: usize) -> Result<usize, EngineError> 
             })
             .collect();
         for d in discards {
-            // A discard is advice: a device that refuses it loses nothing. Another error may mean that it lost its power.
+            // A discard is a hint: a device that refuses it loses no data. Another error may mean that the device lost its
+            // power.
             if let Err(e) = d.await.result
                 && !e.is_unsupported()
             {

@@ -141,7 +141,7 @@ impl Table {
     #[allow(clippy::too_many_lines)]
     fn change(&mut self, buckets: &mut Buckets, b: BucketNr, what: u8, n: u64) {
         let r = &mut self.rows[b.0 as usize];
-        // A pointer with the generation before is stale.
+        // A pointer with the previous generation is stale.
         let stale = n.is_multiple_of(7);
         let generation = Gen(r.generation.wrapping_sub(u8::from(stale)));
         let ptr = Ptr::new(0, Sector(u64::from(b.0) * BUCKET.0 + n % BUCKET.0), generation);
@@ -215,7 +215,7 @@ impl Table {
                 r.to_wipe = false;
             }
             18 if r.used == Use::Data && r.live == 0 => {
-                // From 32 behind to 32 ahead of the present generation.
+                // The pointer is from 32 generations behind the present one to 32 ahead of it.
                 let pointer = r.generation.wrapping_add(n as u8).wrapping_sub(32);
                 buckets.raise(b, Gen(pointer));
                 let older = |a: u8, b: u8| (1..=Gen::MAX_AGE).contains(&b.wrapping_sub(a));
@@ -365,7 +365,7 @@ fn buckets_are_taken_down_to_the_reserves() {
         let metadata = matches!(purpose, Purpose::Btree | Purpose::Prio);
         let used = if metadata { Use::Metadata } else { Use::Data };
         assert!(taken.iter().all(|b| buckets.used(*b) == used));
-        // Buckets that are taken out for a wipe: at most the given number, in their order.
+        // A wipe takes out buckets: at most the given number, in their order.
         let rest: Vec<BucketNr> = ready[30 - left..].iter().filter(|b| b.0 % 2 == 0).copied().collect();
         let most = rest.len().min(4);
         assert_eq!(alloc.take_out(4, |b| b.0 % 2 == 0), rest[..most]);
@@ -386,7 +386,7 @@ fn a_cache_fills_up_by_what_is_taken() {
     }
     let alloc = Pool::new(&geometry(), 1024, 2);
     (0..80).for_each(|_| alloc.fills());
-    // 20 a second, then half of it, then half of that.
+    // The rate is 20 per second, then half of that, then a quarter.
     assert!(alloc.is_filling(&buckets, at(2)) && alloc.is_filling(&buckets, at(4)));
     assert!(!alloc.is_filling(&buckets, at(6)));
 }

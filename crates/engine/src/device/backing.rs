@@ -22,10 +22,10 @@ const LIMIT_OF_FLUSHES: u32 = 64;
 
 /// A backing device of a cache set, or one that is served without a cache.
 pub(crate) struct BackingDevice {
-    pub(crate) disk: Disk,
-    pub(crate) gate: FlushGate,
+    disk: Disk,
+    gate: FlushGate,
     /// Measures the costs of requests for data.
-    pub(crate) meter: Rc<Meter>,
+    meter: Rc<Meter>,
     superblock: RefCell<BackingSuper>,
     write_lock: Mutex,
     /// The state that is durable on the device; that in `superblock` may still be being written.
@@ -37,7 +37,7 @@ pub(crate) struct BackingDevice {
     errors: RefCell<BackingErrors>,
     events: Events,
     /// Whether all requests fail, because of too many errors or because the operator set `io_disable`.
-    pub(crate) disabled: Cell<bool>,
+    disabled: Cell<bool>,
     /// Whether the costs of the device's requests decide which data is cached (`admission` is `cost`).
     by_cost: Cell<bool>,
 }
@@ -66,6 +66,28 @@ impl BackingDevice {
             disabled: Cell::new(false),
             by_cost: Cell::new(false),
         }
+    }
+
+    pub(crate) fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    pub(crate) fn gate(&self) -> &FlushGate {
+        &self.gate
+    }
+
+    /// The meter of the device's requests for data.
+    pub(crate) fn meter(&self) -> &Rc<Meter> {
+        &self.meter
+    }
+
+    /// Whether all requests fail, because of too many errors or because the operator set `io_disable`.
+    pub(crate) fn is_disabled(&self) -> bool {
+        self.disabled.get()
+    }
+
+    pub(crate) fn set_disabled(&self, disabled: bool) {
+        self.disabled.set(disabled);
     }
 
     /// Sets whether the costs of the device's requests decide which data is cached.

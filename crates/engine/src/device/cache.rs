@@ -206,7 +206,7 @@ impl CacheDevice {
     /// Makes the set fail, for example because metadata could not be read or written (semantics section 14.3).
     pub(crate) fn fail(&self, e: EngineError) {
         if self.is_failed() {
-            // The first failure may have been a lack of room, which loses no data; this one may mean a loss.
+            // The first failure may have been a lack of room, which loses no data. This failure may mean a loss.
             if let EngineError::Io(e) = e {
                 self.request_failed(&e);
             }

@@ -51,11 +51,11 @@ fn ages_by_hand() {
             clean: 7,
             dirty: 5,
             metadata: 10,
-            // All buckets but ten of metadata, five dirty ones and the pinned one.
+            // All buckets except ten of metadata, five dirty ones and the pinned one.
             available: 84,
-            // 2016 in 64 buckets.
+            // 2016 generations in 64 buckets.
             average_age: 31,
-            // 64 buckets of 16 sectors in 32 parts.
+            // 64 buckets of 16 sectors, in 32 parts.
             sectors_per_quantile: 32,
             quantiles: (1..32).map(|n| 2 * n).collect(),
         };
@@ -147,7 +147,7 @@ fn the_btree_by_what_is_in_it() {
         let volume = filled(&set, &rt).await;
         let b = set.figures().btree;
         assert_eq!((b.extents, b.average_extent, b.depth), (98, Sectors(8), 0));
-        // One leaf of 8 KiB, of which the header takes four words, and three words for each key.
+        // The only leaf has 8 KiB. The header takes four words, and each key three.
         assert_eq!((b.node_sectors, b.sectors_per_node), (Sectors(16), Sectors(16)));
         assert_eq!((b.root_usage_percent, b.used_percent), (28, 28), "294 of 1020");
         let v = VolumeFigures::of(&volume);
@@ -207,7 +207,7 @@ fn a_cached_volume_shows_its_rate() {
         let volume = set.register(disk).await.unwrap();
         assert!(!VolumeFigures::of(&volume).is_flash_only());
         for rate in [1, 77] {
-            volume.writeback.set_rate(rate);
+            volume.writeback().set_rate(rate);
             assert_eq!(VolumeFigures::of(&volume).tunables.writeback_rate, rate);
         }
     });

@@ -244,7 +244,7 @@ async fn empty(gc: &Rc<Gc>, chosen: &Chosen) -> Result<(), EngineError> {
                 .map(|(inode, start, size, ptr, dirty)| Found { inode, start, size, ptr, dirty })
                 .collect()
         };
-        // Sorted by their place on the device, so that neighbours are read together.
+        // Sorted by their place on the device, so that adjacent extents are read together.
         found.sort_unstable_by_key(|f| f.ptr.offset());
         if !move_extents(gc, &found).await? {
             return Ok(());
@@ -424,19 +424,14 @@ async fn replace(gc: &Rc<Gc>, piece: &Piece<'_>, durability: Durability) -> Resu
 }
 
 /// Promotes clean data that was just read from `from`: copies it to a bucket that is not evicted soon, if there is room
-/// now. `data` is the data at position `at` of the volume. The copy runs in the background.
+/// now. `data` is the whole blocks at position `start` of the volume. The copy runs in the background.
 #[cold]
-pub(crate) fn promote(gc: &Rc<Gc>, (inode, at): (Inode, Sector), from: Ptr, data: &[u8]) {
-    // Whole blocks only.
-    let block = gc.geometry.block_sectors.0;
-    let start = Sector(at.0.next_multiple_of(block));
-    let end = Sector((at + Sectors::from_bytes_floor(data.len() as u64)).0 / block * block);
-    if start >= end || gc.wiring.device.is_stopping() || gc.wiring.tasks.under_way() >= MAX_PROMOTING {
+pub(crate) fn promote(gc: &Rc<Gc>, (inode, start): (Inode, Sector), from: Ptr, data: &[u8]) {
+    if gc.wiring.device.is_stopping() || gc.wiring.tasks.under_way() >= MAX_PROMOTING {
         return;
     }
-    let skip = start - at;
-    let Some(data) = data.get(skip.bytes() as usize..(end - at).bytes() as usize) else { return };
-    let found = Found { inode, start, size: end - start, ptr: from.advanced(skip), dirty: false };
+    let size = Sectors::from_bytes_floor(data.len() as u64);
+    let (end, found) = (start + size, Found { inode, start, size, ptr: from, dirty: false });
     let data = gc.rt.pool().copy_of(data);
     let (gc, background) = (gc.clone(), gc.wiring.tasks.begin());
     gc.clone().rt.spawn(async move {
@@ -453,7 +448,7 @@ pub(crate) fn promote(gc: &Rc<Gc>, (inode, at): (Inode, Sector), from: Ptr, data
             if promoted {
                 let tick = gc.wiring.device.gate().wrote();
                 let piece = Piece { found: &found, at, from: found.ptr.advanced(at - start), placed };
-                // If this fails, the set has failed.
+                // If the replacement fails, the set has failed, which other code reports.
                 promoted = replace(&gc, &piece, Durability::LeafOnly(tick)).await.is_ok();
             }
             gc.wiring.alloc.release(placed);
@@ -514,7 +509,7 @@ mod tests {
         assert_eq!(read(&[(100, 8), (108, 8), (219, 2)]), [(0..2, 100, 16), (2..3, 219, 2)]);
         assert_eq!(read(&[(0, 1000), (1000, 24), (1024, 8)]), [(0..2, 0, 1024), (2..3, 1024, 8)]);
         assert_eq!(read(&[(0, 1000), (1000, 25)]), [(0..1, 0, 1000), (1..2, 1000, 25)]);
-        // The same place twice is read twice.
+        // A place that occurs twice is read twice.
         assert_eq!(read(&[(0, 8), (7, 8), (15, 2000)]), [(0..1, 0, 8), (1..2, 7, 8), (2..3, 15, 2000)]);
         assert_eq!(read(&[]), []);
     }

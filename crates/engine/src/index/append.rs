@@ -400,7 +400,7 @@ mod tests {
             let id = tree.root();
             let written = tree.node(id).written;
             for (holes, room) in [(0, true), (1000, false)] {
-                // The merged keys of the bsets on disk are these holes.
+                // The merged keys of the bsets on disk are the holes.
                 let mut on_disk = Extents::new(Sectors(16));
                 for n in 0..holes {
                     on_disk

@@ -177,7 +177,7 @@ async fn settle_in_time(
     if backing.is_late() {
         return Ok(false);
     }
-    let rt = backing.disk.runtime().clone();
+    let rt = backing.disk().runtime().clone();
     let theirs = backing.clone();
     let mut flush = rt.spawn(async move { theirs.settle_direct_writes().await });
     loop {

@@ -134,7 +134,7 @@ mod tests {
         d.device_mut(ONE).add(Sector(0), Sectors(4096));
         d.device_mut(ONE).add(Sector(8192), Sectors(8192));
         d.device_mut(ONE).begin_stripes(geometry());
-        // Behind the walk, which will find these sectors itself.
+        // The walk has not reached these sectors, so it will find them itself.
         d.device_mut(ONE).add(Sector(4096), Sectors(4096));
         d.device_mut(ONE).remove(Sector(8192), Sectors(8), JournalSeq(0));
         assert!(full(&d).is_empty());
@@ -143,7 +143,7 @@ mod tests {
             [(Sector(0), Sectors(4096)), (Sector(4096), Sectors(4096)), (Sector(8200), Sectors(8184))];
         d.device_mut(ONE).count_stripes(Sector(10000), found.into_iter());
         assert_eq!(full(&d), [0]);
-        // Across the border of the walk.
+        // The change crosses the position of the walk.
         d.device_mut(ONE).remove(Sector(9996), Sectors(8), JournalSeq(0));
         d.device_mut(ONE).add(Sector(9996), Sectors(8));
         d.device_mut(ONE).add(Sector(8192), Sectors(8));

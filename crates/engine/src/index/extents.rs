@@ -481,7 +481,7 @@ mod tests {
         assert_eq!(chunks(&x), [(0, 1), (1, 128), (1, 1), (2, 1)]);
         add(&mut x, 1, 257);
         assert_eq!(chunks(&x), [(0, 1), (1, 128), (1, 2), (2, 1)]);
-        // The first half ends with slot 126.
+        // The first half of the full chunk ends with slot 126.
         add(&mut x, 1, 127);
         assert_eq!(chunks(&x), [(0, 1), (1, 64), (1, 65), (1, 2), (2, 1)]);
         add(&mut x, 1, 125);
@@ -499,7 +499,8 @@ mod tests {
         let mut x = Extents::new(Sectors(64));
         (0..129).for_each(|n| add(&mut x, 1, n));
         assert_eq!(chunks(&x), [(1, 128), (1, 1)]);
-        // Slot 127 ends at sector 2040, slot 128 begins at 2048: from the middle of the one to the other.
+        // Slot 127 ends at sector 2040, and slot 128 begins at 2048. The new entry goes from the middle of slot 127 to slot
+        // 128.
         let e = Entry::extent(Sector(2048), Sectors(12), true, Ptr::new(0, Sector(127 * 32 + 4), Gen(0)));
         x.replace(Inode(1), e.start(), e.end(), Some(e), |_| {});
         assert_eq!(chunks(&x), [(1, 128), (1, 1)]);
@@ -524,7 +525,7 @@ mod tests {
             }
             (0..257).for_each(|slot| add(&mut x, 1, slot));
             assert_eq!(chunks(&x), with(&[128, 128, 1]));
-            // The chunk before is full.
+            // The chunk before has no room.
             x.replace(Inode(1), Sector(4096), Sector(4104), Some(shorter(256)), |_| {});
             assert_eq!(chunks(&x), with(&[128, 128, 1]));
             // The chunk before has room.
@@ -569,7 +570,7 @@ mod tests {
             order.swap(i, rng.below(i as u64 + 1) as usize);
         }
         for i in order {
-            // Never joined: the cache sectors are not adjacent.
+            // The entries are never joined, because their cache sectors are not adjacent.
             let e = Entry::extent(Sector(i * 8 + 8), Sectors(8), true, Ptr::new(0, Sector(i * 16), Gen(0)));
             x.replace(Inode(0), e.start(), e.end(), Some(e), |_| {});
         }

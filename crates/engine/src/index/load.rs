@@ -24,6 +24,7 @@ use super::node::{Body, Bound, Leaf, Node, NodeId};
 use super::tree::{MAX_BOUND, Tree};
 use crate::alloc::{Buckets, GEN_AGE_LIMIT, Use};
 use crate::canary::{Bug, Mark, bug, mark};
+use crate::damage::{Flaw, KeyFlaw, NodeFlaw, NodeKeyFlaw};
 use crate::device::Reader;
 use crate::error::EngineError;
 use crate::events::SetEvent;
@@ -58,22 +59,17 @@ struct Parsed {
 impl Reader<'_> {
     fn bucket_of_node(&self, w: &Wanted) -> Result<BucketNr, EngineError> {
         let g = self.geometry;
-        let bad = |what: String| {
+        let bad = |flaw| {
             let sector = w.key.pointer().map_or(Sector(0), |p| p.offset());
-            Err(self.place.damage_at(sector, None, w.path.clone(), format!("btree node key: {what}")))
+            Err(self.place.damage_at(sector, None, w.path.clone(), Flaw::NodeKey(flaw)))
         };
-        let Some(ptr) = w.key.pointer() else { return bad("expected one pointer, found none".into()) };
+        let Some(ptr) = w.key.pointer() else { return bad(NodeKeyFlaw::NoPointer) };
         let Some(bucket) = g.ptr_bucket(ptr, w.key.size()).filter(|b| *b >= g.first_dynamic()) else {
-            return bad(format!(
-                "expected {} sectors inside one bucket of {}..{}, found sector {}",
-                w.key.size(),
-                g.first_dynamic(),
-                g.nbuckets,
-                ptr.offset()
-            ));
+            let (first, end) = (g.first_dynamic(), g.nbuckets);
+            return bad(NodeKeyFlaw::Outside { size: w.key.size(), first, end, found: ptr.offset() });
         };
         if g.bucket_start(bucket) != ptr.offset() || w.key.size() == Sectors::ZERO {
-            return bad(format!("expected the start of bucket {bucket}, found sector {}", ptr.offset()));
+            return bad(NodeKeyFlaw::NotAtStart { bucket, found: ptr.offset() });
         }
         Ok(bucket)
     }
@@ -86,7 +82,7 @@ impl Reader<'_> {
                 sector,
                 Some((bucket, None)),
                 w.path.clone(),
-                "btree node: expected a bucket that is not its own ancestor",
+                Flaw::Node(NodeFlaw::OwnAncestor),
             ));
         }
         let buffer = self.disk.runtime().pool().take(w.key.size().bytes() as usize);
@@ -110,7 +106,7 @@ impl Reader<'_> {
                     at,
                     Some((bucket, Some(ptr.generation()))),
                     path.clone(),
-                    d.error.to_string(),
+                    Flaw::Field(d.error),
                 ))
             }
         }
@@ -119,9 +115,9 @@ impl Reader<'_> {
     /// Parses a leaf that was read: its extents, and the size of its merged bsets.
     fn extents(&self, key: &Bkey, bytes: &Buffer) -> Result<(Extents, Merged), EngineError> {
         let parsed = self.parse(key, &Vec::new(), bytes)?;
-        extents_of(&parsed.keys, self.geometry.bucket_sectors).map_err(|what| {
+        extents_of(&parsed.keys, self.geometry.bucket_sectors).map_err(|flaw| {
             let bucket = key.pointer().and_then(|p| self.geometry.bucket_of(p.offset())).unwrap_or_default();
-            self.place.bad_node(key, Vec::new(), bucket, what)
+            self.place.bad_node(key, Vec::new(), bucket, flaw)
         })
     }
 
@@ -138,7 +134,7 @@ impl Reader<'_> {
         }
         let done = self.start_leaf(tree.node(id)).await;
         done.result?;
-        let closed = || self.place.damage(tree.node(id).ptr.offset(), "btree node: the device was closed");
+        let closed = || self.place.damage(tree.node(id).ptr.offset(), Flaw::Node(NodeFlaw::Closed));
         let bytes = done.buffer.ok_or_else(closed)?;
         let (extents, _) = self.extents(&tree.node(id).key(), &bytes)?;
         tree.set_extents(id, extents);
@@ -158,13 +154,12 @@ impl Reader<'_> {
                     &w.key,
                     w.path.clone(),
                     self.geometry.bucket_of(sector).unwrap_or_default(),
-                    format!(
-                        "key {}:{}: pointer: expected {} sectors inside one bucket, found sector {}",
-                        k.inode(),
-                        k.offset(),
-                        k.size(),
-                        ptr.offset()
-                    ),
+                    NodeFlaw::Pointer {
+                        inode: k.inode(),
+                        end: k.offset(),
+                        size: k.size(),
+                        found: ptr.offset(),
+                    },
                 ));
             };
             found.push((b, ptr));
@@ -178,7 +173,7 @@ impl Reader<'_> {
 ///
 /// # Errors
 /// If a key lies beyond [`MAX_POSITION`]: if it were skipped, a later rewrite of the leaf would lose it.
-fn extents_of(keys: &[Bkey], bucket_sectors: Sectors) -> Result<(Extents, Merged), String> {
+fn extents_of(keys: &[Bkey], bucket_sectors: Sectors) -> Result<(Extents, Merged), NodeFlaw> {
     let mut x = Extents::new(bucket_sectors);
     for k in keys {
         let Some(start) = k.start().filter(|_| k.size() > Sectors::ZERO) else { continue };
@@ -186,11 +181,8 @@ fn extents_of(keys: &[Bkey], bucket_sectors: Sectors) -> Result<(Extents, Merged
             if bug(Bug::FarKeyLeftOut) {
                 continue;
             }
-            return Err(format!(
-                "key {}:{}: expected an offset of at most {MAX_POSITION}",
-                k.inode(),
-                k.offset()
-            ));
+            let why = KeyFlaw::TooFar { most: MAX_POSITION };
+            return Err(NodeFlaw::Key { inode: k.inode(), end: k.offset(), why });
         }
         let entry = match k.pointer() {
             Some(p) if p.is_available() => Entry::extent(k.offset(), k.size(), k.dirty(), p),
@@ -224,10 +216,7 @@ pub(crate) async fn load_tree(
     if root.position() != MAX_BOUND {
         let sector = root.pointer().map_or(Sector(0), |p| p.offset());
         let found = root.position();
-        return Err(reader.place.damage(
-            sector,
-            format!("btree root key: expected position {:?}, found {:?}", MAX_BOUND, found),
-        ));
+        return Err(reader.place.damage(sector, Flaw::RootPosition { expected: MAX_BOUND, found }));
     }
     let root = Wanted { key: root, level, parent: None, path: Vec::new(), child: 0 };
     let mut loading = Loading {
@@ -277,8 +266,7 @@ impl Loading<'_> {
         let reader = self.reader;
         let bucket = reader.bucket_of_node(w)?;
         if !self.node_buckets.insert(bucket) {
-            let what = "btree node: expected a bucket of its own, found one that another node uses";
-            return Err(reader.place.bad_node(&w.key, w.path.clone(), bucket, what.into()));
+            return Err(reader.place.bad_node(&w.key, w.path.clone(), bucket, NodeFlaw::SharedBucket));
         }
         let parsed = reader.parse(&w.key, &w.path, bytes)?;
         let pointers = reader.pointers(&parsed.keys, w)?;
@@ -296,7 +284,7 @@ impl Loading<'_> {
     /// Adds a leaf. Its merged keys raise the generations of their buckets.
     fn take_leaf(&mut self, w: &Wanted, bucket: BucketNr, parsed: &Parsed) -> Result<(), EngineError> {
         let (extents, merged) = extents_of(&parsed.keys, self.reader.geometry.bucket_sectors)
-            .map_err(|what| self.reader.place.bad_node(&w.key, w.path.clone(), bucket, what))?;
+            .map_err(|flaw| self.reader.place.bad_node(&w.key, w.path.clone(), bucket, flaw))?;
         for (_, e) in extents.iter() {
             self.buckets.raise(self.buckets.bucket_of(e.ptr()), e.ptr().generation());
         }
@@ -351,7 +339,7 @@ impl Loading<'_> {
 
     /// Ends the loading after every node was read.
     fn end(self) -> Result<LoadedTree, EngineError> {
-        let mut tree = self.tree.ok_or_else(|| self.reader.place.damage(Sector(0), "btree: no root"))?;
+        let mut tree = self.tree.ok_or_else(|| self.reader.place.damage(Sector(0), Flaw::NoRoot))?;
         tree.rebuild_directory();
         if self.node_buckets.len() > 1 {
             mark(Mark::TreeLoaded);
@@ -389,18 +377,15 @@ fn live_children(
     buckets: &Buckets,
 ) -> Result<Vec<Bkey>, EngineError> {
     let bucket = reader.bucket_of_node(w)?;
-    let bad = |what: String| Err(reader.place.bad_node(&w.key, w.path.clone(), bucket, what));
+    let bad = |flaw| Err(reader.place.bad_node(&w.key, w.path.clone(), bucket, flaw));
     let mut live: Vec<Bkey> = Vec::new();
     for k in keys.iter().filter(|k| !k.is_zero_position()) {
         let Some(ptr) = k.pointer().filter(|p| p.is_available()) else { continue };
         let Some(b) = reader.geometry.ptr_bucket(ptr, k.size()) else { continue };
         let age = buckets.generation(b).age_of(ptr.generation());
         if age > GEN_AGE_LIMIT {
-            return bad(format!(
-                "key {}:{}: generation age: expected at most 96, found {age}",
-                k.inode(),
-                k.offset()
-            ));
+            let (inode, end) = (k.inode(), k.offset());
+            return bad(NodeFlaw::Age { inode, end, most: GEN_AGE_LIMIT, found: age });
         }
         if age == 0 {
             live.push(*k);
@@ -408,15 +393,11 @@ fn live_children(
     }
     live.sort_by_key(Bkey::position);
     if let Some(two) = live.windows(2).find(|p| p[0].position() == p[1].position()) {
-        let at = two[0].position();
-        return bad(format!("expected one live child per position, found two at {}:{}", at.0, at.1));
+        return bad(NodeFlaw::TwoChildren { at: two[0].position() });
     }
     match live.last() {
         Some(last) if last.position() == w.key.position() => Ok(live),
-        found => {
-            let found = found.map_or("no live child".into(), |k| format!("{}:{}", k.inode(), k.offset()));
-            bad(format!("last child: expected position {}:{}, found {found}", w.key.inode(), w.key.offset()))
-        }
+        last => bad(NodeFlaw::LastChild { expected: w.key.position(), found: last.map(Bkey::position) }),
     }
 }
 
@@ -424,7 +405,7 @@ fn live_children(
 pub(crate) fn claim_metadata(
     buckets: &mut Buckets,
     bucket: BucketNr,
-    what: &str,
+    structure: &'static str,
     reader: &Reader<'_>,
 ) -> Result<(), EngineError> {
     if buckets.used(bucket) == Use::Data {
@@ -432,8 +413,7 @@ pub(crate) fn claim_metadata(
         return Ok(());
     }
     let sector = reader.geometry.bucket_start(bucket);
-    let error = format!("{what}: expected a bucket of its own, found one that other metadata uses");
-    Err(reader.place.damage_at(sector, Some((bucket, None)), Vec::new(), error))
+    Err(reader.place.damage_at(sector, Some((bucket, None)), Vec::new(), Flaw::SharedBucket { structure }))
 }
 
 /// Checks that the extents of each leaf lie in the leaf and point to data, and counts them. A leaf that did not stay in
@@ -483,38 +463,32 @@ fn check_leaf(
     buckets: &Buckets,
 ) -> Result<(), EngineError> {
     let (ptr, bound) = (node.ptr, node.bound);
-    let bad = |what: String| {
+    let bad = |flaw| {
         let bucket = Some((buckets.bucket_of(ptr), Some(ptr.generation())));
-        reader.place.damage_at(ptr.offset(), bucket, Vec::new(), what)
+        reader.place.damage_at(ptr.offset(), bucket, Vec::new(), flaw)
     };
     for (inode, e) in extents.iter() {
         let (start, end) = (e.start(), e.end());
         if (inode, start) < lower || (inode, end) > bound {
-            let (from, to) = (format!("{}:{}", lower.0, lower.1), format!("{}:{}", bound.0, bound.1));
-            return Err(bad(format!(
-                "leaf: expected extents inside {from}..{to}, found {inode}:{start}..{end}"
-            )));
+            return Err(bad(Flaw::OutsideLeaf { lower, upper: bound, inode, start, end }));
         }
-        names_data(buckets, e.ptr(), e.size()).map_err(|what| bad(format!("key {inode}:{end}: {what}")))?;
+        names_data(buckets, e.ptr(), e.size()).map_err(|why| bad(Flaw::LeafKey { inode, end, why }))?;
     }
     Ok(())
 }
 
 /// Checks that a current pointer to data names a bucket that can hold the data: a bucket of metadata cannot, and no
 /// bucket can have more live sectors than its count.
-pub(crate) fn names_data(buckets: &Buckets, ptr: Ptr, size: Sectors) -> Result<(), String> {
+pub(crate) fn names_data(buckets: &Buckets, ptr: Ptr, size: Sectors) -> Result<(), KeyFlaw> {
     if !buckets.is_current(ptr) {
         return Ok(());
     }
     let bucket = buckets.bucket_of(ptr);
     match buckets.used(bucket) {
-        Use::Metadata | Use::Reserved => {
-            Err(format!("pointer: expected a bucket of data, found bucket {bucket}, which holds metadata"))
+        Use::Metadata | Use::Reserved => Err(KeyFlaw::InMetadata { bucket }),
+        Use::Data | Use::Ready if buckets.live(bucket) + size > MOST_LIVE => {
+            Err(KeyFlaw::TooMuch { most: MOST_LIVE, bucket, live: buckets.live(bucket), size })
         }
-        Use::Data | Use::Ready if buckets.live(bucket) + size > MOST_LIVE => Err(format!(
-            "pointer: expected at most {MOST_LIVE} live sectors in bucket {bucket}, found {} and {size} more",
-            buckets.live(bucket)
-        )),
         Use::Data | Use::Ready => Ok(()),
     }
 }

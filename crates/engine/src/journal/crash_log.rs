@@ -91,7 +91,7 @@ mod tests {
         }
         assert_eq!(words.0.borrow().len(), 8);
         assert_eq!(keys_of(&words.0.borrow()), keys);
-        // A process that crashed while it recorded a key leaves a part of it.
+        // A process that crashes while it records a key leaves a part of the key.
         let some = &words.0.borrow()[..7];
         assert_eq!(keys_of(some), keys[..2]);
         assert_eq!(keys_of(&[u64::MAX; 9]), []);

@@ -29,7 +29,7 @@ use io::{Histogram, Nanos};
 
 use crate::canary::{Bug, bug};
 use crate::device::CacheDevice;
-use crate::error::EngineError;
+use crate::error::{EngineError, NoRoom};
 pub(crate) use crash_log::newer_entries;
 pub(crate) use pins::Pins;
 pub(crate) use replay::scan;
@@ -115,6 +115,8 @@ pub(crate) struct DurableEntries {
     pub(crate) oldest: JournalSeq,
     /// The roots that the newest one names.
     pub(crate) roots: JsetRoots,
+    /// A start after the newest one replays keys.
+    pub(crate) replays_keys: bool,
 }
 
 /// The journal of one cache set.
@@ -124,6 +126,8 @@ pub(crate) struct Journal {
     max_entry_bytes: usize,
     state: RefCell<State>,
     durable: Cell<JournalSeq>,
+    /// A start after the newest durable entry replays keys.
+    replays_keys: Cell<bool>,
     failed: RefCell<Option<EngineError>>,
     stopping: Cell<bool>,
     /// The longest time that a key waits until its entry is written without a commit.
@@ -145,7 +149,7 @@ impl Journal {
         ring: Ring,
         entries: DurableEntries,
     ) -> Journal {
-        let DurableEntries { newest, oldest, roots } = entries;
+        let DurableEntries { newest, oldest, roots, replays_keys } = entries;
         let max_entry_bytes = MAX_ENTRY_BYTES.min(layout.bucket_sectors.bytes() as usize);
         Journal {
             device,
@@ -164,6 +168,7 @@ impl Journal {
                 roots,
             }),
             durable: Cell::new(newest),
+            replays_keys: Cell::new(replays_keys),
             failed: RefCell::default(),
             stopping: Cell::new(false),
             delay: Cell::new(Nanos::from_ms(100)),
@@ -419,6 +424,12 @@ impl Journal {
         s.ring.would_free(last_seq)
     }
 
+    /// Whether the last entry of a stop is worth its place: it frees space, or without it the next start replays keys
+    /// that the index has.
+    pub(crate) fn wants_last_entry(&self) -> bool {
+        self.can_advance() || self.replays_keys.get() && self.has_root_room(Urgency::CanWait)
+    }
+
     /// Makes the writer task end after it has written the pending keys.
     pub(crate) fn stop(&self) {
         self.stopping.set(true);
@@ -487,11 +498,8 @@ impl Journal {
             let bytes = HEADER_BYTES + 8 * s.words;
             let last_seq = s.pins.oldest(s.open);
             if !s.ring.has_room(bytes, 0, last_seq) {
-                return Err(EngineError::NoSpace(format!(
-                    "{}: no room in the journal for entry {} ({bytes} bytes)",
-                    self.device.disk().info().name,
-                    s.open
-                )));
+                let device = self.device.disk().info().name.clone();
+                return Err(NoRoom::Journal { device, entry: s.open, bytes }.into());
             }
             let seq = s.open;
             let slot = s.ring.take(bytes, seq);
@@ -521,6 +529,7 @@ impl Journal {
         {
             let s = &mut *self.state.borrow_mut();
             s.ring.durable(last_seq);
+            self.replays_keys.set(last_seq < seq || !keys.is_empty());
             s.spare = keys;
             s.spare.clear();
         }

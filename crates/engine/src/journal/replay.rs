@@ -11,6 +11,7 @@ use io::Reservation;
 use super::ring::Slot;
 use super::{HEADER_BYTES, Ring};
 use crate::canary::{Bug, Mark, bug, mark};
+use crate::damage::Flaw;
 use crate::device::Reader;
 use crate::error::EngineError;
 use crate::refusal::Refusal;
@@ -64,20 +65,13 @@ pub(crate) async fn scan(
     }
     let first = ring_buckets.first().map_or(Sector(0), |b| geometry.bucket_start(*b));
     let Some((_, current, end_bytes)) = newest else {
-        return Err(place.damage(
-            first,
-            format!(
-                "journal: expected at least one valid entry in {} journal buckets of an initialised set, found none",
-                ring_buckets.len()
-            ),
-        ));
+        return Err(place.damage(first, Flaw::NoEntry { buckets: ring_buckets.len() }));
     };
     if end_bytes < geometry.bucket_sectors.bytes() {
         mark(Mark::TailAfterNewest);
     }
     let replay = select_replay(entries, discard).map_err(|c| place.corrupt(first, &c))?;
-    let newest_entry =
-        replay.newest_entry().ok_or_else(|| place.damage(first, "journal: no newest entry"))?;
+    let newest_entry = replay.newest_entry().ok_or_else(|| place.damage(first, Flaw::NoNewestEntry))?;
     // The place behind the newest entry is free: an entry there is older than all needed entries, or torn.
     let next = Slot { bucket: current, offset: Sectors(end_bytes / format::SECTOR_BYTES) };
     let last_seq = newest_entry.last_seq;

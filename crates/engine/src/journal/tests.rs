@@ -34,7 +34,8 @@ fn journal(disk: &Rc<TestDisk>, rt: &Handle) -> Rc<Journal> {
     let one = JournalSeq(1);
     let newest_in = vec![JournalSeq(0), JournalSeq(0), JournalSeq(0), one];
     let ring = Ring::new(BUCKET, Sectors(1), newest_in, Slot { bucket: 3, offset: BUCKET }, one);
-    let entries = DurableEntries { newest: one, oldest: one, roots: JsetRoots::default() };
+    let entries =
+        DurableEntries { newest: one, oldest: one, roots: JsetRoots::default(), replays_keys: false };
     let j = Journal::new(cache_device(disk, rt, BUCKET), layout, ring, entries);
     j.set_delay(HOUR);
     Rc::new(j)

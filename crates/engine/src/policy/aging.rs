@@ -55,9 +55,9 @@ mod tests {
     #[test]
     fn aging_is_due_once_per_1024th_of_the_cache() {
         let mut aging = Aging::new();
-        // 1 GiB: 2 097 152 sectors, 2048 for a period.
+        // 1 GiB is 2 097 152 sectors, so a period has 2048.
         assert!(aging.count(8, 2_097_152), "the counter starts at 0");
-        // 2040 are left; 255 requests of 8 bring it to 0, the next one below.
+        // 2040 sectors are left. 255 requests of 8 sectors bring the counter to 0, and the next one below 0.
         let due = (0..256).filter(|_| aging.count(8, 2_097_152)).count();
         assert_eq!(due, 1);
         assert!(aging.count(u64::MAX, 2_097_152));

@@ -151,10 +151,10 @@ mod tests {
         };
         assert!(!b.pays(&two(2064, 0)));
         assert!(b.pays(&two(2056, 0)));
-        // A nanosecond less for the one write than for two: nothing has to be read.
+        // One write takes a nanosecond less than two, and no gap has to be read.
         let odd = Bridging::new(Bridge::Auto, Sectors(4096), Costs::of(1.000_001_2, 0.0, 1.0), true);
         assert!(odd.pays(&two(2064, 0)));
-        // Three groups: a read of 1024 sectors in the place of one of them.
+        // Three groups: the read of 1024 sectors replaces one of the three writes.
         let three = |span, missing| Shape { groups: 3, ..two(span, missing) };
         assert!(!b.pays(&three(1040, 1024)));
         assert!(b.pays(&three(1032, 1024)) && b.pays(&three(1040, 1016)));

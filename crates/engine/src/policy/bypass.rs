@@ -260,7 +260,7 @@ fn decide_by_stream(
 /// `random` is a random number; each limit in between is equally likely.
 pub fn dirty_limit_percent(cutoff_writeback_sync: u8, random: u32) -> u8 {
     let span = u32::from(CUTOFF_CACHE_ADD_PERCENT.saturating_sub(cutoff_writeback_sync));
-    // Below 95 percent.
+    // The sum stays below 95 percent.
     let more = random.checked_rem(span).unwrap_or(0);
     cutoff_writeback_sync.saturating_add(more as u8)
 }
@@ -354,7 +354,7 @@ pub fn write_path(inputs: &WriteInputs, decision: Decision) -> WritePath {
     }
     match bypass {
         Some(reason) => WritePath::Bypass { reason, over_dirty },
-        // Writethrough would put a clean key in place of a dirty one.
+        // Writethrough would replace a dirty key by a clean one.
         None if over_dirty => WritePath::Bypass { reason: BypassReason::NoBucket, over_dirty },
         None => WritePath::Writethrough,
     }

@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(c.limit(ms(600), 0xffff), Some(Sectors(240)), "16 random bits are set");
         // 100 - 512 + 1024 = 612 = 9 · 64 + 36: (64 + 36) << 9 >> 6 = 800.
         assert_eq!(c.limit(ms(700), 0), Some(Sectors(800)));
-        // 511 - 512 + 1024 = 1023: the largest one.
+        // 511 - 512 + 1024 = 1023: the largest value.
         assert_eq!(c.limit(ms(1111), 0), Some(Sectors(65024)));
         assert_eq!(c.limit(ms(1112), 0), None, "512 ms later it is over");
         assert_eq!(c.limit(ms(599), 0), None, "time that goes back");
@@ -207,7 +207,7 @@ mod tests {
             assert_eq!(c.level, level);
             assert_eq!(c.is_calm(), level == 0);
         }
-        // Of one kind of request only, and of the least threshold.
+        // Only requests of one kind count, with the smallest threshold.
         let mut c = Congestion::new(1, 0);
         c.observe_latency(Direction::Write, ms(900), ms(50));
         assert!(c.is_calm(), "writes do not count");
@@ -220,7 +220,7 @@ mod tests {
         let mut c = Congestion::new(0, 1);
         c.observe_latency(Direction::Write, ms(1), ms(50));
         assert_eq!(c.limit(ms(50), 0), Some(Sectors(65_024)));
-        // The bottom: room for one sector, whatever the random bits say.
+        // The lowest level: the limit is one sector, whatever the random bits are.
         c.observe_latency(Direction::Write, ms(1022), ms(50));
         assert_eq!((c.level, c.limit(ms(50), 0)), (-1023, Some(Sectors(1))));
         c.observe_latency(Direction::Write, ms(1), ms(50));

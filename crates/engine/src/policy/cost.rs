@@ -92,7 +92,7 @@ fn mib(sectors: Sectors) -> f64 {
 }
 
 fn nanos(ms: f64) -> Nanos {
-    // Saturates; negative or undefined never happens, and would be zero.
+    // The conversion saturates; the value is never negative or undefined.
     Nanos((ms * 1_000_000.0) as u64)
 }
 

@@ -25,7 +25,7 @@ pub fn in_use_percent(nbuckets: u64, available: u64) -> u8 {
         return 100;
     }
     let used = u128::from(nbuckets.saturating_sub(available));
-    // At most 100.
+    // The quotient is at most 100.
     (used * 100 / u128::from(nbuckets)) as u8
 }
 

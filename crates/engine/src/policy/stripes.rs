@@ -311,7 +311,7 @@ mod tests {
             for (add, at, sectors) in ops {
                 let start = data_offset + at % data;
                 let end = (start + sectors).min(data_offset + data);
-                // Only sectors that change are passed, as the index does.
+                // The index passes only sectors that change.
                 for sector in start..end {
                     if dirty[sector as usize] != add {
                         dirty[sector as usize] = add;

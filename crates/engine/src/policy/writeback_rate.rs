@@ -200,7 +200,7 @@ impl IdleCounter {
 
     fn exceeded(&self, attached_devices: u32) -> bool {
         let devices = u64::from(attached_devices);
-        // The square of a u32 fits; the product may not.
+        // The square of a u32 fits into a u64; the product may not.
         attached_devices > 0 && self.rounds >= (devices * devices).saturating_mul(IDLE_ROUNDS)
     }
 }

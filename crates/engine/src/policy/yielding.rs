@@ -224,7 +224,7 @@ mod tests {
         let now = Nanos::from_secs(7);
         assert_eq!(p.due(now, 8, 8000.0, 88, most), now);
         assert_eq!(p.due(now, 8, 0.0, 94, most), now);
-        // A thousand requests of 8 sectors a second.
+        // Writeback cleans a thousand requests of 8 sectors per second.
         assert_eq!(p.due(now, 8, 8000.0, 91, most), now.after(Nanos::from_ms(1)));
         assert_eq!(p.due(now, 8, 8000.0, 91, most), now.after(Nanos::from_ms(2)));
         assert_eq!(p.due(now, 8, 8000.0, 99, most), now.after(Nanos::from_ms(4)));
@@ -236,7 +236,7 @@ mod tests {
     fn shares_and_pauses_by_hand() {
         let near =
             |found: f64, wanted: f64| assert!((found - wanted).abs() < 1e-9, "{found}, expected {wanted}");
-        // From 55 to 70 % dirty, from 85 to 95 % in use.
+        // The degree grows from 55 % to 70 % dirty data, and from 85 % to 95 % of the cache in use.
         for (dirty, in_use, degree) in [
             (55.0, 60.0, 0.0),
             (58.0, 60.0, 0.2),

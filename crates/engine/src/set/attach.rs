@@ -17,7 +17,7 @@ use crate::error::EngineError;
 use crate::events::SetEvent;
 use crate::index::{MAX_POSITION, NotLoaded};
 use crate::refusal::{DeviceRefusal, Refusal};
-use crate::volume::Volume;
+use crate::volume::{Blocks, Volume};
 
 /// The slot of a device in the UUID table.
 struct Slot {
@@ -48,7 +48,7 @@ pub(crate) async fn attach(core: &Rc<Core>, backing: Rc<BackingDevice>) -> Resul
         mark(Mark::KnownDirty);
         if backing.ensure_dirty(|| core.cache.device.check()).await? {
             mark(Mark::DirtyKeysOfClean);
-            let device = backing.disk.info().name.to_string();
+            let device = backing.disk().info().name.to_string();
             core.cache.device.emit(SetEvent::State { device, state: "dirty" });
         }
     } else if backing.state() == BackingState::Dirty {
@@ -250,8 +250,7 @@ async fn create_volume_now(
     size: Sectors,
     label: &str,
 ) -> Result<Rc<Volume>, EngineError> {
-    let block = core.cache.geometry.block_sectors.0;
-    let size = Sectors(size.0 / block * block);
+    let size = Blocks::of(&core.cache.geometry).whole(size);
     if size == Sectors::ZERO || size.0 > MAX_POSITION.0 {
         return Err(Refusal::VolumeSize { most: MAX_POSITION, size }.into());
     }
@@ -282,7 +281,7 @@ async fn delete_volume_now(core: &Rc<Core>, inode: Inode) -> Result<(), EngineEr
     };
     volume.stop().await?;
     let _config = core.cache.uuids.lock().await;
-    // If another caller has deleted the volume meanwhile, the slot may be that of a new volume.
+    // Another caller may have deleted the volume meanwhile. Then the slot may be that of a new volume.
     if !core.volumes().iter().any(|v| Rc::ptr_eq(v, &volume)) {
         return Err(Refusal::Deleted { inode }.into());
     }
@@ -315,7 +314,7 @@ pub(super) async fn release(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), 
     core.cache.journal.commit_keys().await?;
     core.cache.device.settle_overwrites().await?;
     // A miss that is still being inserted could replace data that the next owner of the device writes by old data.
-    volume.ranges.invalidate_misses();
+    volume.ranges().invalidate_misses();
     core.remove_with_device(volume, inode);
     Ok(())
 }
@@ -361,7 +360,7 @@ async fn detach_drained(
             break guard;
         }
     };
-    backing.gate.ensure(backing.gate.latest()).await?;
+    backing.gate().ensure(backing.gate().latest()).await?;
     backing
         .update(|sb| {
             sb.set_set_uuid(Uuid::NIL);
@@ -382,7 +381,7 @@ async fn detach_drained(
     core.cache.alloc.walks().request();
     core.cache
         .device
-        .emit(SetEvent::State { device: backing.disk.info().name.to_string(), state: "no cache" });
+        .emit(SetEvent::State { device: backing.disk().info().name.to_string(), state: "no cache" });
     Ok(())
 }
 
@@ -421,5 +420,5 @@ impl Drop for Detaching {
 
 /// The error for a refused device, with the name of the device.
 fn refuse<T>(backing: &BackingDevice, why: DeviceRefusal) -> Result<T, EngineError> {
-    Err(why.of(&backing.disk.info().name).into())
+    Err(why.of(&backing.disk().info().name).into())
 }

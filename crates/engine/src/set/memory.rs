@@ -73,7 +73,7 @@ mod tests {
     fn a_set_takes_its_share_and_gives_it_back() {
         let budget = MemoryBudget::new(8 << 30);
         let place = Place { device: "ssd".into(), set: String::new() };
-        // A terabyte in buckets of 512 KiB.
+        // A device of 1 TiB with buckets of 512 KiB.
         let one = reserve(&budget, &geometry(2 << 20, 1024), &place).unwrap();
         assert!(one.bytes() > 2 << 20 && one.bytes() < 200 << 20, "{}", one.bytes());
         drop(one);

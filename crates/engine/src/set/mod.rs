@@ -337,7 +337,7 @@ impl Core {
             .set_error_limits(ErrorLimits { limit: t.io_error_limit, halflife: t.io_error_halflife });
         self.cache.congestion().set_thresholds(t.congested_read_threshold_us, t.congested_write_threshold_us);
         for v in self.volumes().iter() {
-            v.tunables.borrow_mut().set_cutoff_writeback(t.cutoff_writeback);
+            v.set_cutoff_writeback(t.cutoff_writeback);
         }
         let memory_limit = usize::try_from(t.btree_cache_limit).unwrap_or(usize::MAX);
         drop(t);

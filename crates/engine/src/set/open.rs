@@ -16,7 +16,7 @@ use super::recover::{Recovered, recover};
 use crate::alloc::{Allocator, Eviction, refill_task};
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::device::{BackingDevices, CacheDevice, read_cache};
-use crate::error::{EngineError, Place};
+use crate::error::{EngineError, NoRoom, Place};
 use crate::events::SetEvent;
 use crate::gc::Gc;
 use crate::index::{Index, evict_task, leaf_writer_task, reclaim_task, write_old_leaves_task};
@@ -94,11 +94,8 @@ async fn open_device(cache: Disk, options: SetOptions) -> Result<Rc<Core>, Engin
     let needed = for_prios + usize::from(bug(Bug::StartWantsOneMore));
     if ready < needed {
         mark(Mark::NoBuckets);
-        return Err(EngineError::NoSpace(format!(
-            "{}: {ready} buckets are empty, {needed} are needed to write priorities: all others hold data or metadata. \
-             `ubcache extract` reads the volumes",
-            core.cache.device.place().device,
-        )));
+        let device = core.cache.device.place().device.clone();
+        return Err(NoRoom::Start { device, ready, needed }.into());
     }
     {
         let _lock = core.cache.uuids.lock().await;

@@ -13,6 +13,7 @@ use io::{CrashLogRef, Disk, Nanos, Reservation};
 use super::open::SetOptions;
 use crate::alloc::{Buckets, LoadedPrios, apply_prios, load_prios};
 use crate::canary::{Bug, Mark, bug, mark};
+use crate::damage::{Flaw, KeyFlaw};
 use crate::device::{CacheDevice, Reader, Tick};
 use crate::error::{EngineError, Place};
 use crate::events::SetEvent;
@@ -74,7 +75,13 @@ pub(super) async fn recover(
         magic: reader.magic,
         block_sectors: g.block_sectors,
     };
-    let entries = DurableEntries { newest: newest.seq, oldest: read.replay.oldest, roots: newest.roots() };
+    let keys: u64 = read.replay.entries.iter().map(|e| e.keys.len() as u64).sum();
+    let entries = DurableEntries {
+        newest: newest.seq,
+        oldest: read.replay.oldest,
+        roots: newest.roots(),
+        replays_keys: keys > 0,
+    };
     let journal = Journal::new(device.clone(), layout, read.ring, entries);
     let mut replayer =
         Replayer { tree: &mut tree, buckets: &mut buckets, journal: &journal, reader: &reader };
@@ -87,7 +94,6 @@ pub(super) async fn recover(
     if let Some(crash_log) = options.crash_log.clone() {
         device.crash_log().begin(crash_log);
     }
-    let keys = read.replay.entries.iter().map(|e| e.keys.len() as u64).sum();
     events.push(SetEvent::Replayed { entries: read.replay.entries.len() as u64, keys });
     let old_uuids = newest.version == 0;
     // The memory of the entries is free now.
@@ -111,7 +117,7 @@ async fn read_journal(
     let journal_sector = ring_buckets.first().map_or(Sector(0), |b| g.bucket_start(*b));
     let bad_journal = |c: &format::Corrupt| place.corrupt(journal_sector, c);
     let newest =
-        replay.newest_entry().ok_or_else(|| place.damage(journal_sector, "journal: no entry"))?.clone();
+        replay.newest_entry().ok_or_else(|| place.damage(journal_sector, Flaw::NoNewestEntry))?.clone();
     let on_device = replay.entries.len();
     if let Some(s) = crash_log {
         replay.entries.extend(newer_entries(&**s, superblock.seq(), &newest, g));
@@ -216,10 +222,12 @@ impl Replayer<'_> {
     /// Checks a key. Returns its pointer and its dirty flag, or `None` if it acts as a hole.
     fn checked(&self, seq: JournalSeq, key: &Bkey) -> Result<Option<(Ptr, bool)>, EngineError> {
         let (place, end) = (self.reader.place, key.offset());
-        let bad =
-            |what| place.damage(Sector(0), format!("journal entry {seq}: key {}:{end}: {what}", key.inode()));
+        let bad = |why| {
+            let flaw = Flaw::JournalKey { entry: seq, inode: key.inode(), end, why };
+            place.damage(Sector(0), flaw)
+        };
         if end > MAX_POSITION {
-            return Err(bad(format!("expected an offset of at most {MAX_POSITION}")));
+            return Err(bad(KeyFlaw::TooFar { most: MAX_POSITION }));
         }
         // A stale key still replaces older keys: it acts as a hole (format section 4.5).
         let new = key
@@ -243,11 +251,8 @@ fn check_uuids(uuids: &[format::UuidEntry], newest: &Jset, place: &Place) -> Res
         None => Ok(()),
         Some(_) if bug(Bug::LargeVolumeBelieved) => Ok(()),
         Some((slot, u)) => {
-            let what = format!(
-                "UUID table: slot {slot}: flash-only volume: expected at most {MAX_POSITION} sectors, found {}",
-                u.sectors
-            );
-            Err(place.damage(sector, what))
+            let flaw = Flaw::VolumeSize { slot, most: MAX_POSITION, found: u.sectors };
+            Err(place.damage(sector, flaw))
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Stopping a set: it takes no new requests, requests under way end, and all unwritten state is written to disk.
 //!
 //! Dirty data stays dirty. The format has no mark of a clean stop: a stopped set looks like a crashed set whose journal
-//! has nothing left to replay.
+//! has nothing left to replay. So the last entry of a stop has no keys and needs no older entry, unless the journal has
+//! no room for it. A start that replays keys therefore follows a crash, or a stop by a kernel.
 
 use super::Core;
 use crate::error::EngineError;
@@ -14,9 +15,9 @@ pub(super) async fn stop(core: &Core) -> Result<(), EngineError> {
     for v in core.volumes() {
         stopped = stopped.and(v.stop().await);
     }
-    // Waits for misses that are being inserted.
+    // All tasks end, among them the insertions of misses.
     core.cache.tasks.all_ended().await;
-    // A device that cannot be flushed does not keep the data of others from becoming durable.
+    // A device that cannot be flushed must not keep the data of other devices from becoming durable.
     for b in core.cache.backings.all() {
         stopped = stopped.and(b.settle_direct_writes().await.map_err(EngineError::from));
     }
@@ -25,7 +26,7 @@ pub(super) async fn stop(core: &Core) -> Result<(), EngineError> {
         core.cache.index.write_all_leaves().await?;
         core.cache.journal.commit_keys().await?;
         core.cache.device.settle_overwrites().await?;
-        if core.cache.journal.can_advance() {
+        if core.cache.journal.wants_last_entry() {
             core.cache.journal.commit_roots(|| Urgency::Frees, |_| ()).await?;
         }
         Ok(())

@@ -54,7 +54,7 @@ impl CacheErrors {
                 let decayed = u128::from(self.scaled) * u128::from(DECAY_NUMERATOR);
                 self.scaled = u64::try_from(decayed / u128::from(DECAY_DENOMINATOR)).unwrap_or(u64::MAX);
             }
-            // There are no errors to decay: only the position in the period matters.
+            // Without errors there is nothing to decay, and only the position in the period matters.
             if self.ios > period {
                 self.ios = (self.ios - 1) % period + 1;
             }

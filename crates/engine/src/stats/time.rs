@@ -187,7 +187,7 @@ mod tests {
             expected = (expected * 7 + 8 * 256) / 8;
             assert_eq!(t.average_duration(), Nanos(expected / 256), "{n}");
         }
-        // The ends are 108, then 100 apart.
+        // The ends are first 108 and then 100 apart.
         assert_eq!((t.average_period().0 / 10, t.max_duration()), (10, Nanos(8)));
     }
 

@@ -76,7 +76,7 @@ impl ViewValues {
         if reads == 0 {
             return 0;
         }
-        // At most 100.
+        // The quotient is at most 100.
         (u128::from(self.cache_hits) * 100 / reads) as u64
     }
 }
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn more_than_65535_events_per_tick_are_not_lost() {
-        // The kernel reported 8 MiB for this.
+        // The kernel reports 8 MiB for this.
         let mut s = CacheStats::new(Nanos(0));
         for _ in 0..40 {
             s.bypassed(BypassReason::Sequential, Sectors(2048));
@@ -360,7 +360,7 @@ mod tests {
         s.tick(ticks(1));
         assert_eq!(s.view(View::Total).bypassed_bytes, u64::MAX);
         assert_eq!(s.view(View::Day).bypassed_bytes, ((1 << 48) - 1) * 512);
-        // Five centuries.
+        // The time is about five centuries later.
         assert!(s.tick(Nanos(u64::MAX)) > Nanos(u64::MAX - TICK.0));
         assert_eq!(s.view(View::Day).bypassed_bytes, 0);
         assert_eq!(s.day.scaled, [0; COUNTERS]);

@@ -7,7 +7,7 @@
 use format::CacheMode;
 
 use super::error::TunableError;
-use super::set::DEFAULT_CUTOFF_WRITEBACK;
+use super::set::{DEFAULT_CUTOFF_WRITEBACK, MAX_CUTOFF_WRITEBACK};
 use super::tunable::{self, Field, TunableInfo, Unit, choice_of, flag, number};
 use crate::policy::choices::{Admission, Bridge, Controller, ReadaheadPolicy, StopWhenFailed};
 use crate::policy::writeback_rate::{INITIAL_RATE, RateParams};
@@ -248,7 +248,7 @@ impl DeviceTunables {
             cache_mode,
             readahead_cache_policy: ReadaheadPolicy::default(),
             stop_when_cache_set_failed: StopWhenFailed::default(),
-            // All defaults: semantics section 16.2.
+            // The defaults are those of semantics section 16.2.
             sequential_cutoff: 4 << 20,
             writeback_running: true,
             writeback_delay: 30,
@@ -309,6 +309,28 @@ impl DeviceTunables {
     /// Changes a setting. Numbers out of range are clamped; any other invalid value is refused and changes nothing.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), TunableError> {
         tunable::find(TUNABLES, name)?.set(self, value)
+    }
+
+    /// Refuses a value that is not valid, or that [`DeviceTunables::set`] would clamp.
+    pub fn check(&self, name: &str, value: &str) -> Result<(), TunableError> {
+        tunable::find(TUNABLES, name)?.check(self, value)
+    }
+
+    /// Refuses a value that is possible with no values of the other settings.
+    pub fn check_alone(name: &str, value: &str) -> Result<(), TunableError> {
+        tunable::find(TUNABLES, name)?.check(&DeviceTunables::widest_for(name), value)
+    }
+
+    /// Settings that leave the setting `name` its widest range.
+    fn widest_for(name: &str) -> DeviceTunables {
+        let is_lowest = name == "writeback_rate_fp_term_low";
+        DeviceTunables {
+            writeback_rate_fp_term_low: 1,
+            writeback_rate_fp_term_mid: if is_lowest { u32::MAX - 1 } else { 2 },
+            writeback_rate_fp_term_high: u32::MAX,
+            cutoff_writeback: MAX_CUTOFF_WRITEBACK,
+            ..DeviceTunables::default()
+        }
     }
 
     /// Changes several settings, all or (after an error) none. Their order does not matter: settings that limit each

@@ -5,9 +5,10 @@
 //! structs for the engine; for operators and control files, each has a table of tunables that read and write the same
 //! fields as text.
 //!
-//! Text is parsed as in the kernel: numbers are plain decimal, and numbers out of range are clamped. Where the unit is
+//! Text is parsed as in the kernel: numbers are plain decimal, and `set` clamps numbers out of range. Where the unit is
 //! bytes, the suffixes k, M, G and T are also accepted. A value that is not a number, and a name that is not a choice,
-//! is refused.
+//! is refused. `check` refuses numbers out of range, too: callers use it for what an operator types, and the sysfs view does
+//! not.
 //!
 //! Attributes that only show a value, and those that start an action (attach, detach, stop, running, clear_stats ...),
 //! are not settings and not in this module.
@@ -28,7 +29,7 @@ pub use crate::policy::replacement::InPlaceOfLru;
 pub use device::DeviceTunables;
 pub use error::TunableError;
 pub use set::SetTunables;
-pub use tunable::{Range, Stored, TunableInfo, Unit};
+pub use tunable::{Range, Stored, TunableInfo, Unit, nearest};
 
 #[cfg(test)]
 mod tests;

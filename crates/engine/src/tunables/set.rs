@@ -16,7 +16,7 @@ pub(super) const DEFAULT_CUTOFF_WRITEBACK: u8 = 40;
 /// Percentage of used buckets up to which synchronous writes become dirty data (semantics section 16.6).
 const DEFAULT_CUTOFF_WRITEBACK_SYNC: u8 = 70;
 /// Largest values of these two settings (semantics section 16.6).
-const MAX_CUTOFF_WRITEBACK: u8 = 70;
+pub(super) const MAX_CUTOFF_WRITEBACK: u8 = 70;
 const MAX_CUTOFF_WRITEBACK_SYNC: u8 = 90;
 /// Largest value of most numbers.
 const MAX_U32: u64 = u32::MAX as u64;
@@ -87,7 +87,7 @@ pub struct SetTunables {
 impl Default for SetTunables {
     fn default() -> Self {
         SetTunables {
-            // All defaults: semantics section 16.3.
+            // The defaults are those of semantics section 16.3.
             synchronous: true,
             journal_delay_ms: 100,
             errors: OnError::default(),
@@ -101,7 +101,7 @@ impl Default for SetTunables {
             idle_max_writeback_rate: true,
             gc_after_writeback: false,
             io_disable: false,
-            // Semantics section 16.4.
+            // These defaults are those of semantics section 16.4.
             discard: false,
             cache_replacement_policy: Replacement::default(),
             cutoff_writeback: DEFAULT_CUTOFF_WRITEBACK,
@@ -282,6 +282,19 @@ impl SetTunables {
     /// ([`super::DeviceTunables::set_cutoff_writeback`]).
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), TunableError> {
         tunable::find(TUNABLES, name)?.set(self, value)
+    }
+
+    /// Refuses a value that is not valid, or that [`SetTunables::set`] would clamp.
+    pub fn check(&self, name: &str, value: &str) -> Result<(), TunableError> {
+        tunable::find(TUNABLES, name)?.check(self, value)
+    }
+
+    /// Refuses a value that is possible with no values of the other settings.
+    pub fn check_alone(name: &str, value: &str) -> Result<(), TunableError> {
+        tunable::find(TUNABLES, name)?.check(
+            &SetTunables { cutoff_writeback_sync: MAX_CUTOFF_WRITEBACK_SYNC, ..SetTunables::default() },
+            value,
+        )
     }
 
     /// Changes several settings, all or (after an error) none. Their order does not matter: settings that limit each

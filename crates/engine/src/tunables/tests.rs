@@ -173,35 +173,109 @@ fn values_are_read_and_clamped_as_the_kernel_does() {
 fn refusals_name_key_value_and_range() {
     let mut t = DeviceTunables::default();
     for (name, value, message) in [
-        ("writeback_percent", "ten", "writeback_percent=ten: not a decimal number; 0 to 40 %"),
-        ("writeback_percent", "-1", "writeback_percent=-1: not a decimal number; 0 to 40 %"),
-        ("writeback_rate", "4k", "writeback_rate=4k: not a decimal number; 1 to 2147483647 sectors/s"),
+        (
+            "writeback_percent",
+            "ten",
+            "writeback_percent: expected a decimal number, 0 to 40 %, found \"ten\"",
+        ),
+        ("writeback_percent", "-1", "writeback_percent: expected a decimal number, 0 to 40 %, found \"-1\""),
+        (
+            "writeback_rate",
+            "4k",
+            "writeback_rate: expected a decimal number, 1 to 2147483647 sectors/s, found \"4k\"",
+        ),
         (
             "sequential_cutoff",
             "4 MiB",
-            "sequential_cutoff=4 MiB: not a decimal number with an optional suffix k, M, G or T; \
-             0 to 4294967295 bytes",
+            "sequential_cutoff: expected a decimal number with an optional suffix k, M, G or T, \
+             0 to 4294967295 bytes, found \"4 MiB\"",
         ),
-        ("writeback_running", "yes", "writeback_running=yes: not a decimal number; 0 or 1"),
+        ("writeback_running", "yes", "writeback_running: expected a decimal number, 0 or 1, found \"yes\""),
         (
             "cache_mode",
             "Writeback",
-            "cache_mode=Writeback: not one of the choices; writethrough, writeback, writearound, none",
+            "cache_mode: expected one of writethrough, writeback, writearound, none, found \"Writeback\"",
         ),
         (
             "label",
             "123456789012345678901234567890123",
-            "label=\"123456789012345678901234567890123\": at most 32 bytes, without zero bytes",
+            "label: expected at most 32 bytes, without zero bytes, found \"123456789012345678901234567890123\"",
         ),
-        ("label", "a\0b", "label=\"a\\0b\": at most 32 bytes, without zero bytes"),
-        ("dirty_data", "0", "dirty_data: no such tunable"),
-        ("", "", ": no such tunable"),
+        ("label", "a\0b", "label: expected at most 32 bytes, without zero bytes, found \"a\\0b\""),
+        ("dirty_data", "0", "unknown tunable dirty_data"),
+        ("", "", "unknown tunable \"\""),
+        ("writeback_precent", "5", "unknown tunable writeback_precent; did you mean writeback_percent?"),
     ] {
         assert_eq!(t.set(name, value).unwrap_err().to_string(), message);
     }
     assert_eq!(t, DeviceTunables::default(), "nothing has changed");
-    assert_eq!(t.get("Label"), Err(TunableError::Unknown { name: "Label".into() }));
+    assert_eq!(t.get("Label"), Err(TunableError::Unknown { name: "Label".into(), nearest: Some("label") }));
     assert!(t.raw("io_errors").is_err());
+}
+
+/// An operator who typed 99 got 40 without a word. `check` refuses each value that `set` would clamp, and nothing else.
+#[test]
+fn a_value_out_of_range_is_refused_with_the_range() {
+    let device = DeviceTunables::default();
+    for (name, value, message) in [
+        (
+            "writeback_percent",
+            "99",
+            "writeback_percent: expected 0 to 40 %, found 99; the set's cutoff_writeback is the upper limit",
+        ),
+        (
+            "writeback_delay",
+            "9999999999",
+            "writeback_delay: expected 0 to 4294967295 s, found 9999999999; give a",
+        ),
+        (
+            "sequential_cutoff",
+            "1T",
+            "sequential_cutoff: expected 0 to 4294967295 bytes, found 1T; give a number",
+        ),
+        (
+            "writeback_running",
+            "2",
+            "writeback_running: expected 0 or 1, found 2; give a number in this range",
+        ),
+        (
+            "writeback_rate_fp_term_low",
+            "10",
+            "1 to 9, found 10; the factors low, mid and high have to ascend",
+        ),
+    ] {
+        let refused = device.check(name, value).expect_err(name);
+        assert!(matches!(refused, TunableError::OutOfRange { .. }), "{refused:?}");
+        assert!(refused.to_string().contains(message), "{refused}");
+    }
+    for (name, value) in
+        [("writeback_percent", "40"), ("sequential_cutoff", "4M"), ("label", "a"), ("io_disable", "1")]
+    {
+        assert_eq!(device.check(name, value), Ok(()), "{name}={value}");
+    }
+    for (name, value) in [("cache_mode", "sideways"), ("writeback_percent", "x"), ("nothing", "1")] {
+        assert!(device.check(name, value).is_err(), "{name}={value}");
+    }
+    assert!(SetTunables::default().check("cutoff_writeback", "71").is_err());
+    assert!(SetTunables::default().check("btree_cache_limit", "1M").is_err());
+}
+
+/// A value that needs another value of a second setting is possible, until the settings are known.
+#[test]
+fn a_value_that_depends_on_others_is_checked_with_them() {
+    for (name, value) in [
+        ("writeback_percent", "70"),
+        ("writeback_rate_fp_term_low", "4294967293"),
+        ("writeback_rate_fp_term_mid", "4294967294"),
+        ("writeback_rate_fp_term_high", "3"),
+    ] {
+        assert_eq!(DeviceTunables::check_alone(name, value), Ok(()), "{name}={value}");
+        assert!(DeviceTunables::default().check(name, value).is_err(), "{name}={value}");
+    }
+    assert!(DeviceTunables::check_alone("writeback_percent", "71").is_err());
+    assert!(DeviceTunables::check_alone("writeback_rate_fp_term_high", "2").is_err());
+    assert_eq!(SetTunables::check_alone("cutoff_writeback_sync", "90"), Ok(()));
+    assert!(SetTunables::check_alone("cutoff_writeback_sync", "91").is_err());
 }
 
 #[test]

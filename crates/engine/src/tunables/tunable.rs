@@ -242,6 +242,33 @@ impl<T> Tunable<T> {
         Ok(())
     }
 
+    /// Refuses a value that [`Tunable::set`] would refuse or clamp.
+    pub(super) fn check(&self, of: &T, text: &str) -> Result<(), TunableError>
+    where
+        T: Clone,
+    {
+        self.set(&mut of.clone(), text)?;
+        let word = text.trim();
+        let number = match &self.field {
+            Field::Number { .. } if self.unit == Unit::Bytes => parse::bytes(word),
+            Field::Number { .. } | Field::Flag { .. } => parse::decimal(word),
+            Field::Choice { .. } | Field::Text { .. } => None,
+        };
+        let (min, max) = match &self.field {
+            Field::Number { range, .. } => range(of),
+            _ => (0, 1),
+        };
+        match number {
+            Some(number) if !(min..=max).contains(&number) => Err(TunableError::OutOfRange {
+                name: self.name,
+                value: word.to_owned(),
+                unit: self.unit,
+                range: self.range(of),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     pub(super) fn info(&self, of: &T, defaults: &T) -> TunableInfo {
         TunableInfo {
             name: self.name,
@@ -259,8 +286,18 @@ impl<T> Tunable<T> {
 
 /// The tunable called `name`.
 pub(super) fn find<'a, T>(table: &'a [Tunable<T>], name: &str) -> Result<&'a Tunable<T>, TunableError> {
-    let unknown = || TunableError::Unknown { name: name.to_owned() };
+    let unknown = || TunableError::Unknown {
+        name: name.to_owned(),
+        nearest: nearest(name, table.iter().map(|tunable| tunable.name)),
+    };
     table.iter().find(|tunable| tunable.name == name).ok_or_else(unknown)
+}
+
+/// The name that differs from `name` by a spelling mistake: at most three letters, and at most a third of them.
+pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let most = 3.min(name.len() / 3);
+    let near = known.map(|one| (strsim::damerau_levenshtein(name, one), one));
+    near.filter(|(distance, _)| *distance <= most).min_by_key(|(distance, _)| *distance).map(|(_, one)| one)
 }
 
 /// Sets all of `settings`, or none of them if one is invalid.

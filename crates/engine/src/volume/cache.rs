@@ -156,7 +156,7 @@ impl VolumeLoad {
     pub(crate) fn measure_saving(&self, device: &CacheDevice) {
         let Some(b) = &self.backing else { return };
         let known = |m: &CostModel| m.is_known().then(|| m.costs());
-        if let (Some(cache), Some(backing)) = (device.meter().model(known), b.meter.model(known)) {
+        if let (Some(cache), Some(backing)) = (device.meter().model(known), b.meter().model(known)) {
             let more = |cost: &dyn Fn(&Costs) -> io::Nanos| cost(&backing).0.saturating_sub(cost(&cache).0);
             let mib = more(&|c| c.transfer(Sectors(2048)));
             self.saving.set(Saving::new(more(&Costs::per_request), mib));

@@ -3,24 +3,70 @@
 //! Owns the checks and counts around each request, and the choice between the cache and pass-through mode, which it
 //! makes again when the set fails. Must not know how a path carries out a request.
 
+use std::cell::{Ref, RefMut};
 use std::rc::Rc;
 
 use format::{Sector, Sectors};
-use io::{BlockVolume, Buffer, Nanos, RangeStatus, ReadFlags, VolumeError, WriteFlags, ZeroFlags};
+use io::{BlockVolume, Buffer, Handle, Nanos, RangeStatus, ReadFlags, VolumeError, WriteFlags, ZeroFlags};
 
 use super::direct::Direct;
+use super::ranges::Ranges;
 use super::read::Read;
 use super::write::Write;
+use super::writeback_state::WritebackState;
 use super::{Volume, direct, lost, read, write};
 use crate::canary::{Bug, bug};
 use crate::index::Kind;
 use crate::policy::bypass::BypassReason;
-use crate::stats::{OpKind, Outcome};
+use crate::stats::{OpKind, Outcome, RequestStats};
+use crate::tunables::DeviceTunables;
 
 /// Requests to write zeros that are no longer than this go through the cache like data.
 const SMALL_ZEROES: Sectors = Sectors(128);
 
 impl Volume {
+    pub(crate) fn rt(&self) -> &Handle {
+        &self.rt
+    }
+
+    pub(crate) fn ranges(&self) -> &Rc<Ranges> {
+        &self.ranges
+    }
+
+    /// The tunables as they are set; [`Volume::tunables`] has the current rate of writeback, too.
+    pub(crate) fn settings(&self) -> Ref<'_, DeviceTunables> {
+        self.tunables.borrow()
+    }
+
+    pub(crate) fn set_cutoff_writeback(&self, percent: u8) {
+        self.tunables.borrow_mut().set_cutoff_writeback(percent);
+    }
+
+    /// The outcomes and latencies of the requests.
+    pub(crate) fn served(&self) -> RefMut<'_, RequestStats> {
+        self.served.borrow_mut()
+    }
+
+    /// Number of dirty writes that have begun and have not inserted all their keys into the index yet.
+    pub(crate) fn dirty_in_flight(&self) -> usize {
+        self.dirty_in_flight.get()
+    }
+
+    pub(crate) fn writeback(&self) -> &WritebackState {
+        &self.writeback
+    }
+
+    /// Changes the tunables without their checks.
+    #[cfg(test)]
+    pub(crate) fn settings_mut(&self) -> RefMut<'_, DeviceTunables> {
+        self.tunables.borrow_mut()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_dirty_in_flight(&self, writes: usize) {
+        self.dirty_in_flight.set(writes);
+    }
+
     /// See [`BlockVolume::read`].
     pub fn read(
         self: &Rc<Self>,
@@ -62,8 +108,9 @@ impl Volume {
             };
             if !cache.device.is_failed() {
                 let start = sector + Sectors(self.offset.0);
-                let read = Read { start, end: start + sectors, offset_bytes, meta: flags.meta };
-                let (b, result) = read::read_cached(self.target(&cache, inode), &read, buffer).await;
+                let target = self.target(&cache, inode);
+                let read = Read::begin(target, (start, start + sectors), offset_bytes, flags.meta);
+                let (b, result) = read::read_cached(target, &read, buffer).await;
                 buffer = b;
                 if result.is_ok() || !cache.device.is_failed() {
                     return (buffer, result.map_err(|e| self.unanswered(OpKind::Read, e.to_volume_error())));
@@ -204,7 +251,7 @@ impl Volume {
         }
         let _guard = self.enter(sector, sectors)?;
         self.count(|c| c.writes.count(sectors));
-        self.remove_measured(OpKind::Write, sector, sectors, Direct::Zeroes { fua: flags.fua }).await
+        self.remove_measured(OpKind::Write, sector, sectors, Direct::Zeroes(flags)).await
     }
 
     async fn remove_measured(

@@ -14,13 +14,15 @@
 use std::rc::Rc;
 
 use format::{JournalSeq, Sector, Sectors};
-use io::{Op, VolumeError};
+use io::{Op, VolumeError, ZeroFlags};
 
+use super::Blocks;
 use super::Target;
 use super::Volume;
+use super::blocks::widened;
 use super::miss::insert_written;
 use super::write::Write;
-use super::write::{count_bypass, merge, overlaps_dirty, widened, write_uncached, write_volume};
+use super::write::{count_bypass, merge, overlaps_dirty, write_uncached, write_volume};
 use crate::alloc::{Placed, Stream};
 use crate::canary::{Bug, bug};
 use crate::device::Watched;
@@ -31,7 +33,7 @@ use crate::policy::bypass::BypassReason;
 /// The operation on the backing device that is not a write of data.
 pub(super) enum Direct {
     Discard,
-    Zeroes { fua: bool },
+    Zeroes(ZeroFlags),
 }
 
 /// Writes to the backing device and, if `copy` is set, a clean copy into the cache. The caller holds the range.
@@ -44,7 +46,7 @@ pub(super) async fn write_direct(
     let Target { volume, cache, inode } = target;
     let Some(backing) = volume.backing() else { return Ok(()) };
     volume.ranges.writeback_done(write.start, write.end).await;
-    let (outer_start, outer_end) = widened(volume, cache, write.start, write.end);
+    let (outer_start, outer_end) = widened(volume, cache, write.range());
     invalidate_clean(target, outer_start, outer_end).await?;
     let mut copies: Vec<(Sector, Placed, Watched)> = Vec::new();
     if copy {
@@ -95,7 +97,7 @@ pub(super) async fn remove_cached(
     let Target { volume, cache, .. } = target;
     cache.foreground_request();
     let end = start + sectors;
-    let (outer_start, outer_end) = widened(volume, cache, start, end);
+    let (outer_start, outer_end) = widened(volume, cache, (start, end));
     let range = volume.ranges.change(outer_start, outer_end).await;
     if !volume.is_attached_to(cache) {
         // The volume was detached during the wait; the other path takes its own range.
@@ -107,33 +109,28 @@ pub(super) async fn remove_cached(
     };
     count_bypass(volume, cache, BypassReason::Discard, sectors);
     // Only whole blocks go to the device: a discard is a hint, and zeros at the edges are written like data.
-    let block = u64::from(backing.disk.info().logical_block_bytes / 512).max(cache.geometry.block_sectors.0);
-    let (first, last) = (Sector(start.0.next_multiple_of(block)), Sector(end.0 / block * block));
-    let whole = first < last;
-    if let Direct::Zeroes { fua } = op {
-        let edges = if whole { [(start, first), (last, end)] } else { [(start, end), (end, end)] };
-        for (a, b) in edges.into_iter().filter(|(a, b)| a < b) {
+    let split = Blocks::of_disk(&backing.disk()).max(Blocks::of(&cache.geometry)).split((start, end));
+    if let Direct::Zeroes(ZeroFlags { fua, .. }) = op {
+        for (a, b) in split.edges() {
             zero_edge(target, a, b, *fua).await?;
         }
     }
-    if !whole {
-        return Ok(());
-    }
+    let Some((first, last)) = split.whole else { return Ok(()) };
     volume.ranges.writeback_done(first, last).await;
     invalidate_clean(target, first, last).await?;
     let operation = match op {
-        Direct::Zeroes { .. } => Some(Op::WriteZeroes),
-        _ => backing.disk.info().discard.then_some(Op::Discard),
+        Direct::Zeroes(flags) => Some(Op::WriteZeroes { may_unmap: flags.may_unmap }),
+        Direct::Discard => backing.disk().info().discard.then_some(Op::Discard),
     };
     if let Some(operation) = operation {
-        let result = backing.disk.start_plain(operation, first, last - first).await.result;
+        let result = backing.disk().start_plain(operation, first, last - first).await.result;
         backing.wrote_directly();
         // A discard that the device refuses changes nothing. A failed write of zeros is an error.
-        if operation == Op::WriteZeroes {
+        if operation != Op::Discard {
             result?;
         }
     }
-    let fua = matches!(op, Direct::Zeroes { fua: true });
+    let fua = matches!(op, Direct::Zeroes(ZeroFlags { fua: true, .. }));
     if overlaps_dirty(target, first, last).await? {
         drop_dirty(target, first, last, fua).await?;
     } else if fua {
@@ -147,7 +144,7 @@ async fn zero_edge(target: Target<'_>, start: Sector, end: Sector, fua: bool) ->
     let Target { volume, cache, .. } = target;
     let buffer = volume.rt.pool().zeroed((end - start).bytes() as usize);
     let write = Write { start, end, buffer, offset_bytes: 0, fua, meta: false };
-    let (outer_start, outer_end) = widened(volume, cache, start, end);
+    let (outer_start, outer_end) = widened(volume, cache, (start, end));
     let write = merge(target, &write, outer_start, outer_end).await?;
     let over_dirty = overlaps_dirty(target, outer_start, outer_end).await?;
     write_direct(target, &write, false, over_dirty).await
@@ -156,23 +153,21 @@ async fn zero_edge(target: Target<'_>, start: Sector, end: Sector, fua: bool) ->
 /// Unmaps the whole blocks of a range of a flash-only volume, and writes zeros at its edges.
 async fn unmap(target: Target<'_>, start: Sector, end: Sector, op: &Direct) -> Result<(), EngineError> {
     let Target { volume, cache, .. } = target;
-    let block = cache.geometry.block_sectors.0;
-    let (first, last) = (Sector(start.0.next_multiple_of(block)), Sector(end.0 / block * block));
-    let fua = matches!(op, Direct::Zeroes { fua: true });
+    let split = Blocks::of(&cache.geometry).split((start, end));
+    let fua = matches!(op, Direct::Zeroes(ZeroFlags { fua: true, .. }));
     let mut newest = JournalSeq(0);
-    if let Direct::Zeroes { .. } = op {
-        let edges = if first < last { [(start, first), (last, end)] } else { [(start, end), (end, end)] };
-        for (a, b) in edges.into_iter().filter(|(a, b)| a < b) {
+    if let Direct::Zeroes(_) = op {
+        for (a, b) in split.edges() {
             let buffer = volume.rt.pool().zeroed((b - a).bytes() as usize);
             // A write in place inserts no key, so there is no journal entry to wait for.
             let fua = fua && !bug(Bug::EdgesNotDurable);
             let write = Write { start: a, end: b, buffer, offset_bytes: 0, fua, meta: false };
-            let (outer_start, outer_end) = widened(volume, cache, a, b);
+            let (outer_start, outer_end) = widened(volume, cache, write.range());
             let write = merge(target, &write, outer_start, outer_end).await?;
             newest = newest.max(write_volume(target, &write).await?);
         }
     }
-    if first < last {
+    if let Some((first, last)) = split.whole {
         newest = newest.max(drop_mapped(target, first, last).await?);
     }
     if fua {
@@ -273,33 +268,29 @@ pub(super) async fn remove_uncached(
     op: &Direct,
 ) -> Result<(), VolumeError> {
     let Some(backing) = volume.backing() else { return Err(VolumeError::Stopped(volume.name())) };
-    let block = u64::from(backing.disk.info().logical_block_bytes / 512).max(1);
-    let end = start + sectors;
-    let (first, last) = (Sector(start.0.next_multiple_of(block)), Sector(end.0 / block * block));
-    if let Direct::Zeroes { fua } = op {
-        let edges = if first < last { [(start, first), (last, end)] } else { [(start, end), (end, end)] };
-        for (a, b) in edges.into_iter().filter(|(a, b)| a < b) {
+    let split = Blocks::of_disk(&backing.disk()).split((start, start + sectors));
+    if let Direct::Zeroes(ZeroFlags { fua, .. }) = op {
+        for (a, b) in split.edges() {
             let zeros = volume.rt.pool().zeroed((b - a).bytes() as usize);
             let write = Write { start: a, end: b, buffer: zeros, offset_bytes: 0, fua: *fua, meta: false };
             write_uncached(volume, &write).await?;
         }
     }
-    if first >= last {
-        return Ok(());
-    }
+    let Some((first, last)) = split.whole else { return Ok(()) };
     let _range = volume.ranges.change(first, last).await;
     volume.ranges.writeback_done(first, last).await;
     match op {
-        Direct::Zeroes { fua } => {
-            backing.disk.write_zeroes(first, last - first).await?;
+        Direct::Zeroes(flags) => {
+            let zeroes = Op::WriteZeroes { may_unmap: flags.may_unmap };
+            backing.disk().start_plain(zeroes, first, last - first).await.result?;
             backing.wrote_directly();
-            if *fua {
+            if flags.fua {
                 backing.settle_direct_writes().await?;
             }
         }
-        _ if backing.disk.info().discard => {
+        _ if backing.disk().info().discard => {
             // A discard is a hint: a device that refuses it has changed nothing.
-            let _ = backing.disk.discard(first, last - first).await;
+            let _ = backing.disk().discard(first, last - first).await;
             backing.wrote_directly();
         }
         _ => {}

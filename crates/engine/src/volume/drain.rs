@@ -19,7 +19,7 @@ pub(super) async fn stop(volume: &Volume) -> Result<(), EngineError> {
     volume.idle.wait_until(|| volume.in_flight.get() == 0).await;
     volume.writeback.stopped(volume.backing.is_none() || volume.attached().is_none()).await;
     match &volume.backing {
-        Some(b) if volume.attached().is_none() => Ok(b.gate.ensure(b.gate.latest()).await?),
+        Some(b) if volume.attached().is_none() => Ok(b.gate().ensure(b.gate().latest()).await?),
         _ => Ok(()),
     }
 }
@@ -64,7 +64,7 @@ pub(super) async fn mark_clean(volume: &Volume) -> Result<(), EngineError> {
             cache.journal.commit(cleaned).await?;
         }
         if backing.ensure_clean(|| is_clean() && is_durable()).await? {
-            let device = backing.disk.info().name.to_string();
+            let device = backing.disk().info().name.to_string();
             cache.device.emit(SetEvent::State { device, state: "clean" });
         }
     }

@@ -9,6 +9,7 @@
 use format::{Sector, Sectors};
 use io::Buffer;
 
+use super::Blocks;
 use super::RangeGuard;
 use super::Target;
 use crate::alloc::{Purpose, Stream};
@@ -31,17 +32,14 @@ pub(super) struct Missed {
     pub(super) range: RangeGuard,
 }
 
-/// Starts to insert data that a read found missing. `meta`: the data is metadata of a file system.
+/// Starts to insert the whole blocks of data that a read found missing. `meta`: the data is metadata of a file system.
 pub(super) fn insert_miss(target: Target<'_>, missed: Missed, meta: bool) {
     let Target { volume, cache, inode } = target;
-    // Whole blocks only.
-    let block = cache.geometry.block_sectors.0;
     let start = missed.start;
-    let first = Sector(start.0.next_multiple_of(block));
-    let last = Sector(missed.end.0 / block * block);
+    let Some((first, last)) = Blocks::of(&cache.geometry).inside((start, missed.end)) else { return };
     let data_bytes = missed.data.capacity();
     let held_bytes = cache.tasks.held_bytes() + data_bytes;
-    if first >= last || cache.tasks.under_way() >= MAX_BACKGROUND || held_bytes > MAX_BACKGROUND_BYTES {
+    if cache.tasks.under_way() >= MAX_BACKGROUND || held_bytes > MAX_BACKGROUND_BYTES {
         return;
     }
     let skip = missed.skip + (first - start).bytes() as usize;

@@ -2,11 +2,13 @@
 //!
 //! Owns what all requests have in common (bounds, in-flight count, bypass decision, statistics) and the state of the
 //! volume (attached, detaching, pass-through, stopped). The paths are in `read`, `write`, `direct`, `miss` and
-//! `overwrite`; `ranges` says which requests may overlap; writeback is a separate task (`crate::writeback`).
+//! `overwrite`; `blocks` widens a request to whole blocks, or reduces it to them; `ranges` says which requests may
+//! overlap; writeback is a separate task (`crate::writeback`).
 //!
 //! Invariants: positions handed to the index include the data offset; a volume with dirty data never serves requests
 //! without its cache.
 
+mod blocks;
 mod cache;
 mod device;
 mod direct;
@@ -27,6 +29,7 @@ use format::{BackingState, CacheMode, Inode, Sector, Sectors, Uuid};
 use io::sync::{Event, Mutex};
 use io::{Disk, Handle, Nanos, TraceFigures, VolumeError};
 
+pub(crate) use blocks::Blocks;
 pub(crate) use cache::{Cache, Shared, VolumeLoad};
 pub use device::VolumeRef;
 pub(crate) use ranges::{RangeGuard, Ranges};
@@ -52,30 +55,30 @@ use crate::tunables::{Admission, Controller, DeviceTunables};
 
 /// A cached device or flash-only volume.
 pub struct Volume {
-    pub(crate) rt: Handle,
+    rt: Handle,
     name: RefCell<String>,
     sectors: Sectors,
     /// The key position at which the volume begins: the data offset of the backing device.
-    pub(crate) offset: Sector,
+    offset: Sector,
     link: RefCell<Option<(Rc<Cache>, Inode)>>,
     backing: Option<Rc<BackingDevice>>,
-    pub(crate) ranges: Rc<Ranges>,
-    pub(crate) tunables: RefCell<DeviceTunables>,
-    pub(crate) stats: RefCell<CacheStats>,
+    ranges: Rc<Ranges>,
+    tunables: RefCell<DeviceTunables>,
+    stats: RefCell<CacheStats>,
     requests: RefCell<RequestCounters>,
     /// The outcomes and latencies of the requests.
-    pub(crate) served: RefCell<RequestStats>,
+    served: RefCell<RequestStats>,
     detector: RefCell<SequentialDetector>,
     stopping: Cell<bool>,
     /// The number of callers that detach the volume.
-    pub(crate) detaching: Cell<u32>,
+    detaching: Cell<u32>,
     in_flight: Cell<usize>,
     load: Rc<VolumeLoad>,
     /// Dirty writes that have begun and have not inserted all their keys into the index yet.
-    pub(crate) dirty_in_flight: Cell<usize>,
+    dirty_in_flight: Cell<usize>,
     idle: Event,
     lost: Mutex,
-    pub(crate) writeback: WritebackState,
+    writeback: WritebackState,
 }
 
 /// The target of a request or of writeback: a volume, the cache to which it is attached, and its slot there.
@@ -95,8 +98,7 @@ struct Area {
 impl Area {
     /// The data area of a backing device.
     fn of(backing: &BackingDevice) -> Area {
-        let block = backing.block_sectors().0.max(1);
-        let sectors = Sectors(backing.data_sectors().0 / block * block);
+        let sectors = Blocks::of_size(backing.block_sectors()).whole(backing.data_sectors());
         Area { offset: backing.data_offset(), sectors }
     }
 }
@@ -159,7 +161,7 @@ impl Volume {
     /// If the device has dirty data in a cache and `lose_dirty` is false.
     pub async fn pass_through(disk: Disk, lose_dirty: bool) -> Result<Rc<Volume>, EngineError> {
         let backing = BackingDevice::open(disk).await?;
-        let name = backing.disk.info().name.clone();
+        let name = backing.disk().info().name.clone();
         match backing.state() {
             BackingState::Dirty if !lose_dirty => {
                 mark(Mark::AloneRefused);
@@ -172,7 +174,7 @@ impl Volume {
             BackingState::None | BackingState::Stale => mark(Mark::AloneFree),
         }
         let (area, label) = (Area::of(&backing), backing.label());
-        Ok(Volume::new(backing.disk.runtime().clone(), area, None, Some(backing), &label))
+        Ok(Volume::new(backing.disk().runtime().clone(), area, None, Some(backing), &label))
     }
 
     /// The cache and the slot, while the volume is attached.
@@ -211,22 +213,22 @@ impl Volume {
 
     /// Name of the backing device, if there is one.
     pub fn backing_name(&self) -> Option<String> {
-        self.backing.as_ref().map(|b| b.disk.info().name.to_string())
+        self.backing.as_ref().map(|b| b.disk().info().name.to_string())
     }
 
     /// Flushes sent to the backing device.
     pub fn backing_flushes(&self) -> u64 {
-        self.backing.as_ref().map_or(0, |b| b.gate.count())
+        self.backing.as_ref().map_or(0, |b| b.gate().count())
     }
 
     /// Requests to the backing device; see [`Disk::trace`]. None without such a device.
     pub fn backing_trace(&self, since: u64, lease: Nanos) -> Option<TraceFigures> {
-        self.backing.as_ref().map(|b| b.disk.trace(since, lease))
+        self.backing.as_ref().map(|b| b.disk().trace(since, lease))
     }
 
     /// Size of the backing device, if there is one.
     pub fn backing_size(&self) -> Option<Sectors> {
-        self.backing.as_ref().map(|b| b.disk.info().sectors)
+        self.backing.as_ref().map(|b| b.disk().info().sectors)
     }
 
     /// Failed requests to the backing device.
@@ -276,14 +278,14 @@ impl Volume {
     /// Unit that is stored without a read of the data around it, in bytes: the largest block size of volume, set and
     /// devices.
     pub fn physical_block_bytes(&self) -> u32 {
-        let backing = self.backing.as_ref().map_or(0, |b| b.disk.info().physical_block_bytes);
+        let backing = self.backing.as_ref().map_or(0, |b| b.disk().info().physical_block_bytes);
         let cache = self.attached().map_or(0, |(cache, _)| cache.geometry.block_sectors.bytes() as u32);
         self.block_bytes().max(backing).max(cache)
     }
 
     /// Preferred size of requests, in bytes; 0 if there is none.
     pub fn optimal_io_bytes(&self) -> u32 {
-        self.backing.as_ref().map_or(0, |b| b.disk.info().optimal_io_bytes)
+        self.backing.as_ref().map_or(0, |b| b.disk().info().optimal_io_bytes)
     }
 
     /// The number of live dirty sectors.
@@ -393,7 +395,7 @@ impl Volume {
         if !inside {
             return Err(VolumeError::OutOfRange { sector, sectors, capacity: self.sectors });
         }
-        if self.backing.as_ref().is_some_and(|b| b.disabled.get()) {
+        if self.backing.as_ref().is_some_and(|b| b.is_disabled()) {
             return Err(VolumeError::Failed(format!(
                 "{}: io_disable is set, by the operator or after too many errors",
                 self.label_or_name()
@@ -467,7 +469,7 @@ impl Volume {
         let free_room = cache.alloc.has_plenty();
         let (streams_faster, answers_first) = match self.backing() {
             Some(b) => cache.device.meter().model(|cache| {
-                b.meter.model(|backing| {
+                b.meter().model(|backing| {
                     let unknown = !cache.is_known() || !backing.is_known();
                     let streams_faster = unknown || faster_for_stream(cache, backing, sectors);
                     let answers_first = unknown || cache.answer_time(sectors) <= backing.answer_time(sectors);
@@ -530,7 +532,7 @@ impl Volume {
 
     /// The stripes of the backing device, if writing a part of a stripe is expensive.
     pub(crate) fn expensive_stripes(&self) -> Option<StripeGeometry> {
-        let info = self.backing.as_ref()?.disk.info();
+        let info = self.backing.as_ref()?.disk().info();
         let optimal = Sectors::from_bytes_floor(u64::from(info.optimal_io_bytes));
         let expensive = info.partial_stripes_expensive && optimal > Sectors::ZERO;
         expensive.then(|| StripeGeometry::new(optimal, self.offset, self.size()))

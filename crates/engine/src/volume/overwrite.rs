@@ -18,6 +18,7 @@
 use format::{JournalSeq, Ptr};
 use io::Nanos;
 
+use super::Blocks;
 use super::Cache;
 use super::Target;
 use super::write::Write;
@@ -56,9 +57,8 @@ pub(super) fn place_to_overwrite(target: Target<'_>, write: &Write) -> Option<Pt
     let Target { volume, cache, inode } = target;
     let seg = cache.index.segment(inode, write.start, write.end).ok()?;
     let Kind::Hit { ptr, dirty: true, .. } = seg.kind else { return None };
-    let block = u64::from(cache.device.disk().info().logical_block_bytes / 512).max(1);
-    let aligned = ptr.offset().0.is_multiple_of(block) && write.sectors().0.is_multiple_of(block);
-    if seg.end != write.end || !aligned {
+    let blocks = Blocks::of_disk(cache.device.disk());
+    if seg.end != write.end || !blocks.are_whole(ptr.offset(), write.sectors()) {
         return None;
     }
     let copied = volume.ranges.is_written_back(write.start, write.end) && !bug(Bug::OverwrittenInWriteback);

@@ -13,6 +13,7 @@ use std::rc::Rc;
 use format::{Ptr, Sector, Sectors};
 use io::{Buffer, Disk, Nanos, VolumeError};
 
+use super::Blocks;
 use super::Cache;
 use super::Target;
 use super::miss::{Missed, insert_miss};
@@ -21,7 +22,7 @@ use crate::canary::{Bug, bug};
 use crate::device::{Meter, Turn, Watched};
 use crate::error::EngineError;
 use crate::index::{Kind, NotLoaded, Segment};
-use crate::policy::bypass::{Decision, RequestKind};
+use crate::policy::bypass::{BypassReason, Decision, RequestKind};
 use crate::policy::congestion::Direction;
 use crate::refusal::Refusal;
 use crate::stats::{OpKind, Outcome};
@@ -48,17 +49,10 @@ struct Reading {
 /// Starts a read of a sector range, widened to whole blocks of the device; returns the number of bytes to skip in the
 /// buffer.
 fn start_aligned(disk: &Disk, meter: &Rc<Meter>, sector: Sector, sectors: Sectors) -> (Watched, usize) {
-    let block = u64::from(disk.info().logical_block_bytes / 512).max(1);
-    let first = Sector(sector.0 / block * block);
-    let last = (sector + sectors).0.next_multiple_of(block);
-    let span = Sectors(last - first.0);
+    let (first, last) = Blocks::of_disk(disk).around((sector, sector + sectors));
+    let span = last - first;
     let buffer = disk.runtime().pool().take(span.bytes() as usize);
     (meter.read(disk, first, span, buffer, 0), (sector - first).bytes() as usize)
-}
-
-fn is_aligned(disk: &Disk, sector: Sector, sectors: Sectors) -> bool {
-    let block = u64::from(disk.info().logical_block_bytes / 512).max(1);
-    sector.0.is_multiple_of(block) && sectors.0.is_multiple_of(block)
 }
 
 /// Reads from the backing device into the caller's buffer.
@@ -72,7 +66,7 @@ pub(super) async fn read_directly(
     let Some(backing) = volume.backing() else {
         return (buffer, Err(VolumeError::Stopped(volume.name())));
     };
-    if is_aligned(&backing.disk, start, sectors) {
+    if Blocks::of_disk(&backing.disk()).are_whole(start, sectors) {
         let spare = buffer.len();
         let done = backing.read_data(start, sectors, buffer, offset_bytes).await;
         if let Err(e) = &done.result {
@@ -81,7 +75,7 @@ pub(super) async fn read_directly(
         let buffer = done.buffer.unwrap_or_else(|| volume.rt.pool().take(spare));
         return (buffer, done.result.map_err(VolumeError::from));
     }
-    let (future, skip) = start_aligned(&backing.disk, &backing.meter, start, sectors);
+    let (future, skip) = start_aligned(&backing.disk(), &backing.meter(), start, sectors);
     let done = future.await;
     let len = sectors.bytes() as usize;
     let result = match (done.result, done.buffer) {
@@ -101,16 +95,30 @@ pub(super) async fn read_directly(
 
 /// A read request. Its buffer is passed beside it, because the answer returns the buffer.
 pub(super) struct Read {
-    pub(super) start: Sector,
-    pub(super) end: Sector,
+    start: Sector,
+    end: Sector,
     /// The position in the buffer at which the data begins.
-    pub(super) offset_bytes: usize,
+    offset_bytes: usize,
     /// The data is metadata of a file system.
-    pub(super) meta: bool,
+    meta: bool,
+    /// Whether missing data is put into the cache.
+    decision: Decision,
 }
 
 impl Read {
-    pub(super) fn sectors(&self) -> Sectors {
+    /// Begins a read of a range and decides whether it goes through the cache.
+    pub(super) fn begin(
+        target: Target<'_>,
+        (start, end): (Sector, Sector),
+        offset_bytes: usize,
+        meta: bool,
+    ) -> Read {
+        let Target { volume, cache, .. } = target;
+        let decision = volume.decide(cache, RequestKind::Read, start, end - start, meta);
+        Read { start, end, offset_bytes, meta, decision }
+    }
+
+    fn sectors(&self) -> Sectors {
         self.end - self.start
     }
 }
@@ -124,7 +132,6 @@ pub(super) async fn read_cached(
     let Target { volume, cache, inode } = target;
     let (start, end, sectors) = (read.start, read.end, read.sectors());
     let arrived = volume.rt.turn_time();
-    let decision = volume.decide(cache, RequestKind::Read, start, sectors, read.meta);
     cache.foreground_request();
     loop {
         if let Err(e) = cache.device.check() {
@@ -140,7 +147,7 @@ pub(super) async fn read_cached(
         };
         if let Kind::Hit { ptr, dirty, .. } = seg.kind
             && seg.end == end
-            && is_aligned(cache.device.disk(), ptr.offset(), sectors)
+            && Blocks::of_disk(cache.device.disk()).are_whole(ptr.offset(), sectors)
         {
             let began = volume.rt.turn_time();
             let spare = buffer.len();
@@ -155,7 +162,7 @@ pub(super) async fn read_cached(
                     }
                     let data = || buffer.as_slice().get(read.offset_bytes..).unwrap_or_default();
                     hit(target, read.meta, (start, sectors), (ptr, dirty), data);
-                    count_read(target, sectors, Outcome::Hit, decision, arrived);
+                    count_read(target, read, Outcome::Hit, arrived);
                     return (buffer, Ok(()));
                 }
                 Err(e) if dirty || volume.backing().is_none() => return (buffer, Err(e.into())),
@@ -163,11 +170,11 @@ pub(super) async fn read_cached(
                 Err(_) => return read_instead(volume, read, buffer, arrived).await,
             }
         }
-        let (b, outcome) = read_parts(target, read, seg, buffer, decision).await;
+        let (b, outcome) = read_parts(target, read, seg, buffer).await;
         buffer = b;
         match outcome {
             Ok(Some(found)) if cache.device.turn() == turn => {
-                count_read(target, sectors, found, decision, arrived);
+                count_read(target, read, found, arrived);
                 return (buffer, Ok(()));
             }
             Ok(_) => cache.device.counters().cache_read_races += 1,
@@ -211,10 +218,22 @@ fn hit<'d>(
     (ptr, dirty): (Ptr, bool),
     data: impl FnOnce() -> &'d [u8],
 ) {
-    let Target { volume, cache, inode } = target;
+    let Target { volume, cache, .. } = target;
     if cache.alloc.used(ptr, sectors, volume.saving_of(meta)) && !dirty {
         let data = data().get(..sectors.bytes() as usize).unwrap_or_default();
-        crate::gc::promote(&cache.gc, (inode, start), ptr, data);
+        promote(target, start, ptr, data);
+    }
+}
+
+/// Promotes the whole blocks of clean data that was just read from `ptr`. `data` is the data at `start`.
+#[cold]
+fn promote(target: Target<'_>, start: Sector, ptr: Ptr, data: &[u8]) {
+    let Target { cache, inode, .. } = target;
+    let end = start + Sectors::from_bytes_floor(data.len() as u64);
+    let Some((first, last)) = Blocks::of(&cache.geometry).inside((start, end)) else { return };
+    let skip = first - start;
+    if let Some(data) = data.get(skip.bytes() as usize..(last - start).bytes() as usize) {
+        crate::gc::promote(&cache.gc, (inode, first), ptr.advanced(skip), data);
     }
 }
 
@@ -224,8 +243,9 @@ fn observe_latency(volume: &Volume, cache: &Cache, direction: Direction, began: 
 }
 
 /// Counts a read. `found`: how much of it the cache had.
-fn count_read(target: Target<'_>, sectors: Sectors, found: Outcome, decision: Decision, began: Nanos) {
+fn count_read(target: Target<'_>, read: &Read, found: Outcome, arrived: Nanos) {
     let Target { volume, cache, .. } = target;
+    let (sectors, decision) = (read.sectors(), read.decision);
     let hit = found == Outcome::Hit;
     let bypassed = matches!(decision, Decision::Bypass(_));
     for stats in [&volume.stats, &cache.stats] {
@@ -242,7 +262,7 @@ fn count_read(target: Target<'_>, sectors: Sectors, found: Outcome, decision: De
             found
         }
     };
-    volume.answered(OpKind::Read, outcome, sectors, began);
+    volume.answered(OpKind::Read, outcome, sectors, arrived);
 }
 
 /// Splits a request into the extents and holes of the index; adjacent holes become one piece. `first`: the extent or
@@ -275,7 +295,6 @@ async fn read_parts(
     read: &Read,
     first: Segment,
     buffer: Buffer,
-    decision: Decision,
 ) -> (Buffer, Result<Option<Outcome>, EngineError>) {
     let pieces = match pieces(target, read, first).await {
         Ok(p) => p,
@@ -286,7 +305,7 @@ async fn read_parts(
         (false, true) => Outcome::Partial,
         (false, false) => Outcome::Miss,
     };
-    let (buffer, whole) = read_pieces(target, read, pieces, buffer, decision).await;
+    let (buffer, whole) = read_pieces(target, read, pieces, buffer).await;
     (buffer, whole.map(|whole| whole.then_some(found)))
 }
 
@@ -303,7 +322,7 @@ fn start_pieces(target: Target<'_>, pieces: Vec<Piece>, caches: bool) -> Vec<Rea
                 (Some(f), skip)
             }
             (None, Some(b)) => {
-                let (f, skip) = start_aligned(&b.disk, &b.meter, piece.start, size);
+                let (f, skip) = start_aligned(&b.disk(), &b.meter(), piece.start, size);
                 (Some(f), skip)
             }
             // A hole of a flash-only volume.
@@ -320,10 +339,10 @@ async fn read_pieces(
     read: &Read,
     pieces: Vec<Piece>,
     mut buffer: Buffer,
-    decision: Decision,
 ) -> (Buffer, Result<bool, EngineError>) {
     let Target { volume, cache, .. } = target;
-    let caches = volume.backing().is_some() && decision == Decision::Cache && !cache.device.is_stopping();
+    let caches =
+        volume.backing().is_some() && read.decision == Decision::Cache && !cache.device.is_stopping();
     let mut outcome = Ok(true);
     for r in start_pieces(target, pieces, caches) {
         let size = r.piece.end - r.piece.start;
@@ -383,7 +402,7 @@ async fn piece_failed(
                 cache.device.observe_data(&Err(e.clone()));
             }
             let Some(b) = backing.filter(|_| !dirty) else { return Err(error) };
-            let (future, skip) = start_aligned(&b.disk, &b.meter, piece.start, size);
+            let (future, skip) = start_aligned(&b.disk(), &b.meter(), piece.start, size);
             let done = future.await;
             done.result?;
             if let Some(data) = done.buffer {
@@ -409,13 +428,13 @@ pub(super) async fn read_merged(
 ) -> Result<Buffer, EngineError> {
     let Target { volume, cache, inode } = target;
     let mut buffer = volume.rt.pool().take((end - start).bytes() as usize);
-    let read = Read { start, end, offset_bytes: 0, meta: false };
+    let decision = Decision::Bypass(BypassReason::Unaligned);
+    let read = Read { start, end, offset_bytes: 0, meta: false, decision };
     loop {
         cache.device.check()?;
         let turn = cache.device.turn();
         let first = cache.index.segment_loaded(inode, start, end).await?;
-        let skip_insert = Decision::Bypass(crate::policy::bypass::BypassReason::Unaligned);
-        let (b, outcome) = read_parts(target, &read, first, buffer, skip_insert).await;
+        let (b, outcome) = read_parts(target, &read, first, buffer).await;
         buffer = b;
         if outcome?.is_some() && cache.device.turn() == turn {
             return Ok(buffer);

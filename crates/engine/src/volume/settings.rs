@@ -31,7 +31,7 @@ pub(super) async fn set(volume: &Volume, name: &str, value: &str) -> Result<(), 
     }
     match (name, &volume.backing) {
         ("writeback_rate", _) => volume.writeback.set_rate(now.writeback_rate),
-        ("io_disable", Some(b)) => b.disabled.set(now.io_disable),
+        ("io_disable", Some(b)) => b.set_disabled(now.io_disable),
         ("admission", Some(b)) => b.set_admits_by_cost(now.admission == Admission::Cost),
         _ => {}
     }

@@ -14,16 +14,18 @@ use std::rc::Rc;
 use format::{BackingState, CacheMode, JournalSeq, Sector, Sectors};
 use io::{Buffer, IoError, Nanos, VolumeError};
 
+use super::Blocks;
 use super::Cache;
 use super::Target;
 use super::Volume;
+use super::blocks::widened;
 use super::direct::write_direct;
 use super::overwrite::{overwrite, place_to_overwrite};
 use super::read::{read_directly, read_merged};
 use crate::alloc::{Placed, Purpose, Stream};
 use crate::canary::{Bug, bug};
 use crate::device::{BackingDevice, Watched};
-use crate::error::EngineError;
+use crate::error::{EngineError, NoRoom};
 use crate::index::{Change, Durability, Kind, Progress};
 use crate::policy::bypass::{
     BypassReason, Decision, RequestHints, RequestKind, WriteInputs, WritePath, write_path,
@@ -93,6 +95,10 @@ impl Write {
         self.end - self.start
     }
 
+    pub(super) fn range(&self) -> (Sector, Sector) {
+        (self.start, self.end)
+    }
+
     /// The write of the whole blocks `[start, end)` around this write: `blocks` with the data of this write copied over
     /// it.
     fn over(&self, mut blocks: Buffer, start: Sector, end: Sector) -> Write {
@@ -108,7 +114,7 @@ impl Write {
 pub(super) async fn write_cached(target: Target<'_>, write: &Write) -> Result<Outcome, EngineError> {
     let Target { volume, cache, .. } = target;
     cache.foreground_request();
-    let outer = widened(volume, cache, write.start, write.end);
+    let outer = widened(volume, cache, write.range());
     let range = match volume.ranges.try_change(outer.0, outer.1) {
         Some(range) => range,
         None => volume.ranges.change(outer.0, outer.1).await,
@@ -150,22 +156,6 @@ pub(super) async fn write_cached(target: Target<'_>, write: &Write) -> Result<Ou
     write_past(target, write, path).await
 }
 
-/// The range widened to whole blocks of the cache and the backing device, but not beyond the volume.
-pub(super) fn widened(volume: &Volume, cache: &Cache, start: Sector, end: Sector) -> (Sector, Sector) {
-    let of = |disk: &io::Disk| u64::from(disk.info().logical_block_bytes / 512);
-    let backing = volume.backing.as_ref().map_or(1, |b| of(&b.disk));
-    let block = cache.geometry.block_sectors.0.max(of(cache.device.disk())).max(backing);
-    let volume_end = volume.offset + volume.size();
-    let first = Sector(start.0 / block * block).max(volume.offset);
-    (first, Sector(end.0.next_multiple_of(block)).min(volume_end).max(end))
-}
-
-fn direct_is_aligned(volume: &Volume, start: Sector, sectors: Sectors) -> bool {
-    let Some(b) = &volume.backing else { return false };
-    let block = u64::from(b.disk.info().logical_block_bytes / 512).max(1);
-    start.0.is_multiple_of(block) && sectors.0.is_multiple_of(block)
-}
-
 /// Reads the blocks around a write and returns the write of these blocks with its data merged into them.
 pub(super) async fn merge(
     target: Target<'_>,
@@ -205,10 +195,8 @@ fn inputs_if_aligned(
     write: &Write,
     outer: (Sector, Sector),
 ) -> Option<WriteInputs> {
-    let block = cache.geometry.block_sectors.0;
-    let aligned = outer == (write.start, write.end)
-        && write.start.0.is_multiple_of(block)
-        && write.end.0.is_multiple_of(block);
+    let aligned =
+        outer == write.range() && Blocks::of(&cache.geometry).are_whole(write.start, write.sectors());
     let plain = aligned && volume.backing.is_some() && volume.expensive_stripes().is_none();
     plain.then(|| inputs_of(volume, cache, write))
 }
@@ -224,11 +212,12 @@ async fn choose_path(
 ) -> Result<(Option<Write>, WritePath), EngineError> {
     let Target { volume, cache, .. } = target;
     let (first, last) = outer;
-    let unaligned = outer != (write.start, write.end);
+    let unaligned = outer != write.range();
+    let takes_as_it_is =
+        |b: &Rc<BackingDevice>| Blocks::of_disk(&b.disk()).are_whole(write.start, write.sectors());
     let mut merged = None;
     if unaligned
-        && (volume.backing.is_none()
-            || !direct_is_aligned(volume, write.start, write.sectors())
+        && (!volume.backing.as_ref().is_some_and(takes_as_it_is)
             || overlaps_dirty(target, first, last).await?)
     {
         merged = Some(merge(target, write, first, last).await?);
@@ -253,11 +242,10 @@ async fn choose_path(
     }
     if path == WritePath::Writeback {
         // The cache takes whole blocks only, so a write that could bypass as it is must be merged first.
-        if outer != (write.start, write.end) {
+        if outer != write.range() {
             merged = Some(merge(target, write, first, last).await?);
         }
-        let block = cache.geometry.block_sectors.0;
-        if !first.0.is_multiple_of(block) || !last.0.is_multiple_of(block) {
+        if !Blocks::of(&cache.geometry).are_whole(first, last - first) {
             // A block that the volume has only a part of is never cached.
             path = WritePath::Bypass { reason: BypassReason::Unaligned, over_dirty: true };
         }
@@ -385,7 +373,7 @@ async fn write_back(target: Target<'_>, write: &Write, stream: Stream) -> Result
 #[cold]
 async fn begin_dirty_state(cache: &Cache, backing: &Rc<BackingDevice>) -> Result<(), EngineError> {
     if backing.ensure_dirty(|| cache.device.check()).await? {
-        let device = backing.disk.info().name.to_string();
+        let device = backing.disk().info().name.to_string();
         cache.device.emit(crate::events::SetEvent::State { device, state: "dirty" });
     }
     Ok(())
@@ -405,7 +393,7 @@ fn outcome_of(volume: &Volume, written: Result<(), IoError>) -> Result<(), NotTa
 /// and writes would have to bypass it or wait much longer.
 async fn throttle_write(volume: &Volume, cache: &Cache, sectors: Sectors) {
     let in_use_percent = cache.alloc.buckets().in_use_percent();
-    // Writeback makes no room by data of flash-only volumes.
+    // Writeback cannot make room by data of flash-only volumes.
     if volume.backing.is_none() || volume.dirty_sectors().0 < room_worth_waiting_for(cache) {
         return;
     }
@@ -470,10 +458,7 @@ pub(super) async fn write_volume(target: Target<'_>, write: &Write) -> Result<Jo
 fn failure_of(volume: &Volume, not_taken: NotTaken) -> EngineError {
     match not_taken {
         NotTaken::Failed(e) => e,
-        NotTaken::ByCache => EngineError::NoSpace(format!(
-            "{}: every bucket of the cache holds dirty data or metadata",
-            volume.name()
-        )),
+        NotTaken::ByCache => NoRoom::Data { volume: volume.name().to_string() }.into(),
     }
 }
 
@@ -498,13 +483,12 @@ async fn wait_for_room(volume: &Volume, cache: &Rc<Cache>) -> Result<(), NotTake
 /// Writes to the backing device of a volume without a cache.
 pub(super) async fn write_uncached(volume: &Volume, write: &Write) -> Result<(), VolumeError> {
     let Some(backing) = volume.backing() else { return Err(VolumeError::Stopped(volume.name())) };
-    let block = u64::from(backing.disk.info().logical_block_bytes / 512).max(1);
-    let (first, last) = (Sector(write.start.0 / block * block), Sector(write.end.0.next_multiple_of(block)));
+    let (first, last) = Blocks::of_disk(&backing.disk()).around(write.range());
     let _range = volume.ranges.change(first, last).await;
     volume.ranges.writeback_done(first, last).await;
     let blocks;
     let mut write = write;
-    if (first, last) != (write.start, write.end) {
+    if (first, last) != write.range() {
         let span = last - first;
         let around = volume.rt.pool().take(span.bytes() as usize);
         let (around, result) = read_directly(volume, first, span, around, 0).await;

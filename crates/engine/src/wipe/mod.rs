@@ -210,7 +210,7 @@ impl Wipe<'_> {
             return Ok(());
         }
         let live = live::survey(cache, &chosen).await?;
-        // After this no crash brings back a key that points to sectors that are dead now.
+        // After this commit no crash brings back a key that points to sectors that are dead.
         cache.journal.commit_keys().await?;
         cache.device.next_turn();
         let most = (cache.geometry.nbuckets as usize / 64).clamp(1, MOST_HELD);
@@ -273,7 +273,7 @@ impl Wipe<'_> {
             }
         }
         let _prios = cache.alloc.hold_prios().await;
-        // Prio sets that were read at the start may have another size.
+        // Prio sets that were read at the start may have another size than those that this engine writes.
         cache.alloc.own_prios().await?;
         for b in cache.alloc.prio_chain() {
             self.wipe_behind(cache.geometry.bucket_start(b) + cache.geometry.meta_sectors).await?;
@@ -339,7 +339,7 @@ async fn erase(cache: &Cache, at: Sector, size: Sectors) -> Result<(), EngineErr
     {
         return Ok(());
     }
-    let done = cache.device.disk().start_plain(Op::WriteZeroes, at, size).await;
+    let done = cache.device.disk().start_plain(Op::WriteZeroes { may_unmap: true }, at, size).await;
     cache.device.observe_data(&done.result);
     Ok(done.result?)
 }

@@ -92,8 +92,8 @@ pub(super) async fn write_back(
     let done = write_out(volume, cache, &backing, runs).await;
     if done.iter().any(|w| !w.cleaned.is_empty()) && !bug(Bug::CleanBeforeBackingFlush) {
         // Contract 4: the flush begins after the writes and ends before any key is marked clean.
-        let _busy = backing.meter.busy();
-        backing.gate.ensure(backing.gate.latest()).await?;
+        let _busy = backing.meter().busy();
+        backing.gate().ensure(backing.gate().latest()).await?;
     }
     let mut batch = Batch::default();
     let mut result = Ok(());
@@ -131,7 +131,7 @@ async fn write_out(
             sectors -= size;
         }
         let (v, c, b) = (volume.clone(), cache.clone(), backing.clone());
-        under_way.push_back((size, volume.rt.spawn(async move { write_run(&v, &c, &b, run).await })));
+        under_way.push_back((size, volume.rt().spawn(async move { write_run(&v, &c, &b, run).await })));
         sectors += size;
     }
     while let Some((_, first)) = under_way.pop_front() {
@@ -149,8 +149,8 @@ fn has_room(runs: usize, sectors: Sectors, next: Sectors, most: usize) -> bool {
 /// The number of runs of this size that may be under way: enough to keep the device busy, and few enough that other
 /// requests do not wait too long.
 fn runs_at_once(volume: &Volume, backing: &BackingDevice, size: Sectors) -> usize {
-    let queue_time = Nanos::from_ms(u64::from(volume.tunables.borrow().writeback_latency_ms));
-    let each = backing.meter.model(|m| m.costs().random(size));
+    let queue_time = Nanos::from_ms(u64::from(volume.settings().writeback_latency_ms));
+    let each = backing.meter().model(|m| m.costs().random(size));
     in_time(queue_time, each)
 }
 
@@ -200,7 +200,7 @@ fn count_failure(volume: &Volume, backing: &BackingDevice, why: Failure) -> Resu
         Failure::Replaced => Ok(()),
         Failure::Cache(e) => Err(e),
         Failure::Backing(e) => {
-            backing.failed(&e, volume.tunables.borrow().io_error_limit);
+            backing.failed(&e, volume.settings().io_error_limit);
             Err(e.into())
         }
     }
@@ -257,12 +257,12 @@ async fn write_span(
 ) -> Result<Sectors, Failure> {
     let Span { start, size, extents, filling } = *span;
     let offset = |at: Sector| (at - start).bytes() as usize;
-    let mut whole = volume.rt.pool().take(size.bytes() as usize);
+    let mut whole = volume.rt().pool().take(size.bytes() as usize);
     if let Some((from, sectors)) = filling.disk {
         let spare = whole.len();
         let done = backing.read_for_writeback(from, sectors, whole, offset(from)).await;
         done.result.map_err(Failure::Backing)?;
-        whole = done.buffer.unwrap_or_else(|| volume.rt.pool().take(spare));
+        whole = done.buffer.unwrap_or_else(|| volume.rt().pool().take(spare));
     }
     whole = match (extents, filling.copies.as_slice(), filling.disk) {
         ([only], [], None) => read_piece(cache, only, whole).await?,
@@ -273,14 +273,14 @@ async fn write_span(
     if !usable || cache.device.turn() != filling.turn {
         return Err(Failure::Replaced);
     }
-    if backing.disk.info().sparse {
+    if backing.disk().info().sparse {
         let parts = between_holes(start, extents, whole.as_slice());
         if parts.len() > 1 {
             return write_parts(volume, backing, start, &parts, whole.as_slice()).await;
         }
     }
     let done = backing.write_back(start, size, whole).await;
-    backing.gate.wrote();
+    backing.gate().wrote();
     done.result.map_err(Failure::Backing)?;
     Ok(size)
 }
@@ -314,9 +314,9 @@ async fn write_parts(
     let mut written = Sectors::ZERO;
     for &(from, size) in parts {
         let begin = (from - start).bytes() as usize;
-        let buffer = volume.rt.pool().copy_of(&whole[begin..begin + size.bytes() as usize]);
+        let buffer = volume.rt().pool().copy_of(&whole[begin..begin + size.bytes() as usize]);
         let done = backing.write_back(from, size, buffer).await;
-        backing.gate.wrote();
+        backing.gate().wrote();
         done.result.map_err(Failure::Backing)?;
         written += size;
     }
@@ -343,7 +343,7 @@ async fn read_pieces(
         let reading: Vec<_> = some
             .iter()
             .map(|p| {
-                let buffer = volume.rt.pool().take(p.size.bytes() as usize);
+                let buffer = volume.rt().pool().take(p.size.bytes() as usize);
                 cache.device.read_data(p.ptr.offset(), p.size, buffer, 0)
             })
             .collect();

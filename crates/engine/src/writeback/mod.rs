@@ -39,7 +39,7 @@ const LEAST_BATCH_PART: f64 = 0.01;
 /// The target for the amount of dirty data of a volume, as the controller computes it.
 pub(crate) fn dirty_target(volume: &Volume) -> Sectors {
     let (Some((cache, inode)), Some(_)) = (volume.attached(), volume.backing()) else { return Sectors::ZERO };
-    Sectors(rate_inputs(volume, &cache, inode).target(volume.tunables.borrow().writeback_percent))
+    Sectors(rate_inputs(volume, &cache, inode).target(volume.settings().writeback_percent))
 }
 
 /// The present figures of the writeback of a volume.
@@ -48,9 +48,9 @@ pub(crate) fn writeback_figures(volume: &Volume) -> WritebackFigures {
         rate_reason: rate_reason(volume),
         share: volume.attached().map_or(1.0, |(cache, _)| writeback_share(volume, &cache)),
         rate: volume.writeback_debug(),
-        written: volume.writeback.written.get(),
-        failures: volume.writeback.failures.get(),
-        last_error: volume.writeback.last_error().map(|e| e.to_string()),
+        written: volume.writeback().written.get(),
+        failures: volume.writeback().failures.get(),
+        last_error: volume.writeback().last_error().map(|e| e.to_string()),
     }
 }
 
@@ -62,14 +62,14 @@ fn rate_reason(volume: &Volume) -> RateReason {
     let dirty = cache.index.tree().dirty_sectors(inode);
     let rate = volume.load().rate.borrow();
     let (running, percent) = {
-        let t = volume.tunables.borrow();
+        let t = volume.settings();
         (t.writeback_running, t.writeback_percent)
     };
     if dirty == Sectors::ZERO {
         RateReason::NothingDirty
     } else if volume.is_detaching() {
         RateReason::Detaching
-    } else if volume.writeback.draining.get() > 0 {
+    } else if volume.writeback().draining.get() > 0 {
         RateReason::Draining
     } else if !running {
         RateReason::Stopped
@@ -77,7 +77,7 @@ fn rate_reason(volume: &Volume) -> RateReason {
         RateReason::CacheStarved
     } else if is_room_urgent(volume, &cache) {
         RateReason::Filling
-    } else if writeback_due(volume, &cache, dirty).is_some_and(|due| due > volume.rt.now()) {
+    } else if writeback_due(volume, &cache, dirty).is_some_and(|due| due > volume.rt().now()) {
         RateReason::Delayed
     } else if percent == 0 {
         RateReason::Unthrottled
@@ -92,14 +92,14 @@ fn rate_reason(volume: &Volume) -> RateReason {
 
 fn unlimited(volume: &Volume, cache: &Cache) -> bool {
     volume.is_detaching()
-        || volume.writeback.draining.get() > 0
-        || volume.tunables.borrow().writeback_percent == 0
+        || volume.writeback().draining.get() > 0
+        || volume.settings().writeback_percent == 0
         || is_room_urgent(volume, cache)
 }
 
 /// The share of the time that writeback gets. It depends on the busiest volume of the set.
 pub(crate) fn writeback_share(volume: &Volume, cache: &Cache) -> f64 {
-    if unlimited(volume, cache) || volume.tunables.borrow().writeback_controller == Controller::Kernel {
+    if unlimited(volume, cache) || volume.settings().writeback_controller == Controller::Kernel {
         return 1.0;
     }
     let dirty: u64 = cache.index.tree().all_dirty().map(|(_, n)| n.0).sum();
@@ -116,8 +116,8 @@ pub(crate) fn writeback_share(volume: &Volume, cache: &Cache) -> f64 {
 
 /// Whether the cache needs room so soon that writeback must run at the speed of the devices, whatever the rate is.
 fn is_room_urgent(volume: &Volume, cache: &Cache) -> bool {
-    let by_kernel = volume.tunables.borrow().writeback_controller == Controller::Kernel;
-    let filling = || cache.alloc.is_filling(volume.rt.turn_time());
+    let by_kernel = volume.settings().writeback_controller == Controller::Kernel;
+    let filling = || cache.alloc.is_filling(volume.rt().turn_time());
     cache.alloc.is_starved() || !by_kernel && filling()
 }
 
@@ -126,27 +126,27 @@ fn writeback_due(volume: &Volume, cache: &Cache, dirty: Sectors) -> Option<Nanos
     if dirty == Sectors::ZERO {
         return None;
     }
-    let t = volume.tunables.borrow();
-    let urgent = volume.is_detaching() || volume.writeback.draining.get() > 0;
+    let t = volume.settings();
+    let urgent = volume.is_detaching() || volume.writeback().draining.get() > 0;
     if !t.writeback_running && !urgent {
         return None;
     }
     if urgent || is_room_urgent(volume, cache) {
         return Some(Nanos(0));
     }
-    let since = volume.writeback.dirty_since.get().unwrap_or(Nanos(0));
+    let since = volume.writeback().dirty_since.get().unwrap_or(Nanos(0));
     Some(since.after(Nanos::from_secs(u64::from(t.writeback_delay))))
 }
 
 /// Starts the writeback task and the rate updates of a cached device that was attached.
 pub(crate) fn start(volume: &Rc<Volume>, cache: &Cache) {
     cache.tasks.spawn(Work::Writeback, run(volume.clone()));
-    volume.rt.spawn(update_rate(volume.clone()));
+    volume.rt().spawn(update_rate(volume.clone()));
 }
 
 /// The writeback task of a volume. It ends when the volume is stopped or is no longer attached.
 async fn run(volume: Rc<Volume>) {
-    let wb = &volume.writeback;
+    let wb = &volume.writeback();
     wb.running.set(true);
     while let Some((cache, inode)) = volume.attached() {
         if cache.device.is_stopping() || volume.is_stopping() {
@@ -181,12 +181,12 @@ async fn count_stripes(volume: &Volume, cache: &Cache, inode: Inode) {
 
 /// Writes back dirty data when it is due, while the volume is attached to this set.
 async fn sweep(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) {
-    let wb = &volume.writeback;
+    let wb = &volume.writeback();
     while volume.attached().is_some_and(|(c, i)| Rc::ptr_eq(&c, cache) && i == inode) {
         if cache.device.is_stopping() || volume.is_stopping() {
             break;
         }
-        let now = volume.rt.now();
+        let now = volume.rt().now();
         let dirty = cache.index.tree().dirty_sectors(inode);
         if dirty == Sectors::ZERO {
             nothing_dirty(volume, cache).await;
@@ -196,16 +196,16 @@ async fn sweep(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) {
         let due = writeback_due(volume, cache, dirty);
         if due.is_none_or(|due| due > now) {
             wait_until_due(volume, cache, inode, due, dirty > Sectors::ZERO).await;
-            volume.load().rate.borrow_mut().reset_clock(volume.rt.now());
+            volume.load().rate.borrow_mut().reset_clock(volume.rt().now());
             continue;
         }
         let limit = batch_limit(volume, cache);
-        let began = volume.rt.now();
+        let began = volume.rt().now();
         match batch::write_back(volume, cache, inode, limit).await {
             Ok(batch) => {
                 wb.failures.set(0);
                 wb.written.set(wb.written.get() + batch.written);
-                cache.tasks.times().borrow_mut().writeback_batches.record(volume.rt.now().since(began));
+                cache.tasks.times().borrow_mut().writeback_batches.record(volume.rt().now().since(began));
                 wb.progress.notify_all();
                 rest(volume, cache, &batch, began).await;
             }
@@ -214,7 +214,7 @@ async fn sweep(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) {
                 *wb.last_error.borrow_mut() = Some(Arc::new(e));
                 wb.failures.set(wb.failures.get().saturating_add(1));
                 wb.progress.notify_all();
-                volume.rt.sleep(RETRY_DELAY).await;
+                volume.rt().sleep(RETRY_DELAY).await;
             }
         }
     }
@@ -222,14 +222,14 @@ async fn sweep(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) {
 
 /// Sets the state of a device without dirty data to clean.
 async fn nothing_dirty(volume: &Volume, cache: &Cache) {
-    let wb = &volume.writeback;
+    let wb = &volume.writeback();
     wb.dirty_since.set(None);
-    if volume.state() != Some(BackingState::Dirty) || volume.dirty_in_flight.get() > 0 {
+    if volume.state() != Some(BackingState::Dirty) || volume.dirty_in_flight() > 0 {
         return;
     }
     if let Err(e) = volume.mark_clean().await {
         *wb.last_error.borrow_mut() = Some(Arc::new(e));
-        volume.rt.sleep(RETRY_DELAY).await;
+        volume.rt().sleep(RETRY_DELAY).await;
     }
     wb.progress.notify_all();
     if cache.tunables.borrow().gc_after_writeback && cache.alloc.in_use_percent() >= 50 {
@@ -247,12 +247,12 @@ async fn wait_until_due(volume: &Volume, cache: &Cache, inode: Inode, due: Optio
             || (dirty > Sectors::ZERO) != was_dirty
             || writeback_due(volume, cache, dirty).is_some_and(|d| due.is_none_or(|old| d < old))
     };
-    let wait = std::pin::pin!(volume.writeback.wake.wait_until(changed));
+    let wait = std::pin::pin!(volume.writeback().wake.wait_until(changed));
     match due {
         Some(at) => {
             // No event is sent when room becomes short.
-            let at = at.min(volume.rt.now().after(RECHECK_INTERVAL));
-            let (Either::Left(()) | Either::Right(())) = select(wait, volume.rt.sleep_until(at)).await;
+            let at = at.min(volume.rt().now().after(RECHECK_INTERVAL));
+            let (Either::Left(()) | Either::Right(())) = select(wait, volume.rt().sleep_until(at)).await;
         }
         None => wait.await,
     }
@@ -260,26 +260,26 @@ async fn wait_until_due(volume: &Volume, cache: &Cache, inode: Inode, due: Optio
 
 /// Pauses after a batch that began at `began`, for as long as the rate and the share of the time demand.
 async fn rest(volume: &Volume, cache: &Cache, batch: &batch::Batch, began: Nanos) {
-    let wb = &volume.writeback;
-    let (written, now) = (batch.written, volume.rt.now());
+    let wb = &volume.writeback();
+    let (written, now) = (batch.written, volume.rt().now());
     wb.took(written, now.since(began));
     // Buckets with the cleaned data may be worth packing now.
     cache.alloc.walks().recheck();
     let delay = volume.load().rate.borrow_mut().delay_after(written, unlimited(volume, cache), now);
-    // The device may still be busy after the end of the batch: see `Batch::cost`.
+    // The device may still be busy after the end of the batch; see `Batch::cost`.
     let took = now.since(began).max(batch.cost(cache));
     let delay = delay.max(yielding::pause(took, writeback_share(volume, cache)));
     if written == Sectors::ZERO {
         // Changes hold all dirty ranges: the task tries again when one of them is released.
-        let released = std::pin::pin!(volume.ranges.released());
-        match select(released, volume.rt.sleep(RETRY_DELAY)).await {
-            Either::Left(()) => volume.rt.sleep(Nanos::from_ms(1)).await,
+        let released = std::pin::pin!(volume.ranges().released());
+        match select(released, volume.rt().sleep(RETRY_DELAY)).await {
+            Either::Left(()) => volume.rt().sleep(Nanos::from_ms(1)).await,
             Either::Right(()) => {}
         }
     } else if delay > Nanos(0) {
         let urgent = || cache.device.is_stopping() || volume.is_stopping() || unlimited(volume, cache);
         let wait = std::pin::pin!(wb.wake.wait_until(urgent));
-        match select(wait, volume.rt.sleep(delay)).await {
+        match select(wait, volume.rt().sleep(delay)).await {
             Either::Left(()) | Either::Right(()) => {}
         }
     }
@@ -307,11 +307,11 @@ fn batch_at(rate: u32, share: f64, most: Sectors) -> Sectors {
 /// Updates the rate every `writeback_rate_update_seconds`.
 async fn update_rate(volume: Rc<Volume>) {
     loop {
-        let seconds = u64::from(volume.tunables.borrow().writeback_rate_update_seconds).max(1);
+        let seconds = u64::from(volume.settings().writeback_rate_update_seconds).max(1);
         {
             let stop = || volume.is_stopping() || volume.attached().is_none();
-            let wait = std::pin::pin!(volume.writeback.wake.wait_until(stop));
-            if let Either::Left(()) = select(wait, volume.rt.sleep(Nanos::from_secs(seconds))).await {
+            let wait = std::pin::pin!(volume.writeback().wake.wait_until(stop));
+            if let Either::Left(()) = select(wait, volume.rt().sleep(Nanos::from_secs(seconds))).await {
                 return;
             }
         }
@@ -325,8 +325,8 @@ async fn update_rate(volume: Rc<Volume>) {
             enabled: cache.tunables.borrow().idle_max_writeback_rate,
             gc_running: cache.gc.is_walking(),
         };
-        let params = volume.tunables.borrow().rate_params();
-        let now = volume.rt.now();
+        let params = volume.settings().rate_params();
+        let now = volume.rt().now();
         volume.load().rate.borrow_mut().update(&inputs, &params, &mut cache.idle(), &idle, now);
     }
 }
@@ -378,12 +378,12 @@ mod tests {
             assert!(!cache.alloc.walks().is_wanted(), "the device was clean");
 
             assert!(backing.ensure_dirty(|| Ok(())).await.unwrap());
-            volume.dirty_in_flight.set(1);
+            volume.set_dirty_in_flight(1);
             nothing_dirty(&volume, &cache).await;
             assert_eq!(volume.state(), Some(BackingState::Dirty));
             assert!(!cache.alloc.walks().is_wanted(), "a dirty write is in flight");
 
-            volume.dirty_in_flight.set(0);
+            volume.set_dirty_in_flight(0);
             nothing_dirty(&volume, &cache).await;
             assert_eq!(volume.state(), Some(BackingState::Clean));
             assert!(cache.alloc.walks().is_wanted());
@@ -394,7 +394,7 @@ mod tests {
     fn a_batch_is_a_second_of_the_rate_or_the_share_of_the_largest() {
         let batch = |rate, share| batch_at(rate, share, Sectors(10_000)).0;
         assert_eq!([0, 7, 8, 9, 9_999, 20_000].map(|rate| batch(rate, 1.0)), [8, 8, 8, 9, 9_999, 10_000]);
-        // A share twice as small takes four times as short a batch, and a hundredth at least.
+        // Half the share makes a batch a quarter as long, and at least a hundredth of the full batch.
         assert_eq!([0.5, 0.2, 0.1, 0.05].map(|share| batch(20_000, share)), [2500, 400, 100, 100]);
         assert_eq!(batch(90, 0.05), 90);
         assert_eq!(batch_at(20_000, 0.05, Sectors(100)).0, 8);

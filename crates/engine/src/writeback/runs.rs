@@ -116,9 +116,9 @@ pub(super) async fn collect(
     inode: Inode,
     limit: Sectors,
 ) -> Result<Vec<Run>, EngineError> {
-    let (costs, known) = backing.meter.model(|m| (m.costs(), m.is_known()));
+    let (costs, known) = backing.meter().model(|m| (m.costs(), m.is_known()));
     let bridging = {
-        let t = volume.tunables.borrow();
+        let t = volume.settings();
         let gap = Sectors::from_bytes_floor(u64::from(t.writeback_bridge_limit));
         Bridging::new(t.writeback_bridge, gap, costs, known)
     };
@@ -143,7 +143,7 @@ pub(super) async fn collect(
 /// Selects the next dirty extents from the cursor on, ascending; the sweep wraps around at the end of the device.
 async fn collect_sweep(target: Target<'_>, picked: &mut Picked) -> Result<(), EngineError> {
     let volume = target.volume;
-    let first = volume.writeback.cursor.get();
+    let first = volume.writeback().cursor.get();
     let mut at = pick(target, first, MAX_POSITION, true, picked).await?;
     // A sweep ends at the end of the device; extents before the cursor go into the next batch, so that each batch is
     // ascending.
@@ -153,14 +153,14 @@ async fn collect_sweep(target: Target<'_>, picked: &mut Picked) -> Result<(), En
             at = pick(target, Sector(0), first, true, picked).await?;
         }
     }
-    volume.writeback.cursor.set(at);
+    volume.writeback().cursor.set(at);
     Ok(())
 }
 
 /// Selects completely dirty stripes; none if stripes are not counted.
 async fn collect_stripes(target: Target<'_>, picked: &mut Picked) -> Result<(), EngineError> {
     let Target { volume, cache, inode } = target;
-    let first = volume.writeback.stripe_cursor.get();
+    let first = volume.writeback().stripe_cursor.get();
     let mut from = first;
     let mut wrapped = first == Sector(0);
     while !picked.is_full() {
@@ -182,7 +182,7 @@ async fn collect_stripes(target: Target<'_>, picked: &mut Picked) -> Result<(), 
             }
         }
     }
-    volume.writeback.stripe_cursor.set(from);
+    volume.writeback().stripe_cursor.set(from);
     Ok(())
 }
 
@@ -234,10 +234,10 @@ fn chain(
 ) -> Result<Option<Sector>, NotLoaded> {
     let Target { volume, cache, inode } = target;
     let Some(first) = next_extent(cache, inode, from, end, MAX_RUN)? else { return Ok(None) };
-    if volume.ranges.is_busy(first.start, first.end()) {
+    if volume.ranges().is_busy(first.start, first.end()) {
         return Ok(Some(first.end()));
     }
-    // A run ends with its stripe where partial stripes are expensive.
+    // If partial stripes are expensive, a run ends with its stripe.
     let end = picked.stripes.map_or(end, |s| {
         let (start, size) = s.extent(s.stripe_of(first.start));
         end.min((start + size).max(first.end()))
@@ -251,7 +251,7 @@ fn chain(
         let gap = next.start - last.end();
         let fits = next.end() - first.start <= MAX_RUN && dirty + next.size <= room.max(first.size);
         let joins = gap == Sectors::ZERO || picked.bridging.goes_over(gap, next.size);
-        if !fits || !joins || volume.ranges.is_busy(last.end(), next.end()) {
+        if !fits || !joins || volume.ranges().is_busy(last.end(), next.end()) {
             break;
         }
         dirty += next.size;
@@ -278,7 +278,7 @@ fn add_runs(target: Target<'_>, extents: Vec<Extent>, picked: &mut Picked) {
         if picked.bridging.pays(&shape) {
             // The gaps between the extents must not change either.
             let held = if bug(Bug::BridgeHoldsDirtyOnly) { extents[0].end() } else { end };
-            if let Some(guard) = volume.ranges.try_writeback(start, held) {
+            if let Some(guard) = volume.ranges().try_writeback(start, held) {
                 picked.push(Run { start, size: end - start, extents, filling, guard });
             }
             return;
@@ -286,7 +286,7 @@ fn add_runs(target: Target<'_>, extents: Vec<Extent>, picked: &mut Picked) {
     }
     for extents in groups {
         let (start, end) = ends(&extents);
-        if let Some(guard) = volume.ranges.try_writeback(start, end) {
+        if let Some(guard) = volume.ranges().try_writeback(start, end) {
             picked.push(Run { start, size: end - start, extents, filling: Filling::default(), guard });
         }
     }
@@ -386,8 +386,8 @@ mod tests {
         assert_eq!(runs_until_full(limited(0), (1, 1, 0)), 0);
         assert_eq!(runs_until_full(limited(30), (10, 19, 0)), 3, "dirty sectors, not the gaps");
         assert_eq!(runs_until_full(limited(31), (10, 19, 0)), 4);
-        // A disk takes 6.5 ms for a request and 7 ms for a MiB: half a second is full after 76.9 of the first, or after
-        // 37.04 if each is written and 1 MiB, and half of it read first.
+        // A disk takes 6.5 ms per request and 7 ms per MiB. Half a second is full after 76.9 runs of one sector, after
+        // 37.04 runs of 1 MiB, and after 21.3 runs of 1 MiB of which half is read first.
         let disk = || picked(Some(Costs::usual(true)));
         assert_eq!(runs_until_full(disk(), (1, 0, 0)), 77);
         assert_eq!(runs_until_full(disk(), (1, 2048, 0)), 38);
@@ -419,7 +419,7 @@ mod tests {
             // The second stripe has 64 sectors in the data area, which begins at sector 16 of the device.
             let backing = backing_device(&TestDisk::with_stripes(STRIPE + 64, Sectors(STRIPE)), &rt);
             let volume = crate::set::attach(&set.core, backing.clone()).await.unwrap();
-            volume.tunables.borrow_mut().writeback_running = false;
+            volume.settings_mut().writeback_running = false;
             let cache = components(set, &rt);
             rt.sleep(Nanos::from_secs(60)).await;
             let (_, inode) = volume.attached().expect("the device was attached");
@@ -432,7 +432,7 @@ mod tests {
                     let found: Vec<_> = runs.iter().map(|r| (r.start.0, r.size.0)).collect();
                     assert_eq!(found, [(STRIPE, size)]);
                     let wanted = if size == 64 { STRIPE + 64 } else { 0 };
-                    assert_eq!(volume.writeback.stripe_cursor.get(), Sector(wanted));
+                    assert_eq!(volume.writeback().stripe_cursor.get(), Sector(wanted));
                 }
                 volume.discard(Sector(STRIPE - 16), Sectors(64)).await.unwrap();
             }

@@ -11,8 +11,8 @@ pub fn ready(programs: &[&str]) -> bool {
     }
     let host = export_fuse::probe();
     let hint = "(set UBCACHE_SKIP_ROOT_TESTS=1 to leave these tests out)";
-    assert_eq!(host.fuse, Ok(()), "this test needs FUSE {hint}");
-    assert_eq!(host.loop_device, Ok(()), "this test needs root and loop devices {hint}");
+    assert!(host.fuse.is_ok(), "this test needs FUSE {hint}: {:?}", host.fuse);
+    assert!(host.loop_device.is_ok(), "this test needs root and loop devices {hint}: {:?}", host.loop_device);
     for program in programs {
         let found =
             Command::new("sh").args(["-c", &format!("command -v {program}")]).env("PATH", path()).output();

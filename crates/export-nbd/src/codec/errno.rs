@@ -1,8 +1,10 @@
-//! Error numbers of replies: the one place where failures of a volume become protocol errors.
+//! Error numbers of replies: this module alone maps errors of a volume to errors of the protocol.
+//!
+//! Owns the error numbers of the protocol. Must not know requests.
 
 use io::VolumeError;
 
-/// The error numbers that the protocol knows and that we use.
+/// The error numbers of the protocol that this server uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Errno {
@@ -12,11 +14,11 @@ pub enum Errno {
     Io = 5,
     /// The server is short of memory.
     NoMem = 12,
-    /// The request makes no sense.
+    /// The request is not valid.
     Inval = 22,
     /// No space, or a write beyond the end.
     NoSpace = 28,
-    /// The server is going away.
+    /// The server shuts down.
     Shutdown = 108,
 }
 
@@ -26,7 +28,7 @@ impl Errno {
         self as u32
     }
 
-    /// The error number for the client when `error` ended its request; `writing` if the request stores data.
+    /// The error number that a client gets for `error`; `writing` is true if the request stores data.
     pub fn of_volume_error(error: &VolumeError, writing: bool) -> Errno {
         match error {
             // The protocol asks for ENOSPC where a write does not fit.
@@ -39,8 +41,8 @@ impl Errno {
                 12 => Errno::NoMem,
                 // ENOSPC, EFBIG and EDQUOT of the device below.
                 28 | 27 | 122 => Errno::NoSpace,
-                // Any other number of the system could mean something else to the client: a device's EINVAL,
-                // for one, is no fault of the request.
+                // Any other number of the system could mean something else to the client. For example, an EINVAL of a device
+                // is not caused by the client's request.
                 _ => Errno::Io,
             },
             VolumeError::Failed(_) => Errno::Io,

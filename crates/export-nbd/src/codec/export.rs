@@ -1,22 +1,24 @@
 //! The description of an export for a client, and the list of exports for the handshake.
+//!
+//! Owns the limits of requests that the server announces. Must not know how exports are served.
 
 use super::wire::transmission_flag as flag;
 
-/// Smallest unit of a request: a sector. Requests that are not sector-aligned are refused.
+/// Smallest unit of a request: a sector. The server refuses requests that are not sector-aligned.
 pub const MIN_BLOCK_BYTES: u32 = 512;
 
-/// Largest payload of a request; what the protocol's document recommends as a limit.
+/// Largest payload of a request, as the protocol's document recommends.
 pub const MAX_PAYLOAD_BYTES: u32 = 32 << 20;
 
-/// Smallest preferred size that we announce: file systems and page caches work in such units.
+/// Smallest preferred size that the server announces. File systems and page caches use this unit.
 const MIN_PREFERRED_BYTES: u32 = 4096;
 
 /// An export as a client sees it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExportInfo {
-    /// The name under which the server knows it.
+    /// Name of the export on the server.
     pub name: String,
-    /// A line for people.
+    /// Description for operators, one line.
     pub description: String,
     /// Size in bytes, a multiple of 512.
     pub size_bytes: u64,
@@ -27,9 +29,9 @@ pub struct ExportInfo {
 }
 
 impl ExportInfo {
-    /// The size of requests to announce for a volume that likes `optimal_io_bytes` and
-    /// `logical_block_bytes`. Clients reject what is no power of two, so a stripe of three disks is
-    /// rounded down.
+    /// The preferred size of requests for a volume with `optimal_io_bytes` and `logical_block_bytes`.
+    ///
+    /// Clients reject a size that is not a power of two, so a stripe of three disks is rounded down.
     pub fn preferred_block_bytes(optimal_io_bytes: u32, logical_block_bytes: u32) -> u32 {
         let wish = optimal_io_bytes.max(logical_block_bytes);
         let power = wish.checked_ilog2().map_or(0, |log| 1u32 << log);
@@ -43,7 +45,7 @@ impl ExportInfo {
             | flag::SEND_FUA
             | flag::SEND_TRIM
             | flag::SEND_WRITE_ZEROES
-            // A volume has one cache for all connections, so that a flush covers them all.
+            // All connections use the same cache of the volume, so a flush covers their writes.
             | flag::CAN_MULTI_CONN
             | flag::SEND_CACHE;
         if self.read_only {
@@ -56,7 +58,7 @@ impl ExportInfo {
     }
 }
 
-/// The exports of a server, as the handshake sees them. May change between two calls.
+/// The exports of a server, for the handshake. They may change between two calls.
 pub trait Catalogue {
     /// All names, in the order in which they are listed.
     fn list(&self) -> Vec<ExportInfo>;

@@ -1,9 +1,8 @@
-//! The NBD protocol without I/O: bytes in, bytes and decisions out.
+//! The NBD protocol without I/O: bytes come in, bytes and decisions go out.
 //!
-//! Owns the format on the wire, the handshake, the request stream, the reply headers and the mapping of
-//! a volume's failures to error numbers. Must not know sockets, tasks or time. Everything a client sends
-//! is hostile until a checked type holds it: no input makes this code panic or hold more than the bounds
-//! that its constants name.
+//! Owns the wire format, the handshake, the request stream, the reply headers, and the mapping of a volume's errors to error
+//! numbers. Must not know sockets, tasks or time. Invariant: everything that a client sends is hostile until a checked type
+//! holds it. No input makes this code panic, or hold more memory than the limits in its constants.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::expect_used, clippy::panic, clippy::arithmetic_side_effects)

@@ -1,11 +1,10 @@
 //! The handshake: a state machine from the greeting to the choice of an export.
 //!
-//! Owns the state of one client's handshake. Bytes go in, bytes and a verdict come out; must not know
-//! sockets, time or volumes. Invariants: holds at most [`MAX_OPTION_BYTES`] of a client's bytes,
-//! answers at most [`MAX_OPTIONS`] options, and what it answers does not depend on how the bytes were
-//! cut into pieces, except that plain text in one piece with STARTTLS is told from what is encrypted.
-//! Where TLS is required, a client learns nothing of the exports without it, and nothing that came in
-//! plain text counts after it, save the client's flags.
+//! Owns the state of one client's handshake. Bytes come in, bytes and a verdict go out. Must not know sockets, time or volumes.
+//! Invariants: it holds at most [`MAX_OPTION_BYTES`] of a client's bytes and answers at most [`MAX_OPTIONS`] options. Its answers
+//! do not depend on how the bytes are cut into pieces, with one exception: plain text in the same piece as STARTTLS is detected.
+//! If TLS is required, a client without TLS learns nothing about the exports, and all that it sent in plain text is invalid
+//! after STARTTLS, except its flags.
 
 use super::export::{Catalogue, ExportInfo, MAX_PAYLOAD_BYTES, MIN_BLOCK_BYTES};
 use super::option::{GoRequest, MetaRequest};
@@ -15,13 +14,13 @@ use super::wire::{
     option_reply, take_u32, take_u64,
 };
 
-/// Longest data of an option that is parsed. Enough for a name and a few hundred queries.
+/// Longest data of an option that is parsed: enough for a name and a few hundred queries.
 pub const MAX_OPTION_BYTES: u32 = 64 << 10;
 
-/// Longest data of an option that is skipped with an error; with more the connection is closed.
+/// Longest data of an option that is skipped with an error reply. If the data is longer, the connection is closed.
 pub const MAX_SKIPPED_OPTION_BYTES: u32 = 1 << 20;
 
-/// Options that a client may send before it must have chosen an export.
+/// Maximum number of options before the client must have chosen an export.
 pub const MAX_OPTIONS: u32 = 256;
 
 /// The negotiated parameters.
@@ -29,7 +28,7 @@ pub const MAX_OPTIONS: u32 = 256;
 pub struct Session {
     /// The export, as described to the client.
     pub export: ExportInfo,
-    /// Whether reads are answered in chunks.
+    /// Whether the server answers reads in chunks.
     pub structured: bool,
     /// Whether the client selected [`ALLOCATION_CONTEXT`].
     pub block_status: bool,
@@ -38,7 +37,7 @@ pub struct Session {
 /// Why a handshake ended without a session.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HandshakeEnd {
-    /// The client gave up in good order.
+    /// The client ended the handshake with `NBD_OPT_ABORT`.
     #[error("the client ended the handshake")]
     Aborted,
     /// The client set flags that were not offered.
@@ -47,10 +46,10 @@ pub enum HandshakeEnd {
     /// An option does not begin with its magic.
     #[error("bad option magic {0:#018x}")]
     BadMagic(u64),
-    /// The client asked for an export that does not exist in a way that has no error reply.
+    /// The client asked for an unknown export with an option that has no error reply.
     #[error("no export is named {0:?}")]
     NoSuchExport(String),
-    /// An option was longer than anything sensible.
+    /// The data of an option is too long to be skipped.
     #[error("option {option} has {bytes} bytes of data, at most {MAX_SKIPPED_OPTION_BYTES} are accepted")]
     Oversized {
         /// Number of the option.
@@ -58,16 +57,16 @@ pub enum HandshakeEnd {
         /// Announced length.
         bytes: u32,
     },
-    /// The client sent options without end.
+    /// The client sent too many options.
     #[error("more than {MAX_OPTIONS} options")]
     TooManyOptions,
-    /// The server is going away.
+    /// The server shuts down.
     #[error("the server is shutting down")]
     ShuttingDown,
-    /// The client chose an export in plain text, in a way that has no error reply.
+    /// The client chose an export in plain text with an option that has no error reply.
     #[error("the client asked for an export without TLS")]
     WithoutTls,
-    /// Plain text after STARTTLS could come from an attacker who puts it in front of the client's stream.
+    /// The client sent plain text after STARTTLS. An attacker may have put it in front of the client's stream.
     #[error("the client sent plain text after STARTTLS")]
     PlainAfterStartTls,
 }
@@ -77,14 +76,14 @@ pub enum HandshakeEnd {
 pub enum HandshakeStep {
     /// All input was used; the handshake needs more.
     NeedMore,
-    /// Send what was answered, if anything, and step on with the rest of the input.
+    /// Send the answer, if there is one, and call `step` again with the rest of the input.
     Continue,
-    /// Send what was answered and agree on keys; then call [`Negotiation::encrypted`] and step on with what is
-    /// decrypted. All input was used.
+    /// Send the answer and perform the TLS handshake. Then call [`Negotiation::encrypted`], and `step` with the decrypted
+    /// input. All input was used.
     StartTls,
-    /// The handshake is over: send what was answered; the rest of the input are requests.
+    /// The handshake is complete: send the answer. The rest of the input is requests.
     Agreed(Session),
-    /// Send what was answered, then close.
+    /// Send the answer, then close the connection.
     Ended(HandshakeEnd),
 }
 
@@ -97,14 +96,14 @@ enum State {
     Over,
 }
 
-/// The rule of a handshake about TLS.
+/// The state of a handshake with regard to TLS.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Security {
-    /// There is none.
+    /// The server does not use TLS on this connection.
     Plain,
-    /// Nothing but STARTTLS is answered.
+    /// TLS is required and not started: only STARTTLS is answered.
     Wanted,
-    /// It is there.
+    /// TLS is started.
     Encrypted,
 }
 
@@ -112,7 +111,7 @@ enum Security {
 #[derive(Debug)]
 pub struct Negotiation {
     state: State,
-    /// The part of the current element that has arrived.
+    /// Bytes of the current element that have arrived.
     held: Vec<u8>,
     options_received: u32,
     no_zeroes: bool,
@@ -123,7 +122,7 @@ pub struct Negotiation {
 }
 
 impl Negotiation {
-    /// A new handshake; appends the server's greeting to `out`.
+    /// Begins a handshake without TLS; appends the server's greeting to `out`.
     pub fn begin(out: &mut Vec<u8>) -> Negotiation {
         out.extend(NBD_MAGIC.to_be_bytes());
         out.extend(OPTION_MAGIC.to_be_bytes());
@@ -139,19 +138,20 @@ impl Negotiation {
         }
     }
 
-    /// A new handshake that leads to an export under TLS only; appends the server's greeting to `out`.
+    /// Begins a handshake that requires TLS; appends the server's greeting to `out`.
     pub fn begin_with_tls(out: &mut Vec<u8>) -> Negotiation {
         Negotiation { security: Security::Wanted, ..Negotiation::begin(out) }
     }
 
-    /// Goes on under TLS. What was agreed on before is forgotten.
+    /// Continues under TLS. Everything that was negotiated in plain text is dropped.
     pub fn encrypted(&mut self) {
         self.security = Security::Encrypted;
         (self.structured, self.context_of) = (false, None);
     }
 
-    /// Uses some of `input`, appends answers to `out`, and returns how many bytes were used. At most one
-    /// option is answered per step, which bounds `out`.
+    /// Uses some of `input`, appends answers to `out`, and returns the number of bytes that were used.
+    ///
+    /// A step answers one option at most, which bounds `out`.
     pub fn step(
         &mut self,
         input: &[u8],
@@ -163,7 +163,7 @@ impl Negotiation {
             State::Skip { option, bytes_left } => return self.skip(option, bytes_left, input, out),
             State::ClientFlags => self.gather(input, 4),
             State::OptionHeader => self.gather(input, OPTION_HEADER_BYTES),
-            // Bounded by MAX_OPTION_BYTES when the header was read.
+            // The length was checked against MAX_OPTION_BYTES when the header was read.
             State::OptionData { bytes, .. } => self.gather(input, bytes as usize),
         };
         let Some(element) = element else { return (used, HandshakeStep::NeedMore) };
@@ -172,7 +172,7 @@ impl Negotiation {
             State::ClientFlags => self.client_flags(&element),
             _ => self.option_header(&element, exports, out),
         };
-        // The storage is kept for the next element.
+        // Keeps the storage for the next element.
         self.held = element;
         self.held.clear();
         let step = match step {
@@ -187,7 +187,7 @@ impl Negotiation {
         (used, step)
     }
 
-    /// Moves input into `held` until that has `need` bytes, which are then returned.
+    /// Moves input to `held` until it has `need` bytes. Returns the number of bytes used, and `held` once it is complete.
     fn gather(&mut self, input: &[u8], need: usize) -> (usize, Option<Vec<u8>>) {
         let missing = need.saturating_sub(self.held.len());
         let used = missing.min(input.len());
@@ -253,7 +253,7 @@ impl Negotiation {
             self.state = State::OptionData { option, bytes };
             return HandshakeStep::Continue;
         }
-        // Answered at once: no more input may come before the client has read the answer.
+        // An option without data is answered here, because no more input may come before the client has the answer.
         self.answer(option, &[], exports, out)
     }
 
@@ -352,7 +352,7 @@ impl Negotiation {
         piece.extend(export.size_bytes.to_be_bytes());
         piece.extend(export.transmission_flags(self.structured).to_be_bytes());
         reply(out, option, option_reply::INFO, &piece);
-        // Told without being asked too: a client that did not ask may otherwise send unaligned requests.
+        // Sent to every client: a client that did not ask for it could otherwise send unaligned requests.
         let mut piece = info::BLOCK_SIZE.to_be_bytes().to_vec();
         for bytes in [MIN_BLOCK_BYTES, export.preferred_block_bytes, MAX_PAYLOAD_BYTES] {
             piece.extend(bytes.to_be_bytes());
@@ -392,7 +392,7 @@ impl Negotiation {
         };
         let matched = if setting { request.selects_allocation() } else { request.lists_allocation() };
         if matched {
-            // The number means nothing in a list.
+            // In a list the number has no meaning.
             let id = if setting { ALLOCATION_CONTEXT_ID } else { 0 };
             let mut context = id.to_be_bytes().to_vec();
             context.extend(ALLOCATION_CONTEXT.as_bytes());
@@ -405,13 +405,13 @@ impl Negotiation {
     }
 
     fn session(&self, export: ExportInfo) -> Session {
-        // A selection holds for the export for which it was made.
+        // A selection is valid only for the export for which it was made.
         let block_status = self.structured && self.context_of.as_ref() == Some(&export.name);
         Session { export, structured: self.structured, block_status }
     }
 }
 
-/// The answer to an option that is for encrypted connections only.
+/// Answers an option that is available under TLS only.
 fn without_tls(option: u32, out: &mut Vec<u8>) -> HandshakeStep {
     if option == option::EXPORT_NAME {
         return HandshakeStep::Ended(HandshakeEnd::WithoutTls);
@@ -430,7 +430,7 @@ fn reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[u8]) {
     out.extend(OPTION_REPLY_MAGIC.to_be_bytes());
     out.extend(option.to_be_bytes());
     out.extend(kind.to_be_bytes());
-    // Data is made of a few strings that are at most MAX_STRING_BYTES long.
+    // The data consists of a few strings of at most MAX_STRING_BYTES each.
     out.extend(u32::try_from(data.len()).unwrap_or(u32::MAX).to_be_bytes());
     out.extend(data);
 }

@@ -1,18 +1,20 @@
-//! Data of the options that have a form of their own: checked views of a client's bytes.
+//! Data of options that have a structure: checked views of a client's bytes.
+//!
+//! Owns the parsing of this data. Must not know the state of the handshake.
 
 use super::wire::{ALLOCATION_CONTEXT, MAX_STRING_BYTES, take_slice, take_u16, take_u32};
 
 /// Data of `NBD_OPT_INFO` and `NBD_OPT_GO`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct GoRequest<'a> {
-    /// The export that is asked for.
+    /// Name of the requested export.
     pub(crate) name: &'a [u8],
-    /// Pairs of bytes: the kinds of information that the client would like.
+    /// Pairs of bytes: the kinds of information that the client asks for.
     kinds: &'a [u8],
 }
 
 impl<'a> GoRequest<'a> {
-    /// `None` if the lengths in the data contradict each other or the name is too long.
+    /// Parses the data; `None` if its lengths contradict each other or the name is too long.
     pub(crate) fn parse(mut data: &'a [u8]) -> Option<GoRequest<'a>> {
         let name = take_name(&mut data)?;
         let count = usize::from(take_u16(&mut data)?);
@@ -24,24 +26,24 @@ impl<'a> GoRequest<'a> {
     }
 }
 
-/// Data of the two options about metadata contexts.
+/// Data of `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct MetaRequest<'a> {
-    /// The export that is asked about.
+    /// Name of the export that the request is about.
     pub(crate) name: &'a [u8],
-    /// Whether there is any query.
+    /// Whether there is a query.
     asks: bool,
     exact: bool,
     whole_namespace: bool,
 }
 
 impl<'a> MetaRequest<'a> {
-    /// `None` if the lengths in the data contradict each other or a string is too long.
+    /// Parses the data; `None` if its lengths contradict each other or a string is too long.
     pub(crate) fn parse(mut data: &'a [u8]) -> Option<MetaRequest<'a>> {
         let name = take_name(&mut data)?;
         let queries = take_u32(&mut data)?;
         let mut request = MetaRequest { name, asks: queries > 0, exact: false, whole_namespace: false };
-        // A query has at least four bytes, so this ends with the data whatever the count says.
+        // A query has at least four bytes, so the loop ends with the data, for any count.
         for _ in 0..queries {
             let query = take_name(&mut data)?;
             request.exact |= query == ALLOCATION_CONTEXT.as_bytes();
@@ -50,12 +52,12 @@ impl<'a> MetaRequest<'a> {
         data.is_empty().then_some(request)
     }
 
-    /// Whether a list that answers this contains the allocation context.
+    /// Whether the list for this request contains the allocation context.
     pub(crate) fn lists_allocation(&self) -> bool {
         !self.asks || self.exact || self.whole_namespace
     }
 
-    /// Whether this selects the allocation context. A namespace alone selects nothing.
+    /// Whether this request selects the allocation context. The name of a namespace selects nothing.
     pub(crate) fn selects_allocation(&self) -> bool {
         self.exact
     }

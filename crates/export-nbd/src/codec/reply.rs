@@ -1,7 +1,7 @@
 //! The server's half of the transmission phase: headers of replies.
 //!
-//! Encodes into arrays on the stack, because this runs for every request. Must not know where the bytes
-//! go. Payload is not copied here: a data header is followed by the data, sent from where it lies.
+//! Owns the encoding of headers, into arrays on the stack, because this code runs for every request. A data header is sent
+//! before the data, which is not copied. Must not know where the bytes go.
 
 use io::RangeStatus;
 
@@ -14,13 +14,13 @@ use super::wire::{
 /// Longest text of an error that is sent to a client.
 pub const MAX_MESSAGE_BYTES: usize = 512;
 
-/// Longest answer of [`error_chunk`].
+/// Longest chunk of [`error_chunk`].
 pub const MAX_ERROR_CHUNK_BYTES: usize = CHUNK_HEADER_BYTES + 6 + MAX_MESSAGE_BYTES;
 
-/// Most extents in one answer to a status query; a client asks again for the rest.
+/// Maximum number of extents in a reply to a status query. A client asks again for the rest.
 pub const MAX_EXTENTS: usize = 8192;
 
-/// A reply without chunks: `None` for success. After success of a read its data follow.
+/// A simple reply, without chunks; `error` is `None` for success. The data of a successful read follow the reply.
 pub fn simple_reply(cookie: u64, error: Option<Errno>) -> [u8; SIMPLE_REPLY_BYTES] {
     let mut reply = [0; SIMPLE_REPLY_BYTES];
     let code = error.map_or(0, Errno::code);
@@ -32,7 +32,7 @@ pub fn simple_reply(cookie: u64, error: Option<Errno>) -> [u8; SIMPLE_REPLY_BYTE
     reply
 }
 
-/// Header of a chunk with `payload_bytes` to follow.
+/// Header of a chunk that is followed by `payload_bytes` of payload.
 pub fn chunk_header(cookie: u64, kind: u16, done: bool, payload_bytes: u32) -> [u8; CHUNK_HEADER_BYTES] {
     let mut header = [0; CHUNK_HEADER_BYTES];
     let flags = if done { chunk::DONE } else { 0 };
@@ -46,9 +46,9 @@ pub fn chunk_header(cookie: u64, kind: u16, done: bool, payload_bytes: u32) -> [
     header
 }
 
-/// Header of a chunk of read data; `data_bytes` at `offset` of the export follow.
+/// Header of a chunk of read data. `data_bytes`, which lie at `offset` of the export, follow it.
 pub fn data_header(cookie: u64, offset: u64, data_bytes: u32, done: bool) -> [u8; DATA_HEADER_BYTES] {
-    // A read has at most 32 MiB.
+    // A read has 32 MiB at most, so the sum does not overflow.
     let header = chunk_header(cookie, chunk::OFFSET_DATA, done, data_bytes.saturating_add(8));
     let mut whole = [0; DATA_HEADER_BYTES];
     let (head, tail) = whole.split_at_mut(CHUNK_HEADER_BYTES);
@@ -57,18 +57,17 @@ pub fn data_header(cookie: u64, offset: u64, data_bytes: u32, done: bool) -> [u8
     whole
 }
 
-/// The chunk that ends a reply without anything more to say.
+/// The chunk that ends a reply and has no payload.
 pub fn done_chunk(cookie: u64) -> [u8; CHUNK_HEADER_BYTES] {
     chunk_header(cookie, chunk::NONE, true, 0)
 }
 
-/// The chunk that ends a reply with an error; appended to `out`. The message is cut to
-/// [`MAX_MESSAGE_BYTES`].
+/// Appends the chunk that ends a reply with an error to `out`. The message is cut to [`MAX_MESSAGE_BYTES`].
 pub fn error_chunk(cookie: u64, errno: Errno, message: &str, out: &mut Vec<u8>) {
     let longest = message.len().min(MAX_MESSAGE_BYTES);
-    // A range that ends within a character is refused.
+    // `get` returns `None` for a cut within a character.
     let text = (0..=longest).rev().find_map(|cut| message.get(..cut)).unwrap_or_default();
-    // At most MAX_MESSAGE_BYTES.
+    // The text has MAX_MESSAGE_BYTES at most.
     let len = text.len() as u16;
     out.extend(chunk_header(cookie, chunk::ERROR, true, u32::from(len).saturating_add(6)));
     out.extend(errno.code().to_be_bytes());
@@ -76,11 +75,10 @@ pub fn error_chunk(cookie: u64, errno: Errno, message: &str, out: &mut Vec<u8>) 
     out.extend(text.as_bytes());
 }
 
-/// The whole reply to a status query over `range_bytes`, appended to `out`.
+/// Appends the whole reply to a status query over `range_bytes` to `out`.
 ///
-/// `runs` come from a volume and are taken with a grain of salt: they are merged, cut to the range and
-/// to [`MAX_EXTENTS`] (or to one), and if nothing is left the whole range is called allocated data, which
-/// is always true enough.
+/// `runs` come from a volume and are not trusted. They are merged, and cut to the range and to [`MAX_EXTENTS`] (or to one).
+/// If no run is left, the whole range is reported as allocated data, which is never wrong.
 pub fn block_status_chunk(cookie: u64, range_bytes: u32, runs: &[RangeStatus], one: bool, out: &mut Vec<u8>) {
     let limit = if one { 1 } else { MAX_EXTENTS };
     let mut extents: Vec<(u32, u32)> = Vec::new();
@@ -104,7 +102,7 @@ pub fn block_status_chunk(cookie: u64, range_bytes: u32, runs: &[RangeStatus], o
     if extents.is_empty() {
         extents.push((range_bytes, 0));
     }
-    // At most MAX_EXTENTS.
+    // There are MAX_EXTENTS at most, so the product does not overflow.
     let payload_bytes = (extents.len() as u32).saturating_mul(8).saturating_add(4);
     out.extend(chunk_header(cookie, chunk::BLOCK_STATUS, true, payload_bytes));
     out.extend(ALLOCATION_CONTEXT_ID.to_be_bytes());

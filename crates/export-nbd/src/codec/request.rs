@@ -1,12 +1,12 @@
 //! The client's half of the transmission phase: from bytes to commands that are safe to carry out.
 //!
-//! Owns the state of one client's request stream. Must not know sockets or volumes. A [`Command`] that
-//! leaves this module is well-formed: it lies inside the export, is sector-aligned, fits the payload
-//! limit, and uses only flags that were offered. Everything else becomes a [`Refusal`], which is answered,
-//! or a [`StreamError`], after which nothing in the stream can be trusted and the connection ends.
+//! Owns the state of one client's request stream. Must not know sockets or volumes. Every [`Command`] that this module returns
+//! is well-formed: it lies inside the export, is sector-aligned, is within the payload limit, and has only flags that the server
+//! offered. Any other request becomes a [`Refusal`], which is answered, or a [`StreamError`], after which the rest of the stream
+//! cannot be parsed and the connection ends.
 //!
-//! Invariants: holds at most one request header; what comes out does not depend on how the bytes were
-//! cut into pieces, except that payload comes out in the pieces in which it came in.
+//! Invariants: it holds at most one request header. Its results do not depend on how the bytes are cut into pieces, except that
+//! payload is returned in the pieces in which it arrives.
 
 use format::{SECTOR_BYTES, Sector, Sectors};
 
@@ -18,35 +18,35 @@ use super::wire::{REQUEST_HEADER_BYTES, REQUEST_MAGIC, command, command_flag, ta
 /// The operation of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Send data.
+    /// Reads data.
     Read {
-        /// As one piece.
+        /// The client wants the data in one chunk.
         whole: bool,
     },
-    /// Store the payload that follows in the stream.
+    /// Stores the payload that follows in the stream.
     Write {
-        /// Durable when answered.
+        /// The write is durable when it is answered.
         fua: bool,
     },
-    /// Make everything durable that was answered before.
+    /// Makes every write durable that was answered before.
     Flush,
-    /// The range is no longer needed.
+    /// Discards the range.
     Trim {
-        /// Durable when answered.
+        /// The discard is durable when it is answered.
         fua: bool,
     },
-    /// The range will be needed soon.
+    /// Reads the range into the cache.
     Cache,
-    /// The range shall read as zeros.
+    /// Makes the range read as zeros.
     WriteZeroes {
-        /// Durable when answered.
+        /// The zeros are durable when the request is answered.
         fua: bool,
-        /// The space must stay allocated.
+        /// The space of the range must stay allocated.
         no_hole: bool,
     },
-    /// Query the state of the range.
+    /// Queries the state of the range.
     BlockStatus {
-        /// One extent will do.
+        /// The client wants one extent.
         one: bool,
     },
 }
@@ -54,7 +54,7 @@ pub enum Action {
 /// A request that passed every check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Command {
-    /// The client's name for it.
+    /// The client's identifier of the request.
     pub cookie: u64,
     /// The operation.
     pub action: Action,
@@ -76,10 +76,10 @@ impl Command {
     }
 }
 
-/// A request that is answered with an error without being tried.
+/// A request that is answered with an error and is not carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refusal {
-    /// The client's name for it.
+    /// The client's identifier of the request.
     pub cookie: u64,
     /// The error number for the client.
     pub errno: Errno,
@@ -87,7 +87,7 @@ pub struct Refusal {
     pub message: &'static str,
 }
 
-/// The stream makes no sense any more.
+/// An error after which the stream cannot be parsed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StreamError {
     /// A request does not begin with its magic.
@@ -98,26 +98,26 @@ pub enum StreamError {
 /// The meaning of the next bytes of the stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StreamStep {
-    /// The bytes just used mean nothing by themselves: go on with what follows.
+    /// The used bytes complete nothing; call `step` with the bytes that follow.
     Nothing,
-    /// Begin this. If it is a write, [`StreamStep::Payload`] follows until all of its bytes have come.
+    /// Begin this command. After a write, [`StreamStep::Payload`] follows until all of its bytes have arrived.
     Begin(Command),
-    /// The bytes just used belong to the write that began last.
+    /// The used bytes are payload of the last write.
     Payload,
     /// Answer with an error.
     Refuse(Refusal),
-    /// The client disconnects in order: finish the requests under way, then close. Nothing comes after this.
+    /// The client disconnects: end the requests under way, then close. No later bytes are used.
     Disconnect,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Header,
-    /// Bytes of an accepted write are to come.
+    /// Payload of an accepted write follows.
     Payload {
         bytes_left: u32,
     },
-    /// Bytes of a refused write are to come, then it is answered.
+    /// Payload of a refused write follows; the refusal is answered after it.
     Drain {
         bytes_left: u32,
         refusal: Refusal,
@@ -125,7 +125,7 @@ enum State {
     Over,
 }
 
-/// The negotiated parameters that requests are checked against.
+/// The negotiated parameters against which requests are checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Rules {
     size_bytes: u64,
@@ -161,12 +161,12 @@ impl RequestStream {
         }
     }
 
-    /// From now on every request is refused because the server goes away. A write that has begun goes on.
+    /// Refuses every later request because the server shuts down. A write that has begun continues.
     pub fn shut_down(&mut self) {
         self.shutting_down = true;
     }
 
-    /// Payload that the current write still misses.
+    /// Number of payload bytes that the current write still needs.
     pub fn payload_left(&self) -> u32 {
         match self.state {
             State::Payload { bytes_left } => bytes_left,
@@ -179,7 +179,7 @@ impl RequestStream {
         matches!(self.state, State::Header | State::Over) && self.header_len == 0
     }
 
-    /// Records that `bytes` of payload were received past the parser.
+    /// Records that the caller received `bytes` of payload without [`RequestStream::step`].
     ///
     /// The caller must not claim more than [`RequestStream::payload_left`]; the excess is ignored.
     pub fn payload_received(&mut self, bytes: u32) {
@@ -189,13 +189,13 @@ impl RequestStream {
         }
     }
 
-    /// Uses some of `input`, at least one byte if there is any, and returns how many, and what they mean.
+    /// Uses some of `input`, at least one byte if there is any; returns the number of bytes and their meaning.
     ///
     /// # Errors
-    /// If the stream makes no sense any more.
+    /// If the stream cannot be parsed any more.
     pub fn step(&mut self, input: &[u8]) -> Result<(usize, StreamStep), StreamError> {
         match self.state {
-            // Whatever comes after the end is not looked at.
+            // Bytes after the disconnect request are ignored.
             State::Over => Ok((input.len(), StreamStep::Nothing)),
             State::Header => self.header(input),
             State::Payload { bytes_left } => {
@@ -217,7 +217,7 @@ impl RequestStream {
     }
 
     fn header(&mut self, input: &[u8]) -> Result<(usize, StreamStep), StreamError> {
-        // Nearly always the whole header is there and is read where it lies.
+        // In most cases the whole header has arrived, and is parsed in place.
         if self.header_len == 0
             && let Some(header) = input.first_chunk::<REQUEST_HEADER_BYTES>()
         {
@@ -237,10 +237,10 @@ impl RequestStream {
         Ok((used, self.judge(&header)?))
     }
 
-    /// Decides what a header means and what comes after it in the stream.
+    /// Decides what a header means and what follows it in the stream.
     fn judge(&mut self, header: &[u8; REQUEST_HEADER_BYTES]) -> Result<StreamStep, StreamError> {
         let mut rest = header.as_slice();
-        // The array is exactly as long as these fields.
+        // The array is exactly as long as its fields, so the defaults are never used.
         let magic = take_u32(&mut rest).unwrap_or(0);
         let flags = take_u16(&mut rest).unwrap_or(0);
         let kind = take_u16(&mut rest).unwrap_or(u16::MAX);
@@ -274,7 +274,7 @@ impl RequestStream {
         }
     }
 
-    /// The action of a command, and the flags that it takes beside FUA.
+    /// The action of a command, and the flags that it accepts besides FUA.
     fn action(&self, kind: u16, flags: u16, fua: bool) -> Result<(Action, u16), (Errno, &'static str)> {
         Ok(match kind {
             command::READ => {
@@ -299,7 +299,7 @@ impl RequestStream {
 
     fn check(&self, flags: u16, kind: u16, offset: u64, bytes: u32) -> Result<Action, (Errno, &'static str)> {
         let fua = flags & command_flag::FUA != 0;
-        // Durability may be asked of any command and means nothing to those that store nothing.
+        // The protocol allows FUA on every command. It has no effect on commands that store nothing.
         let flags = flags & !command_flag::FUA;
         let (action, allowed) = self.action(kind, flags, fua)?;
         if self.shutting_down {

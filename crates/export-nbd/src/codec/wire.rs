@@ -1,9 +1,9 @@
-//! Numbers of the NBD protocol, and how they lie on the wire.
+//! Numbers of the NBD protocol, and their encoding on the wire.
 //!
-//! Owns every constant and the two helpers that read big-endian fields. Must not know states, volumes
-//! or sockets. The numbers are those of the public protocol document of the NBD project.
+//! Owns every constant of the public protocol document of the NBD project, and the functions that read big-endian fields. Must
+//! not know states, volumes or sockets.
 
-/// First words of a server ("NBDMAGIC").
+/// First magic number of a server's greeting ("NBDMAGIC").
 pub const NBD_MAGIC: u64 = 0x4e42_444d_4147_4943;
 /// Begins the newstyle handshake and every option of a client ("IHAVEOPT").
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
@@ -33,7 +33,7 @@ pub const MAX_STRING_BYTES: usize = 4096;
 
 /// Flags of the server's greeting.
 pub mod handshake_flag {
-    /// Options other than the export's name are understood.
+    /// The server accepts other options than the export's name.
     pub const FIXED_NEWSTYLE: u16 = 1;
     /// The padding after an export's description can be left out.
     pub const NO_ZEROES: u16 = 2;
@@ -49,29 +49,29 @@ pub mod client_flag {
 
 /// Options of a client.
 pub mod option {
-    /// Choose an export and begin; has no way to answer with an error.
+    /// Chooses an export and begins. It has no error reply.
     pub const EXPORT_NAME: u32 = 1;
-    /// Give up.
+    /// Ends the handshake.
     pub const ABORT: u32 = 2;
-    /// Which exports are there?
+    /// Lists the exports.
     pub const LIST: u32 = 3;
-    /// Encrypt from here on.
+    /// Starts TLS.
     pub const STARTTLS: u32 = 5;
-    /// Describe an export.
+    /// Describes an export.
     pub const INFO: u32 = 6;
-    /// Describe an export and begin.
+    /// Describes an export and begins.
     pub const GO: u32 = 7;
-    /// Answer in chunks.
+    /// Asks for answers in chunks.
     pub const STRUCTURED_REPLY: u32 = 8;
-    /// Which metadata contexts does an export have?
+    /// Lists the metadata contexts of an export.
     pub const LIST_META_CONTEXT: u32 = 9;
-    /// Select metadata contexts.
+    /// Selects metadata contexts.
     pub const SET_META_CONTEXT: u32 = 10;
 }
 
 /// Answers to an option.
 pub mod option_reply {
-    /// Done.
+    /// The option was carried out.
     pub const ACK: u32 = 1;
     /// Name of an export.
     pub const SERVER: u32 = 2;
@@ -81,13 +81,13 @@ pub mod option_reply {
     pub const META_CONTEXT: u32 = 4;
     /// The server does not know the option.
     pub const ERR_UNSUP: u32 = 0x8000_0001;
-    /// The option makes no sense.
+    /// The option's data is not valid.
     pub const ERR_INVALID: u32 = 0x8000_0003;
-    /// The option is answered under TLS only.
+    /// The option is available under TLS only.
     pub const ERR_TLS_REQD: u32 = 0x8000_0005;
     /// There is no such export.
     pub const ERR_UNKNOWN: u32 = 0x8000_0006;
-    /// The server is going away.
+    /// The server shuts down.
     pub const ERR_SHUTDOWN: u32 = 0x8000_0007;
     /// The option is too long.
     pub const ERR_TOO_BIG: u32 = 0x8000_0009;
@@ -97,9 +97,9 @@ pub mod option_reply {
 pub mod info {
     /// Size and transmission flags.
     pub const EXPORT: u16 = 0;
-    /// The name under which the server knows it.
+    /// Name of the export on the server.
     pub const NAME: u16 = 1;
-    /// A line for people.
+    /// Description for operators, one line.
     pub const DESCRIPTION: u16 = 2;
     /// Smallest, preferred and largest request.
     pub const BLOCK_SIZE: u16 = 3;
@@ -111,51 +111,51 @@ pub mod transmission_flag {
     pub const HAS_FLAGS: u16 = 1 << 0;
     /// Writes are refused.
     pub const READ_ONLY: u16 = 1 << 1;
-    /// Understands flush.
+    /// The export accepts flushes.
     pub const SEND_FLUSH: u16 = 1 << 2;
-    /// Understands writes that are durable when answered.
+    /// The export accepts writes that are durable when answered.
     pub const SEND_FUA: u16 = 1 << 3;
-    /// Understands trim.
+    /// The export accepts trim requests.
     pub const SEND_TRIM: u16 = 1 << 5;
-    /// Understands write-zeroes.
+    /// The export accepts write-zeroes requests.
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    /// Understands reads that must not be answered in fragments.
+    /// The export accepts reads that must be answered in one chunk.
     pub const SEND_DF: u16 = 1 << 7;
     /// A flush on one connection covers the writes of all connections.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
-    /// Understands requests to cache a range.
+    /// The export accepts requests to cache a range.
     pub const SEND_CACHE: u16 = 1 << 10;
 }
 
 /// Kinds of requests.
 pub mod command {
-    /// Read.
+    /// Reads a range.
     pub const READ: u16 = 0;
-    /// Write; the data follows the header.
+    /// Writes a range; the data follows the header.
     pub const WRITE: u16 = 1;
-    /// Finish the requests under way and close.
+    /// Ends the requests under way and closes.
     pub const DISCONNECT: u16 = 2;
-    /// Make answered writes durable.
+    /// Makes answered writes durable.
     pub const FLUSH: u16 = 3;
-    /// A range is no longer needed.
+    /// Discards a range.
     pub const TRIM: u16 = 4;
-    /// A range will be needed soon.
+    /// Reads a range into the cache.
     pub const CACHE: u16 = 5;
-    /// A range shall read as zeros.
+    /// Makes a range read as zeros.
     pub const WRITE_ZEROES: u16 = 6;
-    /// Query the state of a range.
+    /// Queries the state of a range.
     pub const BLOCK_STATUS: u16 = 7;
 }
 
 /// Flags of a request.
 pub mod command_flag {
-    /// Durable when answered.
+    /// The request is durable when it is answered.
     pub const FUA: u16 = 1 << 0;
-    /// Zeros must keep their space.
+    /// The range of zeros must stay allocated.
     pub const NO_HOLE: u16 = 1 << 1;
-    /// Answer with one chunk of data.
+    /// The answer must have one chunk of data.
     pub const DF: u16 = 1 << 2;
-    /// Answer with one extent.
+    /// The answer must have one extent.
     pub const REQ_ONE: u16 = 1 << 3;
 }
 
@@ -163,7 +163,7 @@ pub mod command_flag {
 pub mod chunk {
     /// Flag: the last chunk of its reply.
     pub const DONE: u16 = 1;
-    /// Nothing to say.
+    /// A chunk without payload.
     pub const NONE: u16 = 0;
     /// Data at an offset.
     pub const OFFSET_DATA: u16 = 1;
@@ -181,19 +181,19 @@ pub mod state {
     pub const ZERO: u32 = 2;
 }
 
-/// The one metadata context that we know.
+/// The metadata context that the server supports.
 pub const ALLOCATION_CONTEXT: &str = "base:allocation";
 /// The number that stands for [`ALLOCATION_CONTEXT`] in answers.
 pub const ALLOCATION_CONTEXT_ID: u32 = 1;
 
-/// Takes the first `N` bytes off `input`; `None` (and nothing taken) if there are fewer.
+/// Takes the first `N` bytes off `input`; `None`, and `input` unchanged, if there are fewer.
 pub(crate) fn take<const N: usize>(input: &mut &[u8]) -> Option<[u8; N]> {
     let (head, rest) = input.split_first_chunk::<N>()?;
     *input = rest;
     Some(*head)
 }
 
-/// Takes the first `len` bytes off `input`; `None` (and nothing taken) if there are fewer.
+/// Takes the first `len` bytes off `input`; `None`, and `input` unchanged, if there are fewer.
 pub(crate) fn take_slice<'a>(input: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
     let (head, rest) = input.split_at_checked(len)?;
     *input = rest;

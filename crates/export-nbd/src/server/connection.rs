@@ -1,13 +1,13 @@
 //! One client after the handshake: receives requests, passes them to workers, sends replies.
 //!
-//! Three kinds of tasks share a [`Connection`]: the receiver (the task that calls [`Connection::run`])
-//! parses requests and hands pieces of them to workers; workers call the volume and put replies into the
-//! outbox; the sender sends whatever the outbox holds. Owns their common state and its limits: requests
-//! under way (`Link::admission`), bytes in data buffers (`memory`). Both are given back only after the
-//! reply was sent, so a client that does not read its replies stops being read from.
+//! Three kinds of tasks share a [`Connection`]. The receiver, which is the task that calls [`Connection::run`], parses requests
+//! and gives their pieces to workers. Workers call the volume and put replies into the outbox. The sender sends what is in the
+//! outbox. This module owns their common state and its limits: requests under way (`Link::admission`) and bytes in data buffers
+//! (`memory`). Both are released only after the reply is sent, so the server stops reading from a client that does not read its
+//! replies.
 //!
-//! Invariants: an operation of the volume is awaited to its end, also if the client disconnects; no further operations are
-//! started for a client that has disconnected; when `run` returns, every task of the connection has ended.
+//! Invariants: an operation of the volume is awaited to its end, even if the client disconnects; no operation is started for a
+//! client that has disconnected; when `run` returns, every task of the connection has ended.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -24,13 +24,13 @@ use crate::server::requests::{PIECE_BYTES, PieceError, ReadPiece, RequestId, Req
 use crate::server::workers::Workers;
 use crate::socket::{Part, Socket};
 
-/// Longest range whose status the volume is asked for at once: a list of its single sectors takes a piece's memory.
+/// Longest range of one status query to the volume. A list of its single sectors takes the memory of a piece.
 const STATUS_BYTES: u64 = 16 << 20;
 
-/// How a client's requests came to an end.
+/// How the stream of a client's requests ended.
 #[derive(Debug)]
 pub(super) enum StreamEnd {
-    /// The client disconnected in order.
+    /// The client sent a disconnect request.
     Goodbye,
     /// The stream ended between two requests.
     Closed,
@@ -59,7 +59,7 @@ pub(super) struct Job {
     pub(super) task: Task,
 }
 
-/// See the module head.
+/// One client's connection after the handshake.
 pub(super) struct Connection<V, S> {
     pub(super) rt: Handle,
     pub(super) volume: Rc<V>,
@@ -68,7 +68,7 @@ pub(super) struct Connection<V, S> {
     pub(super) memory: Memory,
     pub(super) workers: Workers<Job>,
     pub(super) outbox: Outbox,
-    /// The stream of requests ended without a goodbye: no change is begun any more. Who still reads gets the other replies.
+    /// The stream of requests ended without a disconnect request. No further write begins; other replies are still sent.
     lost: Cell<bool>,
 }
 
@@ -92,7 +92,7 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
         })
     }
 
-    /// Serves the client to the end. The first bytes of its stream are `received` of `buffer`.
+    /// Serves the client until the connection ends. The first bytes of its stream are `received` of `buffer`.
     pub(super) async fn run(
         self: Rc<Self>,
         session: &Session,
@@ -103,7 +103,7 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
         let mut receiver = Receiver::new(&self, session);
         let end = receiver.run(buffer, received).await;
         let tasks = receiver.end();
-        // Without a goodbye the client may have been cut off, and may be back already.
+        // Without a disconnect request, the client may have lost its connection and may have connected again.
         self.lost.set(matches!(end, StreamEnd::Closed | StreamEnd::Truncated | StreamEnd::Socket(_)));
         self.link.admission.until_empty().await;
         self.memory.until_empty().await;
@@ -128,7 +128,7 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
                 let (storage, result) = self.link.channel.send(parts).await;
                 parts = storage;
                 if result.is_err() {
-                    // Nobody reads any more: nothing new is to be received either.
+                    // The client takes no more replies, so no more requests are received.
                     self.link.cut(Cut::Closed);
                 }
             }
@@ -156,8 +156,8 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
                 self.requests.read_done(request, &piece, result, outbox, &self.memory);
                 return;
             }
-            // The client may have connected again, sent the same write again, and after its answer a newer one to the same
-            // place: this one must not follow them.
+            // The client may have connected again, repeated this write, and after its answer written newer data to the same
+            // place. This write must not follow the newer one.
             Task::Write { .. } if gone => {
                 self.memory.give(u64::from(bytes));
                 Err(PieceError::ClientClosed)
@@ -195,7 +195,7 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
         self.requests.piece_done(request, result, outbox);
     }
 
-    /// Reads a piece, unless the client is gone.
+    /// Reads a piece, unless the connection is closed.
     pub(super) async fn read(&self, offset: u64, bytes: u32) -> Result<Buffer, PieceError> {
         if self.link.is_dead() {
             return Err(PieceError::ClientClosed);
@@ -206,7 +206,7 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
         result.map(|()| buffer).map_err(PieceError::Volume)
     }
 
-    /// The state of a range, or of the part of it that fits into an answer.
+    /// Queries the state of a range, or of the part of it that fits into an answer.
     async fn status(&self, offset: u64, bytes: u32, one: bool) -> Result<Vec<RangeStatus>, PieceError> {
         let mut runs: Vec<RangeStatus> = Vec::new();
         let (mut at, end) = (offset, offset + u64::from(bytes));
@@ -231,10 +231,10 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
         Ok(runs)
     }
 
-    /// Reads a range for the sake of the volume's cache.
+    /// Reads a range so that the volume caches it.
     async fn cache(&self, offset: u64, bytes: u32) -> Result<(), PieceError> {
         for (offset, bytes) in pieces(offset, bytes) {
-            // The range may be gigabytes: it is only a hint, so it ends with the connection.
+            // The range may have gigabytes. The request is only a hint, so it ends with the connection.
             if self.link.is_stopping() {
                 break;
             }

@@ -1,6 +1,6 @@
 //! Events of connections, for a log.
 //!
-//! Owns the texts about clients. Must not know the listener, nor the rate limit of messages.
+//! Owns the texts about clients. Must not know the listener or the rate limit of messages.
 
 use std::fmt;
 use std::rc::Rc;
@@ -14,21 +14,21 @@ use crate::tls::TlsError;
 /// An event of a connection, for a log.
 #[derive(Debug)]
 pub enum ConnectionEvent {
-    /// A client came.
+    /// The server accepted a client.
     Accepted {
-        /// Number of the connection, counted from the server's start.
+        /// Number of the connection, counted from the start of the server.
         id: u64,
         /// The peer.
         peer: PeerId,
     },
-    /// A client was refused.
+    /// The server refused a client.
     TurnedAway {
         /// The peer.
         peer: PeerId,
-        /// Why.
+        /// The reason.
         why: TurnedAway,
     },
-    /// Accepting failed; it is tried again.
+    /// Accepting failed; the server tries again.
     AcceptFailed(std::io::Error),
     /// A client chose an export.
     Opened {
@@ -43,7 +43,7 @@ pub enum ConnectionEvent {
         id: u64,
         /// The peer.
         peer: PeerId,
-        /// Why.
+        /// The reason.
         end: ConnectionEnd,
     },
 }
@@ -53,17 +53,17 @@ pub enum ConnectionEvent {
 pub enum TurnedAway {
     /// The server is being stopped.
     Stopping,
-    /// All places are taken by clients that are at work, or have been lately.
+    /// All places are taken by clients that are active or were active recently.
     Places {
-        /// How many there are.
+        /// Number of places.
         limit: usize,
     },
-    /// The peer has all places that one peer may have.
+    /// The peer has as many places as one peer may have.
     PeerPlaces {
-        /// How many that are.
+        /// Number of places of one peer.
         limit: usize,
     },
-    /// The budget has no room for the minimum of a connection.
+    /// The budget has no room for the minimum memory of a connection.
     Memory(OverBudget),
 }
 
@@ -81,17 +81,17 @@ impl fmt::Display for TurnedAway {
 /// Why a connection ended.
 #[derive(Debug)]
 pub enum ConnectionEnd {
-    /// The client disconnected in order.
+    /// The client sent a disconnect request.
     Goodbye,
-    /// The client closed the connection between two requests without saying goodbye.
+    /// The client closed the connection between two requests, without a disconnect request.
     ClientClosed,
     /// The client closed the connection within a handshake or a request.
     Truncated,
-    /// The handshake came to nothing.
+    /// The handshake ended without an export.
     Handshake(HandshakeEnd),
     /// The handshake took too long.
     HandshakeTimeout,
-    /// Client and server did not agree on keys.
+    /// The TLS handshake failed.
     Tls(TlsError),
     /// The client broke the protocol.
     Violation(StreamError),
@@ -99,9 +99,9 @@ pub enum ConnectionEnd {
     Socket(std::io::Error),
     /// The system had no memory for the connection's buffers.
     NoMemory,
-    /// A read failed after the beginning of its data had been sent in a simple reply, which cannot be taken back.
+    /// A read failed after a part of its data was sent in a simple reply, which cannot report the error.
     BrokenReply(Errno),
-    /// Places were short, and this client had been idle for the longest.
+    /// All places were taken, and this client had been idle for the longest time.
     GaveWay,
     /// The server or the export was stopped.
     Stopped,

@@ -1,4 +1,6 @@
-//! The volumes that a server offers: a list that may change while it runs.
+//! The volumes that a server offers.
+//!
+//! Owns the list of volumes, which may change while the server runs, and the resolution of names.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,12 +16,12 @@ pub enum ExportError {
     /// Another volume has this name.
     #[error("an export named {0:?} exists already")]
     Duplicate(String),
-    /// The protocol has no room for this name.
+    /// The name cannot be used in the protocol.
     #[error("name of an export: expected 1 to {MAX_STRING_BYTES} bytes without NUL, found {0:?}")]
     BadName(String),
 }
 
-/// The volumes that a server offers. Cheap to clone: clones are the same list.
+/// The volumes that a server offers. Cheap to clone; all clones share one list.
 pub struct Exports<V> {
     volumes: Rc<RefCell<Vec<Rc<V>>>>,
 }
@@ -45,7 +47,7 @@ impl<V: BlockVolume> Exports<V> {
     /// Offers a volume under its own name.
     ///
     /// # Errors
-    /// If the name is taken or cannot be a name.
+    /// If the name is taken or not valid.
     pub fn add(&self, volume: Rc<V>) -> Result<(), ExportError> {
         let name = volume.name();
         if name.is_empty() || name.len() > MAX_STRING_BYTES || name.contains('\0') {
@@ -58,7 +60,7 @@ impl<V: BlockVolume> Exports<V> {
         Ok(())
     }
 
-    /// Ends the offer. Clients that are connected go on: see [`crate::Server::remove_export`].
+    /// Removes a volume from the list. Connected clients stay connected: see [`crate::Server::remove_export`].
     pub fn remove(&self, name: &str) -> Option<Rc<V>> {
         let mut volumes = self.volumes.borrow_mut();
         let at = volumes.iter().position(|v| v.name() == name)?;
@@ -75,7 +77,7 @@ impl<V: BlockVolume> Exports<V> {
         self.volumes.borrow().iter().map(|v| v.name()).collect()
     }
 
-    /// The export that a client means by `name`: the empty name is the only one there is.
+    /// The export that a client requests with `name`. The empty name stands for the only export of the list.
     pub(super) fn resolve(&self, name: &[u8]) -> Option<ExportInfo> {
         let volumes = self.volumes.borrow();
         match (name, &volumes[..]) {
@@ -92,7 +94,7 @@ impl<V: BlockVolume> Exports<V> {
 fn describe<V: BlockVolume>(volume: &V) -> ExportInfo {
     let name = volume.name();
     ExportInfo {
-        // Short enough for the protocol even beside the longest name.
+        // Short enough for the protocol even together with the longest name.
         description: "ubcache volume".to_string(),
         name,
         size_bytes: volume.sectors().bytes(),

@@ -1,13 +1,13 @@
-//! A count with a limit, for which one task waits.
+//! A count with a limit, on which one task waits.
 //!
-//! Bounds how many requests a connection may have under way. Only the connection's receiver waits, so there
-//! is room for one waker.
+//! Owns the count of requests that a connection has under way. Invariant: only the connection's receiver waits, so the gate
+//! holds one waker.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
-/// See the module head.
+/// A count with a limit.
 pub(super) struct Gate {
     used: Cell<u64>,
     limit: u64,
@@ -19,8 +19,7 @@ impl Gate {
         Gate { used: Cell::new(0), limit, waiter: RefCell::default() }
     }
 
-    /// Waits until `n` fits under the limit and takes it. What is larger than the limit gets in when
-    /// nothing else is.
+    /// Waits until the count plus `n` is within the limit, and adds `n`. An `n` above the limit is added when the count is 0.
     pub(super) async fn take(&self, n: u64) {
         self.wait(|used| used == 0 || used.saturating_add(n) <= self.limit).await;
         self.used.set(self.used.get() + n);
@@ -49,12 +48,12 @@ impl Gate {
         self.used.get()
     }
 
-    /// Waits until everything was given back.
+    /// Waits until the count is 0.
     pub(super) async fn until_empty(&self) {
         self.until_at_most(0).await;
     }
 
-    /// Waits until no more than `n` are taken.
+    /// Waits until the count is `n` at most.
     pub(super) async fn until_at_most(&self, n: u64) {
         self.wait(|used| used <= n).await;
     }

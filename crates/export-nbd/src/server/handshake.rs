@@ -12,13 +12,13 @@ use crate::server::events::ConnectionEnd;
 use crate::socket::{Part, Socket};
 use crate::tls::TlsConfig;
 
-/// Size of a connection's receive buffer: several hundred small requests are received at once.
+/// Size of a connection's receive buffer. Several hundred small requests fit into it.
 pub(super) const RECEIVE_BYTES: usize = 256 << 10;
 
 /// The result of a handshake.
 pub(super) struct Agreed {
     pub(super) session: Session,
-    /// The receive buffer, and the bytes in it that came after the handshake.
+    /// The receive buffer, and the range of the bytes in it that follow the handshake.
     pub(super) buffer: Buffer,
     pub(super) rest: std::ops::Range<usize>,
 }
@@ -60,7 +60,7 @@ pub(super) async fn run<S: Socket>(
             (HandshakeStep::Continue, _) => {}
             (HandshakeStep::Agreed(session), _) => return Ok(Agreed { session, buffer, rest: at..end }),
             (HandshakeStep::Ended(why), _) => {
-                // Nothing more comes, and the client may still read.
+                // No more bytes are sent, and the client may still read.
                 channel.finish().await;
                 return Err(ConnectionEnd::Handshake(why));
             }
@@ -82,7 +82,9 @@ pub(super) async fn run<S: Socket>(
     }
 }
 
-/// A client that closes its socket before it has chosen an export may have looked only whether somebody listens here.
+/// The end of a connection whose socket failed during the handshake.
+///
+/// A client that closes its socket before it has chosen an export may have checked only whether the server listens.
 fn socket_end(e: std::io::Error) -> ConnectionEnd {
     match e.kind() {
         ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => ConnectionEnd::Truncated,

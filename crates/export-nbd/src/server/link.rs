@@ -1,7 +1,7 @@
-//! A connection as the server sees it, from accept to close: what it takes to stop it, and whether it is idle.
+//! A connection from accept to close, as the server sees it: how to stop it, and whether it is idle.
 //!
-//! Owns the stream, the count of requests under way, and the times by which idleness is measured. Graceful stop in one
-//! rule: once stopping, the socket is shut down whenever no request is under way, that is, when the last reply was sent.
+//! Owns the stream, the count of requests under way, and the times from which idleness is computed. Invariant: while the
+//! connection stops, the socket is shut down as soon as no request is under way, that is, when the last reply is sent.
 
 use std::cell::{Cell, RefCell};
 
@@ -13,31 +13,31 @@ use crate::codec::Errno;
 use crate::server::gate::Gate;
 use crate::socket::Socket;
 
-/// Why the server itself ends a connection.
+/// Why the server ends a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Cut {
-    /// The client takes no replies any more, or a stop took too long.
+    /// The client takes no more replies, or a stop took too long.
     Closed,
-    /// Another client gets the place.
+    /// Another client gets the place of this one.
     GaveWay,
-    /// A reply could not be finished.
+    /// A reply could not be completed.
     BrokenReply(Errno),
 }
 
-/// Since when a connection waits for its client.
+/// How long a connection has waited for its client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Idle {
     pub(super) since: Nanos,
-    /// The client has not asked for anything yet.
+    /// Whether the client has not sent a request yet.
     pub(super) unused: bool,
 }
 
 /// A connection that can be stopped.
 pub(super) trait Peer {
-    /// Refuses new requests, and closes once the requests under way are answered.
+    /// Refuses new requests, and closes the connection once the requests under way are answered.
     fn stop(&self);
 
-    /// Closes the socket now. Requests under way end in the volume, unanswered.
+    /// Closes the socket at once. The volume ends requests under way, and they stay unanswered.
     fn cut(&self, why: Cut);
 
     /// Whether the connection serves the export of this name.
@@ -49,24 +49,24 @@ pub(super) trait Peer {
     /// The peer.
     fn who(&self) -> PeerId;
 
-    /// Since when the client has neither asked for anything nor taken anything; `None` while the volume is at work for it.
+    /// Time since when the client has neither sent a request nor taken a reply; `None` while the volume works for it.
     fn idle(&self) -> Option<Idle>;
 }
 
-/// See the module head.
+/// A connection, with what the server needs to stop it.
 pub(super) struct Link<S> {
     pub(super) channel: Channel<S>,
-    /// Requests that are accepted and whose reply was not sent.
+    /// Requests that are accepted and whose reply is not sent.
     pub(super) admission: Gate,
     rt: Handle,
     who: PeerId,
     stopping: Cell<bool>,
     cut: Cell<Option<Cut>>,
     export: RefCell<Option<String>>,
-    /// When the client was last sent something, or came.
+    /// Time of the last reply to the client, or of its accept.
     active: Cell<Nanos>,
     unused: Cell<bool>,
-    /// Since when a send has waited for the client.
+    /// Start of a send that waits for the client.
     sending: Cell<Option<Nanos>>,
 }
 
@@ -95,23 +95,23 @@ impl<S: Socket> Link<S> {
         self.stopping.get()
     }
 
-    /// Whether working for the client has become pointless.
+    /// Whether the connection was cut, so that work for its client is useless.
     pub(super) fn is_dead(&self) -> bool {
         self.cut.get().is_some()
     }
 
-    /// Why the connection was cut, if it was.
+    /// Why the connection was cut, if it was cut.
     pub(super) fn cut_for(&self) -> Option<Cut> {
         self.cut.get()
     }
 
-    /// Replies are on their way to the client.
+    /// Records that a send of replies begins.
     pub(super) fn sending(&self) {
         self.unused.set(false);
         self.sending.set(Some(self.rt.turn_time()));
     }
 
-    /// The replies of `n` requests were sent, or have nobody to be sent to.
+    /// Records that the replies of `n` requests were sent, or dropped because the client is gone.
     pub(super) fn answered(&self, n: u64) {
         self.sending.set(None);
         self.active.set(self.rt.turn_time());

@@ -4,13 +4,13 @@
 //! minimum when it is accepted: its fixed buffers, and room for one piece. A client is refused if the budget does not have this
 //! minimum. Beyond it, a connection takes memory for more pieces as the budget permits.
 //!
-//! Clients wait instead of getting ENOMEM, because most clients pass ENOMEM on to a file system, which takes it for a disk
-//! error. Waiting is safe: no connection waits for memory of another. With room for one piece of its own a connection always
-//! makes progress, with fewer requests at a time. So a waiter needs no wake-up from other connections or threads. The answer is
-//! ENOMEM only if the system refuses an allocation within the budget.
+//! A client waits for memory and gets no ENOMEM, because most clients pass ENOMEM on to a file system, which takes it for a
+//! disk error. The wait is safe, because no connection waits for memory of another one. With its reserved piece, a connection
+//! always makes progress, with fewer requests at a time. So a waiter needs no wake-up from other connections or threads. The
+//! answer is ENOMEM only if the system refuses an allocation within the budget.
 //!
-//! Invariants: `used` never exceeds what is reserved for data; a take of at most a piece succeeds when nothing else is
-//! taken. Only the connection's receiver waits, so there is room for one waker. Must not know what the memory holds.
+//! Invariants: `used` never exceeds the bytes that are reserved for data; to take a piece at most succeeds if no other memory is
+//! taken. Only the connection's receiver waits, so this holds one waker. Must not know what the memory holds.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -18,21 +18,21 @@ use std::task::{Poll, Waker};
 
 use io::{MemoryBudget, OverBudget, Reservation};
 
-/// See the module head.
+/// Counts the memory of a connection within the budget of the process.
 pub(super) struct Memory {
     reservation: RefCell<Reservation>,
-    /// Bytes of the reservation that are not for data.
+    /// Bytes of the reservation that are for fixed buffers, not for data.
     fixed: u64,
-    /// Bytes for data that stay reserved.
+    /// Bytes for data that are reserved for as long as the connection exists.
     own: u64,
-    /// Most bytes of data at a time, whatever the budget has.
+    /// Maximum bytes of data at a time, for any budget.
     limit: u64,
     used: Cell<u64>,
     waiter: RefCell<Option<Waker>>,
 }
 
 impl Memory {
-    /// Reserves `fixed` bytes, and `own` for data, which may become `limit`.
+    /// Reserves `fixed` bytes, and `own` bytes for data. The bytes for data may grow to `limit`.
     pub(super) fn reserve(
         budget: &MemoryBudget,
         fixed: u64,
@@ -44,7 +44,7 @@ impl Memory {
         Ok(Memory { reservation, fixed, own, limit: limit.max(own), used, waiter })
     }
 
-    /// Takes `n` bytes if they are within the connection's limit and the budget.
+    /// Takes `n` bytes if the connection's limit and the budget permit.
     pub(super) fn try_take(&self, n: u64) -> bool {
         let after = self.used.get().saturating_add(n);
         if after > self.limit {
@@ -61,13 +61,15 @@ impl Memory {
         true
     }
 
-    /// Waits until `n` bytes can be taken; `n` is at most what the connection reserved for itself.
+    /// Waits until `n` bytes can be taken, and takes them; `n` is at most what the connection has reserved.
     pub(super) async fn take(&self, n: u64) {
         debug_assert!(n <= self.own, "{n} bytes at once, {} are reserved", self.own);
         self.wait(|| self.try_take(n)).await;
     }
 
-    /// Waits until `n` bytes can be taken, or until nothing else is taken; in the second case nothing is taken.
+    /// Waits until `n` bytes can be taken, and takes them; or until no other bytes are taken, and then takes none.
+    ///
+    /// Returns whether it took them.
     pub(super) async fn take_if_possible(&self, n: u64) -> bool {
         let mut taken = false;
         self.wait(|| {
@@ -78,7 +80,7 @@ impl Memory {
         taken
     }
 
-    /// Releases `n` bytes, after the memory itself was freed.
+    /// Releases `n` bytes. The caller has freed the memory.
     pub(super) fn give(&self, n: u64) {
         if n == 0 {
             return;
@@ -93,7 +95,7 @@ impl Memory {
         }
     }
 
-    /// Waits until everything was given back.
+    /// Waits until all bytes are released.
     pub(super) async fn until_empty(&self) {
         self.wait(|| self.used.get() == 0).await;
     }

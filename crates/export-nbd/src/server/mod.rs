@@ -1,11 +1,11 @@
-//! The server: accepts clients, brings each to its volume, and stops in good order.
+//! The server: accepts clients, connects each to its volume, and stops in order.
 //!
-//! Owns the order of events from accept to close. Everything runs on the thread of the volumes' runtime.
-//! Must not know what a volume is made of, nor, beyond two small traits, what a socket is.
+//! Owns the order of events from accept to close. All tasks run on the thread of the volumes' runtime. Must not know how a
+//! volume works or, beyond two small traits, what a socket is.
 //!
-//! Invariants: a volume's operation that has begun is awaited to its end; a client can hold no more than
-//! the limits in [`ServerOptions`], and not even its socket for longer than the handshake's time limit
-//! without having chosen an export; all clients together hold no more memory than the budget has.
+//! Invariants: a volume's operation that has begun is awaited to its end; a client holds no more than the limits in
+//! [`ServerOptions`]; a client that has not chosen an export holds its socket no longer than the time limit of the handshake;
+//! all clients together hold no more memory than the budget has.
 
 mod connection;
 mod events;
@@ -50,13 +50,13 @@ pub use options::ServerOptions;
 use places::{Place, Places};
 use requests::PIECE_BYTES;
 
-/// How long to wait before accepting again when the system is out of descriptors.
+/// Pause before the next accept if the system has no free descriptor.
 const ACCEPT_PAUSE: Nanos = Nanos::from_ms(100);
 
-/// Memory of a connection beside data and TLS: its receive buffer, and headers and errors that wait to be sent.
+/// Memory of a connection without data and TLS: its receive buffer, and headers and errors that wait to be sent.
 const CONNECTION_BYTES: u64 = RECEIVE_BYTES as u64 + (128 << 10);
 
-/// An NBD server on one thread. Cheap to clone: clones are the same server.
+/// An NBD server on one thread. Cheap to clone; all clones are the same server.
 pub struct Server<V> {
     shared: Rc<Shared<V>>,
 }
@@ -70,7 +70,7 @@ struct Shared<V> {
     membership: RefCell<Option<Membership>>,
     listeners: Cell<usize>,
     stopping: Cell<bool>,
-    /// A connection or listener ended, or stopping began.
+    /// Announces that a connection or listener has ended, or that the stop has begun.
     changed: Event,
 }
 
@@ -81,7 +81,7 @@ impl<V> Clone for Server<V> {
 }
 
 impl<V: BlockVolume> Server<V> {
-    /// A server for `exports`, which may change later. Its tasks run on `rt`.
+    /// A server for `exports`, which may change later. The server's tasks run on `rt`.
     pub fn new(rt: Handle, exports: Exports<V>, options: ServerOptions) -> Server<V> {
         Server {
             shared: Rc::new(Shared {
@@ -97,12 +97,12 @@ impl<V: BlockVolume> Server<V> {
         }
     }
 
-    /// Serves the clients of `listener` until the server is stopped, which drops the listener.
+    /// Serves the clients of `listener` until the server stops, which drops the listener.
     pub fn serve_listener<L: Listen>(&self, listener: L) {
         self.until_stopped(|server| async move { server.accept_all(listener, || None).await });
     }
 
-    /// Serves the clients of `listener` under TLS; in plain text only STARTTLS is answered.
+    /// Serves the clients of `listener` under TLS. In plain text, the server answers only STARTTLS.
     pub fn serve_listener_with_tls<L: Listen>(&self, listener: L, tls: TlsConfig) {
         self.until_stopped(|server| async move { server.accept_all(listener, || Some(tls.clone())).await });
     }
@@ -222,7 +222,7 @@ impl<V: BlockVolume> Server<V> {
                 _ if link.is_stopping() => ConnectionEnd::Stopped,
                 _ => end,
             };
-            // The socket closes before anybody is told.
+            // The socket is closed before the observer is called.
             server.shared.places.remove(id);
             drop(link);
             server.shared.tell(&ConnectionEvent::Closed { id, peer, end });
@@ -230,8 +230,9 @@ impl<V: BlockVolume> Server<V> {
         });
     }
 
-    /// Stops accepting clients, refuses new requests with `ESHUTDOWN`, and waits until those under way are
-    /// answered. A client that does not take its replies in time is cut off; its requests still end.
+    /// Stops accepting clients, refuses new requests with `ESHUTDOWN`, and waits until requests under way are answered.
+    ///
+    /// A client that does not take its replies in time is disconnected; the volume still ends its requests.
     pub async fn stop(&self) {
         self.shared.stopping.set(true);
         self.shared.changed.notify_all();
@@ -241,8 +242,9 @@ impl<V: BlockVolume> Server<V> {
         self.stop_peers(|_| true, || self.shared.listeners.get() == 0).await;
     }
 
-    /// Ends the offer of a volume, and stops the connections to it in the way of [`Server::stop`]. Returns
-    /// the volume when nobody uses it through this server any more; `None` if there is none of this name.
+    /// Removes the export `name`, and stops the connections to it as [`Server::stop`] does.
+    ///
+    /// Returns the volume once this server does not use it any more; `None` if there is no such export.
     pub async fn remove_export(&self, name: &str) -> Option<Rc<V>> {
         let volume = self.shared.exports.remove(name)?;
         self.stop_peers(|p| p.serves(name), || true).await;
@@ -259,11 +261,10 @@ impl<V: BlockVolume> Server<V> {
         self.shared.places.len()
     }
 
-    /// Stops the connections that are there now and chosen by `which`, and waits until they are gone and
-    /// `also` holds.
+    /// Stops the connections that `which` selects now, and waits until they have ended and `also` holds.
     async fn stop_peers(&self, which: impl Fn(&dyn Peer) -> bool, also: impl Fn() -> bool) {
         let shared = &self.shared;
-        // By number: an export that comes back under its old name has clients of its own.
+        // By number, because an export that is added again under its old name has new clients.
         let chosen: Vec<Place> = shared.places.choose(which);
         let gone = || also() && !chosen.iter().any(|(id, _)| shared.places.contains(*id));
         chosen.iter().for_each(|(_, p)| p.stop());

@@ -1,4 +1,6 @@
 //! Limits of a server.
+//!
+//! Owns the limits and their default values.
 
 use io::{MemoryBudget, Nanos};
 
@@ -7,25 +9,25 @@ use super::events::Observer;
 /// Limits of a server.
 #[derive(Clone)]
 pub struct ServerOptions {
-    /// Clients at a time.
+    /// Maximum number of clients.
     pub max_connections: usize,
-    /// Clients at a time of one peer: a user of this host, or another host.
+    /// Maximum number of clients of one peer: a user of this host, or another host.
     pub max_connections_per_peer: usize,
-    /// Requests of a connection that are under way at a time; also its number of workers.
+    /// Maximum number of requests of a connection under way; also its number of workers.
     pub requests_per_connection: usize,
-    /// Bytes of data that a connection may have under way, at least a piece of 1 MiB.
+    /// Maximum bytes of data that a connection has under way; at least a piece of 1 MiB.
     pub bytes_per_connection: u64,
-    /// Memory of all connections of the process. Each one reserves room for its buffers and for one piece.
+    /// Memory of all connections of the process. Each connection reserves room for its buffers and for one piece.
     pub memory: MemoryBudget,
-    /// How long a client may take to choose an export.
+    /// Time limit for a client to choose an export.
     pub handshake_timeout: Nanos,
-    /// How long a client that has not asked for anything must have been idle to give its place to another one, when
-    /// places are short.
+    /// Idle time after which a client that has not sent a request may lose its place to a new client.
     pub unused_gives_way: Nanos,
-    /// How long any other client must have been idle, or must have left a reply unread, for the same. Long enough for
-    /// whatever file system is on it to have come round.
+    /// Idle time, or time with an unread reply, after which any other client may lose its place to a new client.
+    ///
+    /// Longer than the longest interval at which a file system on the export does I/O.
     pub idle_gives_way: Nanos,
-    /// How long [`super::Server::stop`] waits for clients to take their replies.
+    /// Time that [`super::Server::stop`] waits for clients to take their replies.
     pub stop_timeout: Nanos,
     /// The receiver of events of connections.
     pub observer: Option<Observer>,

@@ -1,9 +1,8 @@
 //! Replies that wait to be sent.
 //!
-//! Owns the order of the bytes that go to one client. Any task of the connection adds whole replies or
-//! whole chunks; the sender of the connection takes all of them and sends them in one call. Headers
-//! are collected in shared buffers, data is sent from its own buffer. A reply carries its share of the
-//! connection's limits, which is released after it was sent.
+//! Owns the order of the bytes that go to one client. Any task of the connection adds whole replies or whole chunks; the sender
+//! of the connection takes all of them and sends them in one call. Headers are collected in shared buffers, and data is sent
+//! from its own buffer. A reply carries its share of the connection's limits, which is released after the reply is sent.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -14,7 +13,7 @@ use io::{Buffer, BufferPool};
 
 use crate::socket::Part;
 
-/// Size of a buffer that collects headers: some 600 of them.
+/// Size of a buffer that collects headers: about 600 headers.
 const HEAD_BYTES: usize = 16 << 10;
 
 enum Item {
@@ -26,7 +25,7 @@ enum Item {
     Data(Part),
 }
 
-/// The limits to release after a send.
+/// The shares of the limits to release after a send.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Release {
     /// Requests that are answered.
@@ -38,7 +37,7 @@ pub(super) struct Release {
 #[derive(Default)]
 struct Pending {
     heads: Vec<Buffer>,
-    /// Bytes used of the last head.
+    /// Bytes used in the last head buffer.
     filled: usize,
     items: Vec<Item>,
     release: Release,
@@ -51,7 +50,7 @@ struct Inner {
     sender: Option<Waker>,
 }
 
-/// See the module head.
+/// Replies that wait to be sent.
 pub(super) struct Outbox {
     inner: RefCell<Inner>,
     pool: BufferPool,
@@ -62,7 +61,7 @@ impl Outbox {
         Outbox { inner: RefCell::default(), pool }
     }
 
-    /// Adds bytes that are copied, then data that are not. Both go out without anything in between.
+    /// Adds `head`, which is copied, and after it `data`, which is not. No other bytes are sent between them.
     pub(super) fn push(&self, head: &[u8], data: impl IntoIterator<Item = Buffer>, release: Release) {
         let mut inner = self.inner.borrow_mut();
         if !head.is_empty() {
@@ -97,7 +96,7 @@ impl Outbox {
         .await
     }
 
-    /// No more replies will come.
+    /// Closes the outbox: no more replies are added.
     pub(super) fn close(&self) {
         let mut inner = self.inner.borrow_mut();
         inner.closed = true;
@@ -112,7 +111,7 @@ impl Outbox {
 impl Pending {
     fn push_head(&mut self, bytes: &[u8], pool: &BufferPool) {
         if bytes.len() > HEAD_BYTES {
-            // A long list of extents: it has a buffer of its own.
+            // A long list of extents does not fit into a head buffer.
             let buffer = pool.copy_of(bytes);
             self.items.push(Item::Data(Part { range: 0..buffer.len(), buffer }));
             return;
@@ -127,7 +126,7 @@ impl Pending {
         self.heads[head].as_mut()[at..end].copy_from_slice(bytes);
         self.filled = end;
         match self.items.last_mut() {
-            // Headers without data between them go out as one part.
+            // Headers without data between them become one part.
             Some(Item::Head { head: h, range }) if *h == head && range.end == at => range.end = end,
             _ => self.items.push(Item::Head { head, range: at..end }),
         }

@@ -2,9 +2,9 @@
 //!
 //! Owns the list of connections and the rule by which a new client is accepted, refused, or replaces an idle client. An idle
 //! client keeps its connection as long as no other client needs the place: a mounted file system may be idle for days. When all
-//! places are taken, the client that was idle for the longest time is disconnected, clients without any request first, but only
-//! for a client of the same peer or of a peer with fewer places. So a peer that connects repeatedly takes places from itself
-//! alone. Must not know sockets or volumes.
+//! places are taken, the client with the longest idle time is disconnected, clients without any request first. That happens only
+//! for a client of the same peer or of a peer with fewer places, so a peer that connects repeatedly takes places only from
+//! itself. Must not know sockets or volumes.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -18,10 +18,10 @@ use crate::server::events::TurnedAway;
 use crate::server::link::{Idle, Peer};
 use crate::server::options::ServerOptions;
 
-/// A connection of the list: its number, and its controls.
+/// A connection in the list: its number, and the interface to stop it.
 pub(super) type Place = (u64, Rc<dyn Peer>);
 
-/// See the module head.
+/// The places for connections, and the connections that have them.
 #[derive(Default)]
 pub(super) struct Places {
     taken: RefCell<BTreeMap<u64, Rc<dyn Peer>>>,
@@ -29,7 +29,7 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Adds a connection; its number.
+    /// Adds a connection and returns its number.
     pub(super) fn add(&self, peer: Rc<dyn Peer>) -> u64 {
         let id = self.next_id.get();
         self.next_id.set(id + 1);
@@ -46,17 +46,17 @@ impl Places {
         self.taken.borrow().contains_key(&id)
     }
 
-    /// All connections, those that were cut and have not ended among them.
+    /// Number of connections, those that were cut and have not ended included.
     pub(super) fn len(&self) -> usize {
         self.taken.borrow().len()
     }
 
-    /// The connections that `which` chooses.
+    /// The connections that `which` selects.
     pub(super) fn choose(&self, which: impl Fn(&dyn Peer) -> bool) -> Vec<Place> {
         self.taken.borrow().iter().filter(|(_, p)| which(&***p)).map(|(id, p)| (*id, p.clone())).collect()
     }
 
-    /// Whether `who` can be accepted: at once, or instead of the client that is returned.
+    /// Decides whether `who` is accepted. The result may name a client that is to be disconnected first.
     pub(super) fn admit(
         &self,
         who: PeerId,
@@ -64,7 +64,7 @@ impl Places {
         options: &ServerOptions,
     ) -> Result<Option<Rc<dyn Peer>>, TurnedAway> {
         let taken = self.taken.borrow();
-        // One that was cut has given its place up, whatever the volume still does for it.
+        // A connection that was cut has no place any more, even if the volume still works for it.
         let living = || taken.values().filter(|p| !p.is_dead());
         let of = |who: PeerId| living().filter(|p| p.who() == who).count();
         let own = of(who);
@@ -82,7 +82,7 @@ impl Places {
     }
 }
 
-/// The one that gives way, if any of `candidates` has been idle for long enough.
+/// The candidate with the longest idle time, if it has been idle for long enough.
 fn longest_idle<'a>(
     candidates: impl Iterator<Item = &'a Rc<dyn Peer>>,
     now: Nanos,
@@ -141,7 +141,7 @@ mod tests {
         ServerOptions { max_connections: 4, max_connections_per_peer: 3, ..ServerOptions::default() }
     }
 
-    /// Clients by who they are and since which second they are idle, if they are; unused ones are marked.
+    /// Clients as (peer, second since when idle, whether unused).
     fn places(clients: &[(PeerId, Option<u64>, bool)]) -> (Places, Vec<Rc<Client>>) {
         let places = Places::default();
         let all = clients.iter().map(|&(who, since, unused)| {
@@ -154,7 +154,7 @@ mod tests {
         (places, all)
     }
 
-    /// The number of the client that is disconnected for `who` after `now` seconds.
+    /// The number of the client that is disconnected to accept `who` after `now` seconds.
     fn admit(
         (places, clients): &(Places, Vec<Rc<Client>>),
         who: PeerId,

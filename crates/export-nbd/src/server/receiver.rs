@@ -1,11 +1,11 @@
 //! The receiving half of a connection: from bytes to jobs.
 //!
-//! Owns the client's request stream and the write whose payload is coming. Takes what a request may hold of the
-//! connection's limits before it begins, so everything that a client can pile up stays in its socket. Reads that are longer
-//! than [`GATHER_BYTES`] and have to be answered in one piece are streamed by this task itself.
+//! Owns the client's request stream and the write whose payload is arriving. It takes a request's share of the connection's
+//! limits before the request begins, so requests beyond the limits wait in the client's socket. This task itself streams reads
+//! that are longer than [`GATHER_BYTES`] and must be answered in one piece.
 //!
-//! Invariants: nothing is begun for a client that is gone; every request that was begun is handed over or given up. Must
-//! not know how jobs are carried out.
+//! Invariants: no request begins for a client that has disconnected; every request that has begun is handed over or given up.
+//! Must not know how jobs are carried out.
 
 use std::rc::Rc;
 
@@ -16,29 +16,29 @@ use crate::server::connection::{Connection, Job, StreamEnd, Task};
 use crate::server::requests::{GATHER_BYTES, PIECE_BYTES, PieceError, RequestId, first_piece, pieces};
 use crate::socket::Socket;
 
-/// Payload of at least this length is received where the volume wants it instead of being copied there.
+/// Payload of at least this length is received directly into the write's buffer, without a copy.
 const DIRECT_BYTES: u32 = 64 << 10;
 
-/// A write whose payload is still coming.
+/// A write whose payload is arriving.
 struct Incoming {
     request: RequestId,
     fua: bool,
-    /// Where the current piece lies.
+    /// Position of the current piece in the volume.
     offset: u64,
-    /// From there to the end of the request.
+    /// Bytes from there to the end of the request.
     bytes_left: u32,
     piece: Option<Piece>,
 }
 
-/// The part of a write's payload that is coming now.
+/// The part of a write's payload that is arriving.
 struct Piece {
-    /// `None` if the system has no memory for it: the payload is received and forgotten.
+    /// `None` if the system has no memory for it: the payload is received and dropped.
     buffer: Option<Buffer>,
     bytes: usize,
     filled: usize,
 }
 
-/// See the module head.
+/// The receiving half of a connection.
 pub(super) struct Receiver<'a, V, S> {
     conn: &'a Rc<Connection<V, S>>,
     stream: RequestStream,
@@ -52,7 +52,7 @@ impl<'a, V: BlockVolume, S: Socket> Receiver<'a, V, S> {
         Receiver { conn, stream: RequestStream::new(session), incoming: None, tasks: Vec::new() }
     }
 
-    /// Drops incomplete requests. Returns the workers that were started.
+    /// Gives incomplete requests up. Returns the workers that were started.
     pub(super) fn end(mut self) -> Vec<JoinHandle<()>> {
         self.give_up_incoming();
         self.tasks
@@ -143,7 +143,7 @@ impl<'a, V: BlockVolume, S: Socket> Receiver<'a, V, S> {
         let conn = self.conn;
         let (offset, bytes) = (command.offset, command.bytes);
         let whole = one_chunk || !conn.requests.is_structured();
-        // All at once: two such reads that each held a part and waited for more would wait forever.
+        // All memory at once: two such reads that each hold a part and wait for more would wait forever.
         if whole && (bytes > GATHER_BYTES || !conn.memory.take_if_possible(u64::from(bytes)).await) {
             return conn.stream_read(command).await;
         }
@@ -168,7 +168,7 @@ impl<'a, V: BlockVolume, S: Socket> Receiver<'a, V, S> {
         }
     }
 
-    /// Takes in payload of the current write.
+    /// Copies received payload into the current write.
     async fn payload(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             self.prepare_piece().await;
@@ -184,7 +184,7 @@ impl<'a, V: BlockVolume, S: Socket> Receiver<'a, V, S> {
         }
     }
 
-    /// Receives payload of the current write to where the volume wants it.
+    /// Receives payload directly into the buffer of the current write.
     async fn receive_direct(&mut self) -> std::io::Result<usize> {
         let piece = self.incoming.as_mut().and_then(|i| i.piece.as_mut());
         let Some((piece, buffer)) = piece.and_then(|p| p.buffer.take().map(|b| (p, b))) else {
@@ -195,13 +195,13 @@ impl<'a, V: BlockVolume, S: Socket> Receiver<'a, V, S> {
         let n = *result.as_ref().unwrap_or(&0);
         piece.buffer = Some(buffer);
         piece.filled += n;
-        // At most a piece.
+        // Not more than a piece.
         self.stream.payload_received(n as u32);
         self.hand_over_piece();
         result
     }
 
-    /// Has a place ready for the next payload of the current write; whether there is memory behind it.
+    /// Ensures that the current write has a piece for the next payload. Returns whether the piece has a buffer.
     async fn prepare_piece(&mut self) -> bool {
         let Some(incoming) = self.incoming.as_mut() else { return false };
         if incoming.piece.is_none() {
@@ -217,7 +217,7 @@ impl<'a, V: BlockVolume, S: Socket> Receiver<'a, V, S> {
     fn hand_over_piece(&mut self) {
         let Some(incoming) = self.incoming.as_mut() else { return };
         let Some(piece) = incoming.piece.take_if(|p| p.filled == p.bytes) else { return };
-        // At most PIECE_BYTES.
+        // A piece has PIECE_BYTES at most.
         let bytes = piece.bytes as u32;
         let (request, offset, fua) = (incoming.request, incoming.offset, incoming.fua);
         incoming.offset += u64::from(bytes);
@@ -234,8 +234,9 @@ impl<'a, V: BlockVolume, S: Socket> Receiver<'a, V, S> {
         }
     }
 
-    /// The client went away in the middle of a write: what has come of it in whole pieces is written, as
-    /// with a disk that loses power.
+    /// Gives the current write up, because the client disconnected within its payload.
+    ///
+    /// Complete pieces of the write are still written, as with a disk that loses power.
     fn give_up_incoming(&mut self) {
         if let Some(incoming) = self.incoming.take() {
             if let Some(Piece { buffer, bytes, .. }) = incoming.piece {

@@ -1,9 +1,9 @@
-//! The requests of a connection that are not answered yet, and how their parts become replies.
+//! The unanswered requests of a connection, and the assembly of their replies from pieces.
 //!
-//! A request is carried out in pieces of at most [`PIECE_BYTES`], cut at multiples of it, so that memory
-//! and fairness have a grain. Owns what is to be remembered until the last piece is done: how many pieces
-//! are missing, the first failure, and the data of reads that are answered as a whole, which are at most
-//! [`GATHER_BYTES`] long (longer ones are streamed). Must not know sockets or volumes.
+//! A request is carried out in pieces of at most [`PIECE_BYTES`], cut at multiples of that size, so that memory and fairness
+//! have a unit. This module owns the state of a request until its last piece is done: the number of missing pieces, the first
+//! error, and the data of reads that are answered as a whole. Such reads have at most [`GATHER_BYTES`]; longer ones are
+//! streamed. Must not know sockets or volumes.
 //!
 //! Invariant: every request is answered exactly once, when its last piece is done.
 
@@ -15,11 +15,12 @@ use crate::codec::{self, Command, Errno, Refusal};
 use crate::server::memory::Memory;
 use crate::server::outbox::{Outbox, Release};
 
-/// Largest piece of a request that goes to a volume.
+/// Largest piece of a request that is passed to a volume.
 pub(super) const PIECE_BYTES: u32 = 1 << 20;
 
-/// Longest read that is answered as a whole from memory, so that its failure is an error reply whatever piece it is in.
-/// Linux's nbd driver, which knows no chunks, reads up to this much at a time unless told otherwise.
+/// Longest read that is answered as a whole from memory, so that an error in any piece becomes an error reply.
+///
+/// Linux's nbd driver, which does not know chunks, reads up to this length by default.
 pub(super) const GATHER_BYTES: u32 = 4 << 20;
 
 /// The first piece of `bytes` at `offset`: cut at a multiple of [`PIECE_BYTES`].
@@ -44,7 +45,7 @@ pub(super) enum PieceError {
     Volume(VolumeError),
     /// The system has no memory for the piece's data.
     NoMemory,
-    /// The client is gone: nothing more is begun for it.
+    /// The client has disconnected: no more operations begin for it.
     ClientClosed,
 }
 
@@ -55,7 +56,7 @@ impl From<VolumeError> for PieceError {
 }
 
 impl PieceError {
-    /// The error number for the client; `writing` if its request stores data.
+    /// The error number and text for the client; `writing` is true if the request stores data.
     pub(super) fn in_protocol(&self, writing: bool) -> (Errno, String) {
         match self {
             PieceError::Volume(e) => (Errno::of_volume_error(e, writing), e.to_string()),
@@ -70,11 +71,11 @@ pub(super) type RequestId = usize;
 
 /// A piece of a read that is done.
 pub(super) struct ReadPiece {
-    /// Which piece of the request.
+    /// Index of the piece in the request.
     pub(super) index: usize,
-    /// Where it lies in the volume.
+    /// Position in the volume.
     pub(super) offset: u64,
-    /// Its length.
+    /// Length of the piece.
     pub(super) bytes: u32,
 }
 
@@ -84,15 +85,15 @@ struct Open {
     offset: u64,
     bytes: u32,
     writing: bool,
-    /// A read that is answered with one chunk, or with a simple reply.
+    /// Whether the request is a read that is answered with one chunk, or with a simple reply.
     whole: bool,
     pieces_left: usize,
     failure: Option<(Errno, String)>,
-    /// Data of a read that is answered as a whole, by piece.
+    /// Data of a read that is answered as a whole, indexed by piece.
     gathered: Vec<Option<Buffer>>,
 }
 
-/// See the module head.
+/// The unanswered requests of a connection.
 pub(super) struct Requests {
     open: RefCell<Slab>,
     structured: bool,
@@ -109,7 +110,7 @@ impl Requests {
         Requests { open: RefCell::default(), structured }
     }
 
-    /// Whether reads are answered in chunks.
+    /// Whether the server answers reads in chunks.
     pub(super) fn is_structured(&self) -> bool {
         self.structured
     }
@@ -121,7 +122,7 @@ impl Requests {
             slab.slots.push(Open::default());
             slab.slots.len() - 1
         });
-        // The storage of `gathered` is kept from one request to the next.
+        // Keeps the storage of `gathered` for the next request.
         let slot = &mut slab.slots[id];
         slot.gathered.clear();
         if whole {
@@ -133,7 +134,7 @@ impl Requests {
         id
     }
 
-    /// Answers a request that was never opened with success.
+    /// Answers a request that was not opened with success.
     pub(super) fn ack(&self, cookie: u64, read: bool, outbox: &Outbox) {
         let release = Release { requests: 1, bytes: 0 };
         if read && self.structured {
@@ -143,12 +144,12 @@ impl Requests {
         }
     }
 
-    /// Answers a request that was never opened with an error.
+    /// Answers a request that was not opened with an error.
     pub(super) fn refuse(&self, refusal: &Refusal, outbox: &Outbox) {
         self.push_error(refusal.cookie, refusal.errno, refusal.message, outbox);
     }
 
-    /// A piece of a read is done. Its memory was taken from `memory`.
+    /// Records that a piece of a read is done. Its memory was taken from `memory`.
     pub(super) fn read_done(
         &self,
         id: RequestId,
@@ -209,7 +210,7 @@ impl Requests {
         }
     }
 
-    /// A piece of any other request is done.
+    /// Records that a piece of another request is done.
     pub(super) fn piece_done(&self, id: RequestId, result: Result<(), PieceError>, outbox: &Outbox) {
         let slab = &mut *self.open.borrow_mut();
         let slot = &mut slab.slots[id];
@@ -227,8 +228,9 @@ impl Requests {
         slab.free.push(id);
     }
 
-    /// A request of one piece is answered by `reply`, made from its cookie and length. The reply takes the place of
-    /// `memory_bytes` that were taken for the request.
+    /// Answers a request of one piece with `reply`, which is made from its cookie and length.
+    ///
+    /// The reply takes over `memory_bytes` that were taken for the request.
     pub(super) fn answered(
         &self,
         id: RequestId,
@@ -245,7 +247,7 @@ impl Requests {
         slab.free.push(id);
     }
 
-    /// The last `pieces` pieces of a request were not even begun, because the client went away.
+    /// Records that the last `pieces` pieces of a request do not begin, because the client has disconnected.
     pub(super) fn give_up(&self, id: RequestId, pieces: usize, outbox: &Outbox) {
         let slab = &mut *self.open.borrow_mut();
         let slot = &mut slab.slots[id];
@@ -259,7 +261,7 @@ impl Requests {
         }
     }
 
-    /// Answers a request that was never opened, or whose data were sent as one chunk, with an error.
+    /// Answers a request with an error. The request was not opened, or its data was sent as one chunk.
     pub(super) fn push_error(&self, cookie: u64, errno: Errno, message: &str, outbox: &Outbox) {
         let release = Release { requests: 1, bytes: 0 };
         if self.structured {

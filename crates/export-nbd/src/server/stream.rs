@@ -1,15 +1,15 @@
-//! Long reads that are answered in one piece: a simple reply, or a chunk for a client that wants no fragments.
+//! Long reads that are answered in one piece: by a simple reply, or by one chunk for a client that wants no fragments.
 //!
-//! Their data go out while the rest is still being read, so that no request holds 32 MiB. Nothing else may go out between
-//! the header and the end of the data, so such a read has the connection for itself: it waits until everything before it was
-//! sent, and what comes after waits for it. Owns the order of the pieces and what becomes of a failure:
+//! The data of such a read is sent while later pieces are still being read, so that no request holds 32 MiB. No other bytes may
+//! be sent between the header and the end of the data. So the read has the connection for itself: it waits until all earlier
+//! replies are sent, and later requests wait for it. This module owns the order of the pieces and the handling of errors:
 //!
-//! * before the header was sent, the read is answered with the error;
-//! * in a chunk, zeros stand for the piece, and the chunk that ends the reply has the error;
-//! * after the header of a simple reply, the client is disconnected, as by other servers: the reply has no other way to say
-//!   that its data are not those of the volume. So Linux's nbd driver, whose reads are shorter, never gets here.
+//! * An error before the header is sent is answered with an error reply.
+//! * In a chunk, zeros stand for the piece, and the chunk that ends the reply has the error.
+//! * After the header of a simple reply, the client is disconnected, as other servers do it: the reply cannot say that its data
+//!   is not the volume's. Linux's nbd driver sends shorter reads, so it is not affected.
 //!
-//! Invariant: a piece that was begun is awaited, and its memory is given back or travels with the reply.
+//! Invariant: a piece that was begun is awaited, and its memory is released at once or with the reply.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -23,7 +23,7 @@ use crate::server::outbox::Release;
 use crate::server::requests::{PieceError, pieces};
 use crate::socket::Socket;
 
-/// Pieces that are read at a time, if there is memory.
+/// Number of pieces that are read at a time, if there is memory.
 const AHEAD: usize = 4;
 
 /// A piece that is being read.
@@ -32,18 +32,18 @@ struct Reading {
     result: JoinHandle<Result<Buffer, PieceError>>,
 }
 
-/// How far a streamed read has come.
+/// The state of a streamed read.
 #[derive(Default)]
 struct Progress {
-    /// The header was sent, with some data.
+    /// Whether the header was sent, with some data.
     begun: bool,
-    /// The rest of the data is of no use.
+    /// Whether the rest of the data is not needed.
     ended: bool,
     failure: Option<(Errno, String)>,
 }
 
 impl<V: BlockVolume, S: Socket> Connection<V, S> {
-    /// Answers a read whose data must go out in one piece.
+    /// Answers a read whose data must be sent in one piece.
     pub(super) async fn stream_read(self: &Rc<Self>, command: &Command) {
         self.link.admission.until_at_most(1).await;
         let mut todo = pieces(command.offset, command.bytes).peekable();
@@ -71,7 +71,7 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
         self.end_stream(command, progress);
     }
 
-    /// Sends a piece that was read, and before the first one the header.
+    /// Sends a piece that was read. The header goes before the first piece.
     fn pass_on(
         &self,
         command: &Command,
@@ -84,13 +84,13 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
             Ok(buffer) => Some(buffer),
             Err(e) => {
                 progress.failure.get_or_insert_with(|| e.in_protocol(false));
-                // In a chunk that has begun, something has to stand for what could not be read.
+                // A chunk that has begun must have its full length, so zeros take the place of the piece.
                 if progress.begun && structured { self.zeros(bytes) } else { None }
             }
         };
         match data {
             Some(data) if !progress.ended && (progress.begun || progress.failure.is_none()) => {
-                // A chunk is followed by the one that ends the reply.
+                // Another chunk, which ends the reply, follows this one.
                 let requests = u64::from(last && !structured);
                 let release = Release { requests, bytes: u64::from(bytes) };
                 let (cookie, offset, length) = (command.cookie, command.offset, command.bytes);

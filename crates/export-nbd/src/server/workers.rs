@@ -1,8 +1,8 @@
 //! The workers of a connection: long-lived tasks that carry out jobs.
 //!
-//! A request costs no task of its own: a job goes to an idle worker, else to a new one as long as there
-//! are few, else it waits. Owns the hand-over; must not know what a job is. The last worker that became
-//! idle gets the next job, because its memory is in the processor cache.
+//! Owns the hand-over of jobs. No task is started for each request: a job goes to an idle worker, or to a new one if the limit
+//! permits, or waits. The worker that became idle last gets the next job, because its memory is in the processor cache. Must
+//! not know what a job is.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -22,20 +22,20 @@ struct Inner<J> {
     closed: bool,
 }
 
-/// See the module head.
+/// The workers of a connection, and the jobs that wait for one.
 pub(super) struct Workers<J> {
     inner: RefCell<Inner<J>>,
     limit: usize,
 }
 
 impl<J> Workers<J> {
-    /// No workers yet, and never more than `limit`.
+    /// Creates the list of workers, which is empty and never has more than `limit`.
     pub(super) fn new(limit: usize) -> Workers<J> {
         let inner = Inner { workers: Vec::new(), idle: Vec::new(), backlog: VecDeque::new(), closed: false };
         Workers { inner: RefCell::new(inner), limit: limit.max(1) }
     }
 
-    /// Has `job` done. If this returns a number, the caller starts a task for the worker of that number.
+    /// Hands `job` over. If this returns a number, the caller must start a task for the worker of that number.
     #[must_use]
     pub(super) fn submit(&self, job: J) -> Option<usize> {
         let inner = &mut *self.inner.borrow_mut();
@@ -56,7 +56,7 @@ impl<J> Workers<J> {
         Some(inner.workers.len() - 1)
     }
 
-    /// The next job of worker `id`; `None` when there will be none.
+    /// The next job of worker `id`; `None` after [`Workers::close`] when no job waits.
     pub(super) async fn next(&self, id: usize) -> Option<J> {
         poll_fn(|cx| {
             let inner = &mut *self.inner.borrow_mut();
@@ -81,7 +81,7 @@ impl<J> Workers<J> {
         .await
     }
 
-    /// No more jobs will come: workers end when they have nothing to do.
+    /// Closes the list: no more jobs are submitted, and idle workers end.
     pub(super) fn close(&self) {
         let mut inner = self.inner.borrow_mut();
         inner.closed = true;

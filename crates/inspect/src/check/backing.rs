@@ -1,4 +1,6 @@
 //! Rules about backing devices: invariants 19 and 20.
+//!
+//! Owns the checks of a backing device's state and of clean data. Must not know how a set is opened.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -14,14 +16,14 @@ use crate::finding::{Finding, Findings, Invariant, Mismatch, Severity};
 use crate::source::{ReadAt, ReadError};
 use crate::view::{PieceKind, SetView, data_place};
 
-/// A cache device among the backing devices.
+/// The finding that a cache device was given as a backing device.
 pub(super) fn not_backing(source: &dyn ReadAt) -> Finding {
     let place = superblock_place(source, "superblock");
     let (expected, found) = ("a backing device (1, 4 or 6)", "a cache device");
     Finding::new(Severity::Error, Invariant::Superblock, place, Mismatch::new("version", expected, found))
 }
 
-/// Severity and consequence for a device in this state if the cache device does not know its last registration.
+/// Severity and consequence if the cache device does not know the last registration of a device in this state.
 fn older_copy(state: BackingState) -> (Severity, &'static str) {
     match state {
         BackingState::Dirty => (
@@ -100,11 +102,11 @@ pub(super) fn check_states(view: &SetView, backings: &[&Backing<'_>], findings: 
 pub(super) struct Compared {
     /// Clean extents that differ from the backing device.
     pub(super) differing: BTreeMap<Inode, u64>,
-    /// Stopped early.
+    /// Whether the caller stopped the comparison early.
     pub(super) cancelled: bool,
 }
 
-/// Sectors read at a time.
+/// Number of sectors that are read at a time.
 const CHUNK: u64 = 2048;
 
 /// Compares the data of all clean extents with the backing devices.
@@ -155,7 +157,7 @@ pub(super) fn compare_clean(
     compared
 }
 
-/// The first sector of the piece, in key positions, that differs between the devices.
+/// Compares the data of `piece` on both devices: the first sector that differs, in key positions.
 fn same(
     piece: &Piece,
     cache: &dyn ReadAt,
@@ -163,7 +165,7 @@ fn same(
     buffers: &mut (Vec<u8>, Vec<u8>),
 ) -> Result<Option<Sector>, ReadError> {
     let Some(ptr) = piece.ptr else { return Ok(None) };
-    // What lies outside the device is reported by another rule.
+    // Another rule reports the part of the piece that lies outside the device.
     let Some(piece) = piece.cut(Sector(0), Sector(backing.sectors().0)) else { return Ok(None) };
     let mut at = 0;
     while at < piece.len.0 {

@@ -1,4 +1,6 @@
 //! Rules about pointers that need slots, devices and final generations: invariants 13, 14 and 15.
+//!
+//! Owns the checks of the extent map. Must not know how extents are found.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +20,7 @@ pub(super) fn check(view: &SetView, backings: &[&Backing<'_>], findings: &mut Fi
         if !view.slots.contains_key(&inode) {
             *unknown.entry(inode).or_insert(0) += 1;
         }
-        // Holes may be older than the device that has the slot now.
+        // A hole may be older than the device that has the slot now, so its range is not checked.
         if let Some((first, end)) = ranges.get(&inode).filter(|_| piece.ptr.is_some()) {
             inside(view, inode, piece, (*first, *end), findings);
         }
@@ -41,8 +43,10 @@ pub(super) fn check(view: &SetView, backings: &[&Backing<'_>], findings: &mut Fi
     }
 }
 
-/// Checks that no node's pointer was overtaken by a pointer found after the node was read, or by the
-/// stored generation of the root's bucket: its bucket was freed, and can be anything's by now.
+/// Checks that every node's bucket still holds the node.
+///
+/// The generation of a pointer that was found after the node was read, or the stored generation of the root's bucket, can be
+/// newer than that of the node's pointer. Then the bucket was freed and may have another use.
 pub(super) fn check_nodes(view: &SetView, findings: &mut Findings) {
     let (severity, invariant) = (Severity::Error, Invariant::PointerAge);
     for (id, node) in (0..).map(NodeId).zip(&view.nodes) {
@@ -62,7 +66,7 @@ pub(super) fn check_nodes(view: &SetView, findings: &mut Findings) {
     }
 }
 
-/// Where keys of an inode may lie, as far as that is known.
+/// The range in which keys of each inode may lie. Inodes whose range is not known are absent.
 fn ranges(view: &SetView, backings: &[&Backing<'_>]) -> BTreeMap<Inode, (Sector, Sector)> {
     let volumes = view.slots.iter().filter_map(|(inode, slot)| match slot.kind {
         SlotKind::Volume(sectors) => Some((*inode, (Sector(0), Sector(sectors.0)))),

@@ -1,11 +1,9 @@
 //! The check of all invariants of a cache set.
 //!
-//! Owns the check of all invariants (format section 11): the view finds those that concern one
-//! structure, `usage` those about buckets, the files here the rest. It goes on at damage as
-//! far as it can and never writes.
+//! Owns the check of all invariants (format section 11). The view finds violations inside one structure, `usage` those about
+//! buckets, and the files of this module the others. The check continues after damage as far as it can, and never writes.
 //!
-//! *Invariant:* an image that a correct writer left, at whatever moment it was interrupted, has no
-//! finding worse than a notice.
+//! Invariant: an image that a correct writer left, interrupted at any moment, has no finding worse than a notice.
 
 mod backing;
 mod extents;
@@ -49,7 +47,7 @@ struct Backing<'a> {
 
 /// Checks devices of any kind, in any order: every cache device with the backing devices of its set.
 ///
-/// `progress` hears about the comparison of clean data; [`ControlFlow::Break`] ends it.
+/// `progress` is called during the comparison of clean data; [`ControlFlow::Break`] ends the comparison.
 pub fn check(
     devices: &[&dyn ReadAt],
     options: CheckOptions,
@@ -62,8 +60,8 @@ pub fn check(
             Ok(DeviceSuper::Backing(superblock)) => backings.push(Backing { source, superblock }),
             Ok(DeviceSuper::Cache(_)) => caches.push(source),
             // What is wrong with a cache device is said by opening it.
-            Err(finding) if finding.place.structure == "cache superblock" => caches.push(source),
-            Err(finding) => findings.push(*finding),
+            Err(e) if e.finding().place.structure == "cache superblock" => caches.push(source),
+            Err(e) => findings.push(*e.into_finding()),
         }
     }
     let mut sets = Vec::new();
@@ -74,7 +72,7 @@ pub fn check(
         let opened = SetView::open(cache, Mode::BestEffort);
         if let Ok(view) = &opened {
             for (backing, used) in backings.iter().zip(&mut used) {
-                // With one cache all devices are meant for it, and each must say why it is not.
+                // With a single cache device, all backing devices are meant for it, so each one that is not attached is reported.
                 let relation = Relation::of(view, &backing.superblock);
                 let ours = backing.superblock.set_uuid() == view.superblock.set_uuid();
                 if single || ours || relation.slot.is_some() {
@@ -93,7 +91,7 @@ pub fn check(
     CheckReport::new(sets, alone, findings)
 }
 
-/// Checks one cache device, with the backing devices that are at hand.
+/// Checks one cache device, with the backing devices that were given.
 pub fn check_set(cache: &dyn ReadAt, backings: &[&dyn ReadAt], options: CheckOptions) -> SetReport {
     let view = match SetView::open(cache, Mode::BestEffort) {
         Ok(view) => view,
@@ -105,7 +103,7 @@ pub fn check_set(cache: &dyn ReadAt, backings: &[&dyn ReadAt], options: CheckOpt
         match read_superblock(source) {
             Ok(DeviceSuper::Backing(superblock)) => good.push(Backing { source, superblock }),
             Ok(DeviceSuper::Cache(_)) => bad.push(backing::not_backing(source)),
-            Err(finding) => bad.push(*finding),
+            Err(e) => bad.push(*e.into_finding()),
         }
     }
     let of_set: Vec<&Backing<'_>> = good.iter().collect();

@@ -1,6 +1,6 @@
 //! The report of a check, as data and as text.
 //!
-//! Owns the serialisable report (`schema_version` 1) and its text. Sizes are in sectors.
+//! Owns the serialisable report (`schema_version` 1) and its text form. Sizes are in sectors.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ pub struct CheckReport {
     pub sets: Vec<SetReport>,
     /// Backing devices without a cache device among those given.
     pub backings_alone: Vec<BackingSummary>,
-    /// Findings about devices that are neither.
+    /// Findings about devices that are neither cache devices nor backing devices.
     pub findings: Vec<Finding>,
     /// Findings that are errors or fatal, on all devices.
     pub errors: u64,
@@ -43,7 +43,7 @@ pub struct SetReport {
     pub summary: Option<SetSummary>,
     /// The findings; a bounded number per invariant and severity.
     pub findings: Vec<Finding>,
-    /// How many findings there are, kept or not.
+    /// Number of findings of each kind, listed or not.
     pub counts: Vec<Count>,
     /// Assumptions about damaged structures.
     pub assumptions: Vec<String>,
@@ -58,9 +58,9 @@ pub struct SetReport {
 pub struct Count {
     /// The violated invariant.
     pub invariant: Invariant,
-    /// How much it matters.
+    /// Severity of the findings.
     pub severity: Severity,
-    /// How often.
+    /// Number of findings.
     pub count: u64,
 }
 
@@ -86,7 +86,7 @@ pub struct SetSummary {
     pub devices: Vec<DeviceSummary>,
     /// Backing devices that were given and have no data in this set.
     pub other_backings: Vec<BackingSummary>,
-    /// Clean data was not compared to the end, as the caller did not want more.
+    /// The caller stopped the comparison of clean data before its end.
     pub cancelled: bool,
 }
 
@@ -95,11 +95,11 @@ pub struct SetSummary {
 pub struct JournalSummary {
     /// Number of the newest entry.
     pub newest_seq: u64,
-    /// Oldest entry that it needs.
+    /// Number of the oldest entry that the newest one needs.
     pub last_seq: u64,
-    /// Entries to replay.
+    /// Number of entries to replay.
     pub replay_entries: u64,
-    /// Keys in them.
+    /// Number of keys in the entries to replay.
     pub replay_keys: u64,
     /// Index in the ring of the newest entry's bucket.
     pub newest_in_journal_index: u32,
@@ -110,25 +110,25 @@ pub struct JournalSummary {
 pub struct BtreeSummary {
     /// Level of the root.
     pub root_level: u16,
-    /// Nodes.
+    /// Number of nodes.
     pub nodes: u64,
-    /// Nodes that are named and could not be read.
+    /// Nodes that a key names and that could not be read.
     pub missing_nodes: u64,
-    /// Sets in all nodes.
+    /// Number of sets in all nodes.
     pub bsets: u64,
-    /// Most sets in a node.
+    /// Largest number of sets in a node.
     pub max_bsets: u64,
-    /// Keys that say that a node was freed.
+    /// Keys that state that a node was freed.
     pub freeing_keys: u64,
     /// Keys of nodes that were freed.
     pub stale_child_keys: u64,
     /// Extents that are cached, after replay of the journal.
     pub live_extents: u64,
-    /// Dirty ones among them.
+    /// Cached extents that are dirty.
     pub dirty_extents: u64,
     /// Extents whose bucket was reused.
     pub stale_extents: u64,
-    /// Ranges that a key declares not cached.
+    /// Ranges that a key states to be not cached.
     pub holes: u64,
 }
 
@@ -141,19 +141,19 @@ pub struct DeviceSummary {
     pub kind: &'static str,
     /// UUID of the device or volume.
     pub uuid: String,
-    /// Its label.
+    /// Label of the device or volume.
     pub label: String,
-    /// Size; absent if it is that of a backing device not at hand.
+    /// Size; absent for a cached device whose backing device was not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sectors: Option<u64>,
-    /// Its backing device.
+    /// The backing device of the slot, if it was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backing: Option<BackingSummary>,
     /// Dirty sectors in the cache.
     pub dirty_sectors: u64,
     /// Clean sectors in the cache.
     pub clean_sectors: u64,
-    /// Clean extents with other data than the backing device; absent if that was not compared.
+    /// Number of clean extents that differ from the backing device; absent if they were not compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clean_extents_differing_from_backing: Option<u64>,
 }
@@ -161,22 +161,22 @@ pub struct DeviceSummary {
 /// A backing device.
 #[derive(Clone, Debug, Serialize)]
 pub struct BackingSummary {
-    /// Its name.
+    /// Name of the device.
     pub device: String,
-    /// Its UUID.
+    /// UUID of the device.
     pub uuid: String,
-    /// Its set.
+    /// UUID of the set that the superblock names.
     pub set_uuid: String,
-    /// State in its superblock.
+    /// State in the superblock.
     pub state: &'static str,
-    /// Cache mode in its superblock; absent if the value has no name.
+    /// Cache mode in the superblock; absent if the value has no name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_mode: Option<&'static str>,
     /// First data sector.
     pub data_offset: u64,
     /// Size of the cached device.
     pub sectors: u64,
-    /// `attached`, `void`, `no slot`, `other set`, `unattached`; absent without a set to compare with.
+    /// `attached`, `void`, `older copy`, `no slot`, `other set`, `unattached`; absent without a set to compare with.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(rename = "standing")]
     pub attachment: Option<&'static str>,
@@ -241,7 +241,7 @@ fn severities(findings: &Findings) -> (u64, u64) {
 type Related<'a> = (&'a dyn ReadAt, &'a BackingSuper, Relation);
 
 impl DeviceSummary {
-    /// Every slot of the set, with the device that belongs to it if it is there.
+    /// Describes every slot of the set, with its backing device if that was given.
     fn of_slots(view: &SetView, related: &[Related<'_>], compared: &Compared) -> Vec<DeviceSummary> {
         let devices = view.slots.iter().map(|(inode, slot)| {
             let of_slot = related.iter().find(|(_, _, r)| r.slot == Some(*inode));
@@ -344,7 +344,7 @@ impl SetReport {
         SetReport::with(&view.device, Some(summary), view.assumptions.clone(), &findings)
     }
 
-    /// Adds findings that were made apart.
+    /// Adds findings that were made outside of the view.
     pub(super) fn add(&mut self, more: Vec<Finding>) {
         for finding in more {
             let Finding { invariant, severity, .. } = finding;

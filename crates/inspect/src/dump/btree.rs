@@ -1,7 +1,7 @@
-//! The btree: nodes with their paths, sets and keys.
+//! The btree as a document: nodes with their paths, sets and keys.
 //!
-//! A path is the list of buckets from the root to a node. Every message about a node has it, and it can
-//! be given back here to look at that node.
+//! Owns the document and the syntax of paths. A path is the list of buckets from the root to a node. Every message about a
+//! node has its path, and [`BtreeQuery`] takes such a path to show that node.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ use crate::view::{NodeId, NodeView, SetView};
 pub struct BtreeQuery {
     /// Only the node with this path, and those below it.
     pub path: Vec<u32>,
-    /// The keys of all sets too, not only their number.
+    /// Whether to list the keys of all sets. Otherwise only their number is shown.
     pub keys: bool,
 }
 
@@ -35,9 +35,9 @@ pub struct BtreeDoc {
     pub root_level: u16,
     /// Nodes in the whole tree.
     pub node_count: u64,
-    /// Nodes that are named and could not be read.
+    /// Nodes that a key names and that could not be read.
     pub missing_nodes: u64,
-    /// The nodes asked for, in key order, parents first.
+    /// The selected nodes, in key order, parents first.
     pub nodes: Vec<NodeDoc>,
 }
 
@@ -48,32 +48,32 @@ pub struct NodeDoc {
     pub path: Vec<u32>,
     /// Level; leaves have 0.
     pub level: u16,
-    /// The key that leads to it.
+    /// The key that points to the node.
     pub key: KeyDoc,
-    /// Inode and sector behind which its keys lie.
+    /// Inode and sector after which the node's keys lie.
     pub after: (u32, u64),
-    /// Random number that its sets share, in hexadecimal.
+    /// Random number that the node's sets share, in hexadecimal.
     pub seq: String,
-    /// Sectors taken by its sets.
+    /// Sectors that the node's sets take.
     pub written_sectors: u64,
-    /// Not all of its sets could be read.
+    /// Whether some of the node's sets could not be read.
     pub damaged: bool,
-    /// Number of children, or in a leaf of ranges with keys.
+    /// Number of children; in a leaf, number of ranges with keys.
     pub live: u64,
-    /// Its sets, oldest first.
+    /// The node's sets, oldest first.
     pub sets: Vec<SetDoc>,
 }
 
 /// A set of keys.
 #[derive(Clone, Debug, Serialize)]
 pub struct SetDoc {
-    /// Where it begins, in bytes from the start of the node.
+    /// Start of the set, in bytes from the start of the node.
     pub offset_bytes: u64,
     /// Version of the set.
     pub version: u32,
-    /// How many keys it has.
+    /// Number of keys.
     pub key_count: u64,
-    /// Its keys, if they were asked for.
+    /// The keys, if the query asks for keys.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<KeyDoc>,
 }
@@ -95,10 +95,10 @@ pub fn parse_path(text: &str) -> Result<Vec<u32>, PathError> {
     parts.map(|part| part.parse().map_err(|_| PathError { found: part.to_owned() })).collect()
 }
 
-/// Nodes of the btree of `view`, which was opened from `source`.
+/// Dumps nodes of the btree of `view`, which was opened from `source`.
 ///
 /// # Errors
-/// If keys were asked for and cannot be read.
+/// If the query asks for keys and a node cannot be read.
 pub fn btree(view: &SetView, source: &dyn ReadAt, query: &BtreeQuery) -> Result<BtreeDoc, ReadError> {
     let mut nodes = Vec::new();
     for (id, node) in (0..).map(NodeId).zip(&view.nodes) {
@@ -138,7 +138,7 @@ fn node_doc(
         let mut bytes = vec![0; usize::try_from(node.key.size().bytes()).unwrap_or(0)];
         source.read_at(node.key.ptr.offset(), &mut bytes)?;
         let (magic, block) = (view.superblock.set_magic(), view.geometry().block_sectors);
-        // Of a damaged node, what was found readable when the view was opened.
+        // Of a damaged node, only the sets are shown that were readable when the view was opened.
         let read = parse_node(&bytes, &node.key, magic, block).unwrap_or_else(|damage| damage.before);
         for (doc, set) in sets.iter_mut().zip(&read.sets) {
             doc.keys = set.keys.iter().map(|key| KeyDoc::of(view, key)).collect();

@@ -10,7 +10,7 @@ use crate::SCHEMA_VERSION;
 use crate::usage::{Usage, UsageCounts, Use};
 use crate::view::SetView;
 
-/// All buckets about which there is something to say.
+/// All buckets that are in use, or have a generation or a priority.
 #[derive(Clone, Debug, Serialize)]
 pub struct BucketsDoc {
     /// Version of this document's layout.
@@ -30,22 +30,22 @@ pub struct BucketsDoc {
 /// A bucket.
 #[derive(Clone, Debug, Serialize)]
 pub struct BucketDoc {
-    /// Its number.
+    /// Bucket number.
     pub bucket: u32,
     /// Use of the bucket.
     #[serde(rename = "use")]
     pub what: Use,
-    /// Its generation: the newest one that is stored or pointed with.
+    /// Generation of the bucket: the newest of the stored one and those of pointers.
     pub generation: u8,
-    /// Generation in the prio set; absent if that could not be read.
+    /// Generation in the prio set; absent if the set could not be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stored_generation: Option<u8>,
-    /// Priority in the prio set; absent if that could not be read.
+    /// Priority in the prio set; absent if the set could not be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prio: Option<u16>,
-    /// Dirty sectors in it.
+    /// Dirty sectors in the bucket.
     pub dirty_sectors: u64,
-    /// Clean sectors in it.
+    /// Clean sectors in the bucket.
     pub clean_sectors: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Extents: what is known about every range, after replay of the journal.
+//! Extents: the state of every range, after replay of the journal.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::extent_map::Origin;
 use crate::finding::path_text;
 use crate::view::{PieceKind, SetView};
 
-/// Ranges of one slot or all.
+/// Ranges of one slot or of all slots.
 #[derive(Clone, Debug, Serialize)]
 pub struct ExtentsDoc {
     /// Version of this document's layout.
@@ -26,15 +26,15 @@ pub struct ExtentsDoc {
 pub struct ExtentDoc {
     /// Slot of the device.
     pub inode: u32,
-    /// First sector; of a cached device on its backing device, the data offset included.
+    /// First sector. For a cached device it is the sector of the backing device, the data offset included.
     pub start: u64,
     /// Length.
     pub sectors: u64,
     /// `dirty`, `clean`, `stale`, `hole`, `check`, or `invalid`.
     pub kind: &'static str,
-    /// The key is dirty (stale keys may be dirty, too).
+    /// Whether the key is dirty. A stale key may be dirty too.
     pub dirty: bool,
-    /// First sector in the cache; absent where there is no pointer into a bucket.
+    /// First sector on the cache device; absent if there is no pointer into a bucket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_sector: Option<u64>,
     /// Generation of the pointer.
@@ -48,7 +48,7 @@ pub struct ExtentDoc {
     pub journal_seq: Option<u64>,
 }
 
-/// The ranges of `inode`, or of all.
+/// Dumps the ranges of `inode`, or of all inodes.
 pub fn extents(view: &SetView, inode: Option<Inode>) -> ExtentsDoc {
     let wanted = view.pieces().filter(|(of, ..)| inode.is_none_or(|inode| inode == *of));
     let extents = wanted.map(|(inode, piece, kind)| {

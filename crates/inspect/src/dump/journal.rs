@@ -15,11 +15,11 @@ pub struct JournalDoc {
     pub schema_version: u32,
     /// Cache device.
     pub device: String,
-    /// Number of the newest entry, whose roots count.
+    /// Number of the newest entry, whose roots are valid.
     pub newest_seq: u64,
-    /// Oldest entry to replay.
+    /// Number of the oldest entry to replay.
     pub last_seq: u64,
-    /// Entries missing at the start of that range, which is legal with discard.
+    /// Number of entries missing before the first entry to replay, which is legal with discard.
     pub missing_at_start: u64,
     /// Level of the root node.
     pub btree_level: u16,
@@ -31,7 +31,7 @@ pub struct JournalDoc {
     pub prio_bucket: u64,
     /// The ring.
     pub buckets: Vec<JournalBucketDoc>,
-    /// All valid entries, by number; those to replay with their keys.
+    /// All valid entries, by number. Entries to replay have their keys.
     pub entries: Vec<EntryDoc>,
 }
 
@@ -42,44 +42,44 @@ pub struct JournalBucketDoc {
     pub index: u32,
     /// Bucket number.
     pub bucket: u32,
-    /// Valid entries in it.
+    /// Number of valid entries in the bucket.
     pub entries: u64,
-    /// Lowest number among them.
+    /// Lowest number of an entry in the bucket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_seq: Option<u64>,
-    /// Highest number among them.
+    /// Highest number of an entry in the bucket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_seq: Option<u64>,
-    /// Sector at which they end; absent if the bucket is full or could not be read.
+    /// Sector at which the entries end; absent if the bucket is full or could not be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped_at: Option<u64>,
-    /// Why they end there.
+    /// Why the entries end there.
     pub stop: String,
 }
 
 /// An entry.
 #[derive(Clone, Debug, Serialize)]
 pub struct EntryDoc {
-    /// Its number.
+    /// Number of the entry.
     pub seq: u64,
-    /// Oldest entry that was needed when it was written.
+    /// Number of the oldest entry that was needed when this entry was written.
     pub last_seq: u64,
-    /// Index of its bucket in the ring.
+    /// Index in the ring of the entry's bucket.
     pub journal_index: u32,
-    /// Its first sector.
+    /// First sector of the entry.
     pub sector: u64,
-    /// Its length.
+    /// Length of the entry.
     pub sectors: u64,
-    /// How many keys it has.
+    /// Number of keys.
     pub key_count: u64,
     /// Whether it is replayed.
     pub replay: bool,
-    /// Its keys, if it is replayed.
+    /// The keys, if the entry is replayed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<KeyDoc>,
 }
 
-/// The journal; `None` if the device was never initialised.
+/// Dumps the journal; `None` if the device was never initialised.
 pub fn journal(view: &SetView) -> Option<JournalDoc> {
     let journal = view.journal.as_ref()?;
     let newest = journal.replay.last()?;

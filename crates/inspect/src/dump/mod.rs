@@ -1,8 +1,8 @@
 //! Structures of a set as documents, which `super` and `dump` print.
 //!
-//! Owns the documents: plain data that serialises to JSON and displays as text. One file per document.
-//! JSON is stable within a `schema_version`, text is for people. All sizes and positions are in sectors
-//! unless a name says bytes. Module `check` judges the structures.
+//! Owns the documents: plain data that serialises to JSON and displays as text, one file per document. The JSON is stable
+//! within a `schema_version`; the text is for operators. All sizes and positions are in sectors unless a name has "bytes".
+//! Module `check` judges the structures.
 
 mod btree;
 mod buckets;
@@ -27,7 +27,7 @@ use crate::view::SetView;
 
 /// A document as JSON text, indented.
 pub fn to_json(doc: &impl Serialize) -> String {
-    // Documents have only text keys and plain values, which always serialise.
+    // Documents have only text keys and plain values, which always serialise, so the error text is never used.
     serde_json::to_string_pretty(doc).unwrap_or_else(|e| format!("{{\"error\": {:?}}}", e.to_string()))
 }
 
@@ -38,9 +38,9 @@ pub struct KeyDoc {
     pub inode: u32,
     /// End of the range (exclusive); the position of the key.
     pub end: u64,
-    /// Length of the range; of a node or table, its size.
+    /// Length of the range. For the key of a node or table, its size.
     pub size: u64,
-    /// Newer than the backing device.
+    /// Whether the cached data is newer than the backing device.
     pub dirty: bool,
     /// Place of the data, node or table; absent if the key is a hole.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,14 +52,14 @@ pub struct KeyDoc {
 pub struct PtrDoc {
     /// Cache device; 4095 is the placeholder of a cache miss, whose other fields are random.
     pub dev: u16,
-    /// Sector on it.
+    /// Sector on the cache device.
     pub sector: u64,
-    /// Bucket there; absent if the pointer is not into a bucket of this device.
+    /// Bucket of the sector; absent if the pointer does not point into a bucket of this device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket: Option<u32>,
     /// Generation of the bucket when the pointer was made.
     pub generation: u8,
-    /// Generations that the bucket is ahead; a pointer with more than 0 is stale.
+    /// Number of generations by which the bucket is newer than the pointer. A pointer with an age above 0 is stale.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub age: Option<u8>,
 }

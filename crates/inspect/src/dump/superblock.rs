@@ -1,8 +1,7 @@
-//! Superblocks, decoded: what `super` and `dump … superblock` show.
+//! Superblocks, decoded, as `super` and `dump … superblock` show them.
 //!
-//! Owns [`SuperblockDoc`]. It shows as much as the bytes allow, also of a superblock that breaks the
-//! rules; what is broken stands in `problem`. The text has the field names and the order that the usual
-//! superblock dump has, so that scripts written for it work.
+//! Owns [`SuperblockDoc`]. It shows as much as the bytes allow, also for a superblock that breaks the rules; `problem` has the
+//! broken rule. The text has the field names and the order of the usual superblock dump, so that scripts for that dump work.
 
 use std::fmt::{self, Write};
 
@@ -26,13 +25,13 @@ pub struct SuperblockDoc {
     pub device: String,
     /// `cache`, `backing`, or `unknown`.
     pub kind: &'static str,
-    /// The magic is bcache's.
+    /// Whether the magic is bcache's.
     pub magic_ok: bool,
-    /// Sector of the superblock by its own field; expected: 8.
+    /// Sector of the superblock as its own field states it; expected: 8.
     pub first_sector: u64,
     /// Checksum as stored, in hexadecimal.
     pub csum: String,
-    /// Checksum of the bytes, in hexadecimal; absent if the length it covers is not valid.
+    /// Checksum of the bytes, in hexadecimal; absent if the length that the checksum covers is not valid.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub csum_expected: Option<String>,
     /// Version number.
@@ -41,11 +40,11 @@ pub struct SuperblockDoc {
     pub label: String,
     /// UUID of the device.
     pub uuid: String,
-    /// UUID of the cache set; nil if a backing device has none.
+    /// UUID of the cache set; nil if the backing device is attached to none.
     pub set_uuid: String,
     /// Block size.
     pub block_sectors: u64,
-    /// Bucket size: decoded for a valid cache device, else the field as stored.
+    /// Bucket size: decoded for a valid cache device, else as stored.
     pub bucket_sectors: u64,
     /// Write counter.
     pub seq: u64,
@@ -53,10 +52,10 @@ pub struct SuperblockDoc {
     pub flags: String,
     /// Unix seconds of the last mount.
     pub last_mount: u32,
-    /// Only on cache devices.
+    /// Fields of a cache device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheDoc>,
-    /// Only on backing devices.
+    /// Fields of a backing device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backing: Option<BackingDoc>,
     /// The first rule that the superblock breaks.
@@ -69,19 +68,19 @@ pub struct SuperblockDoc {
 pub struct CacheDoc {
     /// Number of buckets, including the reserved ones.
     pub nbuckets: u64,
-    /// First bucket behind the superblock area.
+    /// Number of the first bucket after the superblock area.
     pub first_bucket: u64,
     /// Number of journal buckets.
     pub journal_buckets: u64,
-    /// First sector behind the superblock area.
+    /// First sector after the superblock area.
     pub first_sector: u64,
-    /// Sectors from there to the end of the last bucket.
+    /// Number of sectors from the first sector to the end of the last bucket.
     pub cache_sectors: u64,
-    /// Sectors of all buckets.
+    /// Number of sectors of all buckets.
     pub total_sectors: u64,
-    /// The set was initialised; its journal and tree are valid.
+    /// Whether the set was initialised, so that its journal and tree are valid.
     pub synchronous: bool,
-    /// Buckets are discarded before reuse.
+    /// Whether buckets are discarded before reuse.
     pub discard: bool,
     /// Index of this device in the set.
     pub nr_this_dev: u16,
@@ -89,7 +88,7 @@ pub struct CacheDoc {
     pub nr_in_set: u16,
     /// Replacement policy as stored.
     pub replacement: u64,
-    /// Its name; absent if it has none.
+    /// Name of the replacement policy; absent if the value has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replacement_name: Option<&'static str>,
     /// Feature words (compatible, incompatible, read-only compatible), in hexadecimal; version 5 only.
@@ -102,28 +101,28 @@ pub struct CacheDoc {
 pub struct BackingDoc {
     /// First data sector.
     pub data_offset: u64,
-    /// Size of the cached device; absent if the superblock is not valid.
+    /// Size of the cached device, in sectors; absent if the superblock is not valid.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_sectors: Option<u64>,
     /// Cache mode as stored.
     pub cache_mode: u64,
-    /// Its name; absent if it has none.
+    /// Name of the cache mode; absent if the value has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_mode_name: Option<&'static str>,
     /// State as stored.
     pub state: u64,
-    /// Its name.
+    /// Name of the state.
     pub state_name: &'static str,
 }
 
 /// Reads and decodes the superblock of a device.
 ///
 /// # Errors
-/// If the superblock cannot be read; the document has all other problems.
+/// If the superblock cannot be read. All other problems are in the document.
 pub fn superblock(source: &dyn ReadAt) -> Result<SuperblockDoc, ReadError> {
     let bytes = read_superblock_bytes(source)?;
     let checked = check_superblock(source, &bytes[..], source.sectors());
-    // 4096 bytes were read, so this view of them exists.
+    // The array has 4096 bytes, so this view of it exists.
     let raw = RawSuperblock::from_prefix(&bytes[..]).map_err(|_| ReadError {
         device: source.name().to_owned(),
         at: SUPERBLOCK_SECTOR,
@@ -226,7 +225,7 @@ fn named(value: u64, name: Option<&str>) -> String {
     name.map_or_else(|| value.to_string(), |name| format!("{value} [{name}]"))
 }
 
-/// A number without the zeros in front, as bcache-super-show prints checksums.
+/// Removes leading zeros, as bcache-super-show prints checksums.
 fn without_zeros(digits: &str) -> &str {
     let short = digits.trim_start_matches('0');
     if short.is_empty() { "0" } else { short }
@@ -240,7 +239,7 @@ fn matched(found: impl fmt::Display, expected: impl fmt::Display) -> String {
 
 impl fmt::Display for SuperblockDoc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Values stand in the column behind the third tabulator.
+        // The values stand in one column, after the third tab stop.
         let line = |f: &mut fmt::Formatter<'_>, name: &str, value: &dyn fmt::Display| {
             let tabs = "\t".repeat(3usize.saturating_sub(name.len() / 8).max(1));
             writeln!(f, "{name}{tabs}{value}")
@@ -283,8 +282,8 @@ impl fmt::Display for SuperblockDoc {
     }
 }
 
-/// A label without spaces or control characters: letters, digits and `.-_` as they are, any other byte
-/// as `%` and two hexadecimal digits.
+/// Encodes a label without spaces or control characters: letters, digits and `.-_` stay, any other byte becomes `%` and two
+/// hexadecimal digits.
 fn encoded(label: &str) -> String {
     let mut out = String::new();
     for b in label.bytes() {

@@ -23,22 +23,22 @@ pub struct UuidsDoc {
 /// A slot.
 #[derive(Clone, Debug, Serialize)]
 pub struct SlotDoc {
-    /// Its index: the inode of all keys of this device.
+    /// Index of the slot, which is the inode of all keys of its device.
     pub inode: u32,
     /// `cached`, `volume`, or `invalidated`.
     pub kind: &'static str,
     /// UUID of the device or volume.
     pub uuid: String,
-    /// Its label.
+    /// Label of the device or volume.
     pub label: String,
     /// Size of a volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sectors: Option<u64>,
-    /// First registration, Unix seconds.
+    /// Time of the first registration, in Unix seconds.
     pub first_reg: u32,
-    /// Last registration, Unix seconds.
+    /// Time of the last registration, in Unix seconds.
     pub last_reg: u32,
-    /// Invalidation, Unix seconds; 0 if never.
+    /// Time of the invalidation, in Unix seconds; 0 if the slot is valid.
     pub invalidated: u32,
     /// Dirty sectors in the cache.
     pub dirty_sectors: u64,
@@ -46,7 +46,7 @@ pub struct SlotDoc {
     pub clean_sectors: u64,
 }
 
-/// The UUID table of a set.
+/// Dumps the UUID table of a set.
 pub fn uuids(view: &SetView) -> UuidsDoc {
     let slots = view.slots.iter().map(|(inode, slot)| {
         let totals = view.totals_of(*inode);

@@ -5,25 +5,29 @@ use std::io;
 use format::{Inode, Sector, Sectors, Uuid};
 use thiserror::Error;
 
+use crate::device::SuperblockError;
 use crate::finding::Finding;
 use crate::source::ReadError;
 
-/// Contents that could not be right, or an extraction that ended early.
+/// Contents that may be wrong, or an extraction that ended early.
 ///
-/// With best effort most of these become notes of the result. Positions are those of keys: sectors of
-/// the backing device, its data offset included.
+/// With best effort most of these errors become notes of the result. Positions are those of keys: sectors of the backing
+/// device, the data offset included.
 #[derive(Debug, Error)]
 pub enum ExtractError {
-    /// The set or the backing superblock is damaged.
+    /// The set is damaged.
     #[error("damaged: {finding}")]
     Damaged {
         /// The first fatal finding.
         finding: Box<Finding>,
     },
+    /// The backing superblock cannot be used.
+    #[error("damaged: {0}")]
+    Superblock(#[from] SuperblockError),
     /// The device given as backing device is a cache device.
     #[error("{device}: expected a backing device, found a cache device")]
     NotABackingDevice {
-        /// Its name.
+        /// Name of the device.
         device: String,
     },
     /// The backing device is attached to another set.
@@ -34,13 +38,13 @@ pub enum ExtractError {
     OtherSet {
         /// Name of the backing device.
         device: String,
-        /// Its set.
+        /// UUID of the set to which the backing device is attached.
         device_set: Uuid,
-        /// Its state.
+        /// State of the backing device.
         state: &'static str,
         /// Name of the cache device.
         cache: String,
-        /// The cache's set.
+        /// UUID of the cache device's set.
         set: Uuid,
     },
     /// The backing device lacks data that the set no longer knows.
@@ -51,13 +55,13 @@ pub enum ExtractError {
     NoSlot {
         /// Name of the backing device.
         device: String,
-        /// Its UUID.
+        /// UUID of the backing device.
         uuid: Uuid,
-        /// Its state.
+        /// State of the backing device.
         state: &'static str,
         /// Name of the cache device.
         cache: String,
-        /// The cache's set.
+        /// UUID of the cache device's set.
         set: Uuid,
     },
     /// The backing device was detached, or ran without its cache.
@@ -68,9 +72,9 @@ pub enum ExtractError {
     InvalidSlot {
         /// Name of the backing device.
         device: String,
-        /// Its state.
+        /// State of the backing device.
         state: &'static str,
-        /// Its slot.
+        /// Slot of the backing device.
         slot: Inode,
         /// Dirty sectors in the slot.
         dirty_sectors: u64,
@@ -137,7 +141,7 @@ pub enum ExtractError {
         /// End of the device.
         end: Sector,
     },
-    /// There is dirty data, and no telling where.
+    /// The place of dirty data is not known, because its pointer is not valid.
     #[error(
         "slot {slot}: expected dirty data inside buckets of the cache, found {dirty_sectors} sectors with \
          invalid pointers, the first at {at}"
@@ -145,7 +149,7 @@ pub enum ExtractError {
     InvalidPointer {
         /// The slot.
         slot: Inode,
-        /// Dirty sectors concerned.
+        /// Dirty sectors of these extents.
         dirty_sectors: u64,
         /// Start of the first such extent.
         at: Sector,
@@ -155,13 +159,13 @@ pub enum ExtractError {
     Read(#[from] ReadError),
     /// The output failed.
     #[error("output: {0}")]
-    Output(io::Error),
+    Output(#[source] io::Error),
     /// The caller did not want more.
     #[error("stopped after {done} of {total} sectors")]
     Cancelled {
         /// Sectors handed to the output.
         done: Sectors,
-        /// All of them.
+        /// Sectors of the whole output.
         total: Sectors,
     },
 }

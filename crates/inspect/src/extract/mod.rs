@@ -1,11 +1,11 @@
 //! The contents of a cached device or of a volume, as a whole.
 //!
-//! Owns [`Extraction`]: which device each range is read from (cache over backing, step 8 of format section 10), and the
-//! refusals. [`Sink`] is the output. It only reads, and works on a set that was not shut down.
+//! Owns [`Extraction`], which decides from which device each range is read (cache over backing device, step 8 of format section
+//! 10), and the refusals. [`Sink`] is the output. An extraction only reads, and works on a set that was not shut down.
 //!
-//! *Invariant:* without best effort, the output is what the kernel would return after its own recovery, or nothing: every
-//! condition that could make a sector wrong is an error before the first byte is written, except a device that fails while
-//! it is read.
+//! Invariant: without best effort, the output is what the kernel would return after its own recovery, or the extraction fails.
+//! Every condition that could make a sector wrong is an error before the first byte is written, except a device that fails
+//! during a read.
 
 mod error;
 mod run;
@@ -34,13 +34,11 @@ pub enum Target<'a> {
     Cached(&'a dyn ReadAt),
     /// The volume in this slot.
     Volume(Inode),
-    /// The data in the cache of the cached device in this slot, without its backing device. Only
-    /// with best effort.
+    /// The cached data of the cached device in this slot, without its backing device. Needs best effort.
     WithoutBacking {
         /// The slot.
         slot: Inode,
-        /// First data sector of the absent device, which only its superblock knows;
-        /// [`DEFAULT_DATA_OFFSET`] on most.
+        /// First data sector of the absent device, which only its superblock has; [`DEFAULT_DATA_OFFSET`] on most devices.
         data_offset: Sector,
     },
 }
@@ -52,33 +50,32 @@ impl Target<'_> {
     }
 }
 
-/// How to extract.
+/// Options of an extraction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ExtractOptions {
-    /// Leave clean extents alone and read their ranges from the backing device. The two differ after
-    /// some crashes.
+    /// Reads the ranges of clean extents from the backing device. Cache and backing device differ after some crashes.
     pub dirty_only: bool,
-    /// Go on where the contents cannot be right, and say so in the result.
+    /// Continues where the contents may be wrong, and lists these places in the result.
     pub best_effort: bool,
 }
 
-/// How far it is.
+/// Progress of an extraction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
     /// Sectors handed to the sink.
     pub done: Sectors,
-    /// All of them.
+    /// Sectors of the whole output.
     pub total: Sectors,
 }
 
-/// A range without its contents.
+/// A range whose contents are lost.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Lost {
     /// First sector on the cached device or volume.
     pub start: u64,
     /// Length in sectors.
     pub sectors: u64,
-    /// The contents of the range now, and the reason.
+    /// What the output has in the range, and the reason.
     pub reason: String,
 }
 
@@ -97,9 +94,9 @@ pub struct Extracted {
     pub backing_sectors: u64,
     /// Sectors of zeros: holes of the backing device, or parts of a volume that were never written.
     pub zero_sectors: u64,
-    /// Sectors whose contents are lost; zeros or older data stand there.
+    /// Sectors whose contents are lost; the output has zeros or older data there.
     pub lost_sectors: u64,
-    /// Where, as far as kept.
+    /// The lost ranges, up to a limit.
     pub lost: Vec<Lost>,
     /// Assumptions and omissions.
     pub notes: Vec<String>,
@@ -115,7 +112,7 @@ pub struct Extraction<'a> {
     view: &'a SetView,
     cache: &'a dyn ReadAt,
     backing: Option<&'a dyn ReadAt>,
-    /// The slot whose extents are merged in.
+    /// The slot whose extents are part of the output.
     slot: Option<Inode>,
     data_offset: Sector,
     sectors: Sectors,
@@ -125,13 +122,12 @@ pub struct Extraction<'a> {
 }
 
 impl<'a> Extraction<'a> {
-    /// Computes the parts of `target`. Reads only the superblock of the backing device.
+    /// Plans the extraction of `target`. Reads only the superblock of the backing device.
     ///
-    /// `cache` is the device that `view` was opened from.
+    /// `cache` must be the device from which `view` was opened.
     ///
     /// # Errors
-    /// If the contents could not be right; see [`ExtractError`]. With best effort only if there is
-    /// nothing to extract.
+    /// If the contents may be wrong; see [`ExtractError`]. With best effort only if there is nothing to extract.
     pub fn new(
         view: &'a SetView,
         cache: &'a dyn ReadAt,
@@ -176,7 +172,7 @@ impl<'a> Extraction<'a> {
         &self.notes
     }
 
-    /// An error, or with best effort a note.
+    /// Returns an error, or with best effort adds a note.
     fn refuse(&mut self, error: ExtractError) -> Result<(), ExtractError> {
         if !self.options.best_effort {
             return Err(error);
@@ -191,7 +187,8 @@ impl<'a> Extraction<'a> {
             Ok(DeviceSuper::Cache(_)) => {
                 return Err(ExtractError::NotABackingDevice { device: source.name().to_owned() });
             }
-            Err(finding) => return Err(ExtractError::Damaged { finding }),
+            // A read that failed is an error of the device, but its message is that of the finding, as in a report.
+            Err(e) => return Err(ExtractError::Superblock(e)),
         };
         self.backing = Some(source);
         self.data_offset = backing.data_offset();
@@ -211,7 +208,7 @@ impl<'a> Extraction<'a> {
         Ok(())
     }
 
-    /// The cache has nothing for this backing device: is it complete alone?
+    /// Checks whether a backing device without data in the cache is complete by itself.
     fn backing_alone(
         &mut self,
         source: &dyn ReadAt,
@@ -312,7 +309,7 @@ impl<'a> Extraction<'a> {
         Ok(())
     }
 
-    /// Dirty data that is there and cannot come out.
+    /// Checks for dirty data that cannot be part of the output.
     fn check_extents(&mut self) -> Result<(), ExtractError> {
         let Some(slot) = self.slot else { return Ok(()) };
         let (first, end) = (self.data_offset, self.end());
@@ -335,12 +332,12 @@ impl<'a> Extraction<'a> {
         Ok(())
     }
 
-    /// End (exclusive) in key positions.
+    /// End of the output (exclusive), in key positions.
     fn end(&self) -> Sector {
         Sector(self.data_offset.0.saturating_add(self.sectors.0))
     }
 
-    /// The extents that are merged in, cut to the device; positions as in keys.
+    /// The extents that are part of the output, cut to the device. Positions are those of keys.
     fn overlay(&self) -> impl Iterator<Item = (Piece, PieceKind)> + '_ {
         let (first, end) = (self.data_offset, self.end());
         let dirty_only = self.options.dirty_only;
@@ -349,12 +346,12 @@ impl<'a> Extraction<'a> {
             .filter_map(move |(piece, kind)| Some((piece.cut(first, end)?, kind)))
     }
 
-    /// Writes everything to `sink`, from the first sector to the last. `progress` is called now and
-    /// then, and ends the extraction by answering [`ControlFlow::Break`].
+    /// Writes the output to `sink`, from the first sector to the last.
+    ///
+    /// `progress` is called from time to time; [`ControlFlow::Break`] ends the extraction.
     ///
     /// # Errors
-    /// If a device or the sink fails, or `progress` says so. What was written up to then is in the sink
-    /// and is not complete.
+    /// If a device or the sink fails, or `progress` ends the extraction. The sink then has an incomplete output.
     pub fn run(
         &self,
         sink: &mut dyn Sink,

@@ -1,7 +1,8 @@
 //! A running extraction: reads ranges from their devices and passes them to the sink in order.
 //!
-//! Owns the copying, and the best effort where a device fails: parts are read again separately, clean data is read from the
-//! backing device, and lost ranges are zeros and listed. The device of each range was decided before.
+//! Owns the copying, and the best effort if a device fails: it reads parts again separately, reads clean data from the backing
+//! device instead, and fills lost ranges with zeros and lists them. The plan of the extraction has chosen the device of each
+//! range.
 
 use std::ops::ControlFlow;
 
@@ -13,16 +14,16 @@ use crate::extent_map::Piece;
 use crate::source::{ReadAt, ReadError};
 use crate::view::PieceKind;
 
-/// Lost ranges that are listed; more are counted only.
+/// Number of lost ranges that are listed. Further ones are only counted.
 const MAX_LOST: usize = 1000;
-/// Bytes that are read and written at a time.
+/// Number of bytes that are read and written at a time.
 const CHUNK: usize = 1 << 20;
-/// Zeros that are passed on between two checks for cancellation: 1 GiB.
+/// Number of zero sectors that are written between two checks for cancellation: 1 GiB.
 const ZEROS: Sectors = Sectors(1 << 21);
-/// Sectors that are read alone after a larger read failed.
+/// Number of sectors of a retry after a larger read failed.
 const RETRY_SECTORS: u64 = 8;
 
-/// Does it all: see [`Extraction::run`].
+/// Runs the extraction `it`; see [`Extraction::run`].
 pub(super) fn run(
     it: &Extraction<'_>,
     sink: &mut dyn Sink,
@@ -45,7 +46,7 @@ pub(super) fn run(
     Ok(result)
 }
 
-/// An extraction under way.
+/// A running extraction.
 struct Run<'a, 'b> {
     it: &'a Extraction<'a>,
     sink: &'b mut dyn Sink,
@@ -56,11 +57,11 @@ struct Run<'a, 'b> {
 }
 
 impl Run<'_, '_> {
-    /// A range that no extent covers; positions as in keys.
+    /// Writes a range that no extent covers. Positions are those of keys.
     fn gap(&mut self, from: Sector, to: Sector) -> Result<(), ExtractError> {
         let mut at = from;
         while at < to {
-            // Without a backing device everything here is zero.
+            // Without a backing device, the whole range is zeros.
             let data = self.it.backing.map_or(to, |backing| backing.next_data(at)).min(to);
             let zeros = Sectors(data.0.saturating_sub(at.0));
             self.zeros(zeros)?;
@@ -85,7 +86,7 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// A cached range.
+    /// Writes a cached range.
     fn extent(&mut self, piece: &Piece, kind: PieceKind) -> Result<(), ExtractError> {
         let Some(ptr) = piece.ptr else { return Ok(()) };
         let mut at = Sectors(0);
@@ -98,7 +99,7 @@ impl Run<'_, '_> {
                     let Err(e) = run.read(run.it.cache, Sector(from.0 + part.0), len) else { return Ok(()) };
                     let backing = run.it.backing.filter(|_| kind == PieceKind::Clean);
                     match backing.map(|b| run.read(b, Sector(position.0 + part.0), len)) {
-                        // Clean data is on the backing device too.
+                        // The backing device has clean data too.
                         Some(Ok(())) => Ok(()),
                         _ => Err(format!("zeros in place of {} data: {e}", kind.name())),
                     }
@@ -114,7 +115,8 @@ impl Run<'_, '_> {
     }
 
     /// After a read of `len` sectors failed with `error`: reads parts with `read`, which fills the front
-    /// of the buffer or lists the range as lost. Without best effort it returns the error.
+    /// of the buffer or lists the range as lost. Without best effort it returns the error. The error of `read` is text, because it
+    /// becomes a line of the report.
     fn by_parts(
         &mut self,
         error: ReadError,
@@ -146,12 +148,12 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Reads into the front of the buffer; `len` is at most [`CHUNK`].
+    /// Reads `len` sectors, [`CHUNK`] bytes at most, into the front of the buffer.
     fn read(&mut self, from: &dyn ReadAt, at: Sector, len: Sectors) -> Result<(), ReadError> {
         from.read_at(at, front(&mut self.buffer, len))
     }
 
-    /// Hands the front of the buffer to the sink.
+    /// Writes the front of the buffer to the sink.
     fn write(&mut self, len: Sectors) -> Result<(), ExtractError> {
         self.sink.data(front(&mut self.buffer, len)).map_err(ExtractError::Output)?;
         self.advance(len)

@@ -1,6 +1,6 @@
 //! The output of an extraction: a stream, or a file with holes.
 //!
-//! Owns the writing side of extraction. Must not know the source of the bytes.
+//! Owns the writing side of an extraction. Must not know the source of the bytes.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -10,38 +10,39 @@ use format::Sectors;
 
 /// Receives the contents of a device from its first sector to its last, in order.
 pub trait Sink {
-    /// Called once, first: `total` is the size of the output.
+    /// Prepares for an output of `total` sectors. Called once, first.
     ///
     /// # Errors
-    /// If the output cannot take that much.
+    /// If the output has no room for `total` sectors.
     fn begin(&mut self, total: Sectors) -> io::Result<()>;
 
-    /// The next bytes.
+    /// Writes the next bytes.
     ///
     /// # Errors
     /// If they cannot be written.
     fn data(&mut self, bytes: &[u8]) -> io::Result<()>;
 
-    /// The next `n` sectors are zeros.
+    /// Writes `n` sectors of zeros.
     ///
     /// # Errors
     /// If they cannot be written.
     fn zeros(&mut self, n: Sectors) -> io::Result<()>;
 
-    /// Called once, last. When it returns the output has everything, durably where it can be.
+    /// Completes the output, and makes it durable if the sink can. Called once, last.
     ///
     /// # Errors
-    /// If anything could not be written.
+    /// If any part could not be written.
     fn finish(&mut self) -> io::Result<()>;
 }
 
-/// Block of zeros that is worth a hole; file systems allocate in this unit.
+/// Length of a block of zeros that becomes a hole; file systems allocate in this unit.
 const HOLE_BYTES: usize = 4096;
 
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 
-/// Writes everything, zeros included: for pipes and block devices. It flushes its buffer; the caller makes a block
-/// device durable.
+/// A sink that writes everything, zeros included: for pipes and block devices.
+///
+/// It flushes its buffer; the caller makes a block device durable.
 #[derive(Debug)]
 pub struct StreamSink<W> {
     to: W,
@@ -83,7 +84,7 @@ impl<W: Write> Sink for StreamSink<W> {
     }
 }
 
-/// Writes a regular file in which blocks of zeros are holes. The old contents of the file are lost.
+/// A sink that writes a regular file, with holes for blocks of zeros. The file loses its old contents.
 #[derive(Debug)]
 pub struct FileSink {
     file: File,
@@ -96,7 +97,7 @@ impl FileSink {
         FileSink { file, at: 0 }
     }
 
-    /// Writes `bytes[from..to]` to where it belongs; `bytes` begin at the current position.
+    /// Writes `bytes[from..to]`; `bytes` begin at the current position of the output.
     fn write_run(&self, bytes: &[u8], from: usize, to: usize) -> io::Result<()> {
         let run = bytes.get(from..to).unwrap_or_default();
         if run.is_empty() { Ok(()) } else { self.file.write_all_at(run, self.at + len_u64(from)) }
@@ -105,7 +106,7 @@ impl FileSink {
 
 impl Sink for FileSink {
     fn begin(&mut self, total: Sectors) -> io::Result<()> {
-        // Cutting to nothing first makes every block that is not written read as zeros.
+        // The file is cut to zero bytes first, so that every block that is not written reads as zeros.
         self.file.set_len(0)?;
         self.file.set_len(total.bytes())?;
         self.at = 0;
@@ -114,7 +115,7 @@ impl Sink for FileSink {
 
     fn data(&mut self, bytes: &[u8]) -> io::Result<()> {
         let (mut at, mut run) = (0, 0);
-        // The first block is shorter if the position is not at one of the file's blocks.
+        // The first block ends at a block border of the file.
         let mut len = HOLE_BYTES - usize::try_from(self.at % HOLE_BYTES as u64).unwrap_or(0);
         while at < bytes.len() {
             let end = bytes.len().min(at + len);

@@ -1,12 +1,10 @@
 //! Step 5: the btree, from the root to its leaves.
 //!
-//! Owns the walk over the nodes, which keys of an internal node denote children (format section 8.4),
-//! and the rules that concern a node by itself or with its parent (invariants 8 to 13, as far as they
-//! are about keys where they stand).
+//! Owns the walk over the nodes, the rule which keys of an internal node denote children (format section 8.4), and the rules
+//! about a single node or a node and its parent (invariants 8 to 12, and the part of 13 about single keys).
 //!
-//! *Invariants:* the walk is iterative, and a bucket is read as a node once at most, so cycles end and
-//! depth costs no stack. A node's first block is looked at before the rest is read: pointers into
-//! nowhere cost little.
+//! Invariants: the walk is iterative, and a bucket is read as a node at most once, so that cycles end and depth needs no stack.
+//! A node's first block is checked before the rest is read, so that a pointer to something that is no node costs little.
 
 use std::collections::BTreeMap;
 
@@ -28,67 +26,66 @@ use crate::sparse::Sparse;
 /// A set of keys in a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SetInfo {
-    /// Where it begins, in bytes from the start of the node.
+    /// Start of the set, in bytes from the start of the node.
     pub offset_bytes: u64,
     /// Version of the set.
     pub version: u32,
-    /// How many keys it has.
+    /// Number of keys.
     pub keys: u64,
 }
 
 /// A btree node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NodeView {
-    /// The key that leads to it.
+    /// The key that points to the node.
     pub key: Bkey,
     /// Level; leaves have 0.
     pub level: u16,
-    /// Its parent; `None` for the root.
+    /// Parent of the node; `None` for the root.
     pub parent: Option<NodeId>,
-    /// Its bucket.
+    /// Bucket of the node.
     pub bucket: BucketNr,
-    /// All its keys lie behind this position; up to the position of `key`.
+    /// Position after which all keys of the node lie; the position of `key` is the last possible one.
     pub after: (Inode, Sector),
-    /// Random number that its sets share.
+    /// Random number that the node's sets share.
     pub seq: u64,
-    /// Its sets, oldest first.
+    /// The node's sets, oldest first.
     pub sets: Vec<SetInfo>,
-    /// Sectors taken by the sets.
+    /// Sectors that the sets take.
     pub written: Sectors,
-    /// Not all of its sets could be read.
+    /// Whether some of the node's sets could not be read.
     pub damaged: bool,
-    /// In an internal node the number of children, in a leaf that of the ranges about which it says
-    /// something.
+    /// Number of children in an internal node; number of ranges with keys in a leaf.
     pub live: u64,
 }
 
 impl NodeView {
-    /// This node as a place, but for level and path.
+    /// Adds sector, bucket and generation of this node to `place`.
     pub(super) fn place(&self, place: Place) -> Place {
         place.sector(self.key.ptr.offset()).bucket(self.bucket).generation(self.key.ptr.generation())
     }
 }
 
-/// Numbers about the btree.
+/// Statistics of the btree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BtreeStats {
     /// Level of the root.
     pub root_level: u16,
     /// Nodes that were read.
     pub nodes: u64,
-    /// Sets in them.
+    /// Number of sets in the nodes that were read.
     pub bsets: u64,
-    /// Most sets in one of them.
+    /// Largest number of sets in a node.
     pub max_bsets: u64,
-    /// Keys in internal nodes that denote no child but say that a node was freed.
+    /// Keys in internal nodes that denote no child and state that a node was freed.
     pub freeing_keys: u64,
     /// Keys in internal nodes whose node was freed.
     pub stale_child_keys: u64,
-    /// Nodes that are named and could not be read.
+    /// Nodes that a key names and that could not be read.
     pub missing: u64,
 }
 
-/// A node that is named and not yet read.
+/// A node that a key names and that is not read yet.
 struct Pending {
     key: Bkey,
     level: u16,
@@ -96,11 +93,13 @@ struct Pending {
     after: (Inode, Sector),
 }
 
-/// Oldest age that a pointer may have without the wrap-around becoming ambiguous.
+/// Maximum age of a pointer. For older pointers, the wrap-around of generations would be ambiguous.
 pub(crate) const MAX_POINTER_AGE: u8 = 96;
 
-/// Most levels that are followed. A tree that covers the largest possible cache with two children per
-/// node has 43, and no writer makes nodes that small; the bound keeps paths short.
+/// Maximum number of levels of the walk.
+///
+/// A tree that covers the largest possible cache with two children per node has 43 levels, and no writer makes nodes that
+/// small. The limit keeps paths short.
 const MAX_LEVEL: u16 = 63;
 
 /// Reads the btree below the root that the newest journal entry names.
@@ -144,14 +143,14 @@ pub(super) fn path(nodes: &[NodeView], mut at: Option<NodeId>) -> Vec<u32> {
     let mut path = Vec::new();
     while let Some(node) = at.and_then(|id| nodes.get(usize::try_from(id.0).ok()?)) {
         path.push(node.bucket.0);
-        // Parents have smaller numbers, so this ends.
+        // Parents have smaller numbers than their children, so the loop ends.
         at = node.parent;
     }
     path.reverse();
     path
 }
 
-/// A position for messages.
+/// Prints a position for messages.
 fn position_text(p: (Inode, Sector)) -> String {
     if p == Bkey::MAX_POSITION { "the end".to_owned() } else { format!("{}:{}", p.0, p.1) }
 }
@@ -246,7 +245,7 @@ impl Walk<'_> {
         scan.assume(format!("{what} the btree node for keys from {from} to {to}"));
     }
 
-    /// The node's bucket, which is its alone from now on.
+    /// Finds the node's bucket and claims it: no other node may have it.
     fn claim(&mut self, next: &Pending, place: &Place) -> Result<BucketNr, Box<Finding>> {
         let bad = |field, expected: String, found: String| {
             let place = place.clone();
@@ -276,7 +275,7 @@ impl Walk<'_> {
         Ok(bucket)
     }
 
-    /// Reads a node, or its readable part with the findings.
+    /// Reads a node. Of a damaged node it returns the readable part, and reports findings.
     fn read(
         &mut self,
         source: &dyn ReadAt,
@@ -290,7 +289,7 @@ impl Walk<'_> {
         head.set_size(Sectors(key.size().0.min(8)));
         self.fill(source, &head).map_err(unreadable)?;
         if let Err(damage) = parse_node(&self.buffer, &head, magic, block) {
-            // Cut off, most nodes fail somewhere; but this cannot become better with more bytes.
+            // Most nodes do not parse when they are cut off. These two fields are in the first block, so more bytes do not help.
             if damage.before.sets.is_empty() && ["seq", "magic"].contains(&damage.error.field) {
                 return Err(Box::new(corrupt(&damage.error)));
             }
@@ -388,8 +387,10 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// A kernel merges the sets of a leaf into one at the start of the node, and puts what it adds behind the blocks
-    /// that the sets take on disk: what is merged must not reach there.
+    /// Checks that the merged sets of a leaf take no more space than the sets.
+    ///
+    /// A kernel merges the sets of a leaf at the start of the node, and adds new sets after the blocks that the sets take on
+    /// disk. The merged set must not reach these blocks.
     fn check_merged(
         &self,
         scan: &mut Scan<'_>,
@@ -411,8 +412,8 @@ impl Walk<'_> {
         ))
     }
 
-    /// Applies the sets of a leaf; what they amount to raises generations, and not what newer sets say otherwise
-    /// (format section 5). Returns how many ranges it says something about, and the words that keys for these take.
+    /// Applies the sets of a leaf to the extent map, and raises generations by the keys that no newer set replaces (format
+    /// section 5). Returns the number of ranges of the leaf, and the words that the keys of these ranges take.
     fn leaf(&mut self, id: NodeId, node: &Node) -> (u64, usize) {
         let mut own = ExtentMap::default();
         for key in node.sets.iter().flat_map(|set| &set.keys) {
@@ -430,7 +431,7 @@ impl Walk<'_> {
         (count(own.len()), words)
     }
 
-    /// The children of an internal node by their ends; every key raises generations.
+    /// The children of an internal node, by their end positions. Every key raises generations.
     fn children(
         &mut self,
         scan: &mut Scan<'_>,
@@ -464,7 +465,7 @@ impl Walk<'_> {
                     }
                     continue;
                 }
-                // A key without usable pointer stays: `claim` says what is wrong with it.
+                // A key without a usable pointer stays in the map; `claim` reports it.
                 if let Some(other) = children.insert(key.position(), *key) {
                     let finding = Finding::new(
                         Severity::Fatal,
@@ -523,7 +524,7 @@ impl Walk<'_> {
             self.pending.push(Pending { key: *key, level, parent: Some(id), after });
             after = *position;
         }
-        // The last in is the first out: visit them in key order.
+        // The last node in `pending` is visited first, so the order is reversed to visit children in key order.
         self.pending.get_mut(first..).unwrap_or_default().reverse();
         count(children.len())
     }

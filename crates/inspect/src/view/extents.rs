@@ -1,6 +1,6 @@
-//! Steps 6 and 7: journal keys over leaf keys, and what pieces mean once generations are known.
+//! Steps 6 and 7: applies journal keys over leaf keys, and classifies pieces once generations are known.
 //!
-//! Owns the replay of keys and the meaning of a piece.
+//! Owns the replay of keys and the classification of pieces.
 
 use format::Inode;
 
@@ -9,25 +9,25 @@ use super::gens::Gens;
 use super::journal::JournalView;
 use crate::extent_map::{ExtentMap, Origin, Piece};
 
-/// The meaning of a piece of the extent map.
+/// The classification of a piece of the extent map.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum PieceKind {
     /// Cached, and newer than the backing device.
     Dirty,
-    /// Cached.
+    /// Cached, and not marked as newer than the backing device.
     Clean,
-    /// Not cached: the bucket was reused since.
+    /// Not cached: the bucket was reused after the key was written.
     Stale,
     /// Not cached: the key has no pointer.
     Hole,
     /// Not cached: placeholder of a cache miss.
     Check,
-    /// Not cached: the pointer is not to a bucket of this device. No writer makes these.
+    /// Not cached: the pointer does not point into a bucket of this device. No writer makes such pointers.
     Invalid,
 }
 
 impl PieceKind {
-    /// True if data is cached there.
+    /// Whether data is cached in the piece.
     pub fn is_live(self) -> bool {
         matches!(self, PieceKind::Dirty | PieceKind::Clean)
     }
@@ -45,31 +45,31 @@ impl PieceKind {
     }
 }
 
-/// Numbers of pieces and their sectors, by kind.
+/// Number of pieces and of their sectors, by kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Totals {
     /// Dirty extents.
     pub dirty_extents: u64,
-    /// Their sectors.
+    /// Sectors of dirty extents.
     pub dirty_sectors: u64,
     /// Clean extents.
     pub clean_extents: u64,
-    /// Their sectors.
+    /// Sectors of clean extents.
     pub clean_sectors: u64,
     /// Extents whose bucket was reused.
     pub stale_extents: u64,
-    /// Dirty ones among them.
+    /// Stale extents whose key is dirty.
     pub stale_dirty_extents: u64,
-    /// Keys without pointer, and placeholders of cache misses.
+    /// Ranges of keys without a pointer, and of placeholders of cache misses.
     pub holes: u64,
-    /// Placeholders of cache misses among them.
+    /// Ranges of placeholders of cache misses.
     pub check_keys: u64,
-    /// Pointers to no bucket of this device.
+    /// Ranges of pointers that do not point into a bucket of this device.
     pub invalid: u64,
 }
 
 impl Totals {
-    /// Clean and dirty extents.
+    /// Number of clean and dirty extents.
     pub fn live_extents(&self) -> u64 {
         self.dirty_extents + self.clean_extents
     }
@@ -114,7 +114,7 @@ pub(super) fn overlay_journal(journal: &JournalView, gens: &mut Gens, extents: &
 }
 
 impl SetView {
-    /// The meaning of `piece`.
+    /// Classifies `piece`.
     pub fn kind(&self, piece: &Piece) -> PieceKind {
         let Some(ptr) = piece.ptr else { return PieceKind::Hole };
         if ptr.is_check() {
@@ -128,24 +128,24 @@ impl SetView {
         }
     }
 
-    /// All pieces in key order, with their meaning.
+    /// All pieces in key order, with their kinds.
     pub fn pieces(&self) -> impl Iterator<Item = (Inode, &Piece, PieceKind)> {
         self.extents.iter().map(|(inode, piece)| (inode, piece, self.kind(piece)))
     }
 
-    /// The cached extents of one inode, in order: positions as in keys, with the data offset.
+    /// The cached extents of one inode, in order. Positions are those of keys, with the data offset.
     pub fn live(&self, inode: Inode) -> impl Iterator<Item = (&Piece, PieceKind)> {
         self.extents.of_inode(inode).map(|p| (p, self.kind(p))).filter(|(_, kind)| kind.is_live())
     }
 
-    /// Numbers about one inode.
+    /// Totals of one inode.
     pub fn totals_of(&self, inode: Inode) -> Totals {
         let mut totals = Totals::default();
         self.extents.of_inode(inode).for_each(|p| totals.add(p, self.kind(p)));
         totals
     }
 
-    /// Numbers about all inodes.
+    /// Totals of all inodes.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         self.pieces().for_each(|(_, piece, kind)| totals.add(piece, kind));

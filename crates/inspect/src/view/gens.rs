@@ -10,9 +10,9 @@ use crate::sparse::Sparse;
 /// The known generation and priority of a bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BucketState {
-    /// Generation and priority in the prio set; `None` if that could not be read.
+    /// Generation and priority in the prio set; `None` if the set could not be read.
     pub stored: Option<(Gen, u16)>,
-    /// Newest generation of stored one and pointers; `None` if neither is there.
+    /// Newest of the stored generation and the generations of pointers; `None` if there is neither.
     pub effective: Option<Gen>,
 }
 
@@ -31,8 +31,9 @@ impl Gens {
         Gens { table, geometry, nr_this_dev: superblock.nr_this_dev() }
     }
 
-    /// The bucket that a pointer of `size` sectors points to; `None` if it is not on this device, is
-    /// the superblock's, or does not hold all of the range.
+    /// The bucket that a pointer of `size` sectors points to.
+    ///
+    /// `None` if the bucket is not on this device, belongs to the superblock area, or does not hold the whole range.
     pub fn bucket_of(&self, ptr: Ptr, size: Sectors) -> Option<BucketNr> {
         let here = ptr.dev() == self.nr_this_dev;
         self.geometry.ptr_bucket(ptr, size).filter(|_| here)
@@ -54,7 +55,7 @@ impl Gens {
         }
     }
 
-    /// Raises the generation of the bucket that a pointer of `size` sectors points to, if it is one.
+    /// Raises the generation of the bucket that a pointer of `size` sectors points to, if it points into a bucket.
     pub(crate) fn raise(&mut self, ptr: Ptr, size: Sectors) {
         let Some(bucket) = self.bucket_of(ptr, size).filter(|_| size.0 > 0) else { return };
         if let Some(state) = self.table.get_mut(bucket) {
@@ -64,20 +65,21 @@ impl Gens {
         }
     }
 
-    /// How many generations the pointer is behind its bucket; `None` if it points to no bucket. A
-    /// pointer is stale iff this is > 0.
+    /// The number of generations by which the bucket is newer than the pointer; `None` if the pointer points to no bucket.
+    ///
+    /// A pointer is stale if and only if this is greater than 0.
     pub fn age(&self, ptr: Ptr, size: Sectors) -> Option<u8> {
         let bucket = self.bucket_of(ptr, size)?;
         Some(self.current(bucket).age_of(ptr.generation()))
     }
 
-    /// How many buckets have a newer generation than is stored.
+    /// Number of buckets whose known generation is newer than the stored one.
     pub fn raised(&self) -> u64 {
         let raised = |s: &BucketState| s.stored.is_some_and(|(g, _)| Some(g) != s.effective);
         self.table.iter().filter(|(_, s)| raised(s)).fold(0, |n, _| n + 1)
     }
 
-    /// The states of all buckets about which anything is known, in order. Others may be among them.
+    /// The states of all buckets with a known generation or priority, in order. Other buckets may be among them.
     pub fn iter(&self) -> impl Iterator<Item = (BucketNr, BucketState)> + '_ {
         self.table.iter()
     }

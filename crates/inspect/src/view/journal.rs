@@ -1,10 +1,10 @@
-//! Step 2: the journal ring, all of it, and the entries to replay.
+//! Step 2: reads the whole journal ring and selects the entries to replay.
 //!
-//! Owns the scan of the journal buckets (exhaustive, format section 9.3) and the findings about entries
-//! that are missing, doubled or unreadable. Which entries count is decided by `format::replay`.
+//! Owns the scan of all journal buckets (format section 9.3) and the findings about entries that are missing, doubled or
+//! unreadable. `format::replay` decides which entries are replayed.
 //!
-//! *Invariants:* buckets are read through a window, so memory does not grow with the bucket size; keys
-//! are kept only of entries that may still be needed.
+//! Invariants: buckets are read through a window, so memory does not grow with the bucket size; only the keys of entries that
+//! may still be needed stay in memory.
 
 use format::journal::MAX_JSET_BYTES;
 use format::{
@@ -17,24 +17,24 @@ use crate::device::unreadable_at;
 use crate::finding::{Finding, Invariant, Mismatch, Place, Severity};
 use crate::source::ReadAt;
 
-/// A valid entry, wherever it lies and however old it is.
+/// A valid entry, at any place in the ring and of any age.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EntryInfo {
     /// Number of the entry.
     pub seq: JournalSeq,
-    /// Oldest entry that was needed when it was written.
+    /// Number of the oldest entry that was needed when this entry was written.
     pub last_seq: JournalSeq,
-    /// 1; 0 with the old UUID table.
+    /// Version of the entry: 1, or 0 with the old UUID table.
     pub version: u32,
-    /// How many keys it has.
+    /// Number of keys.
     pub keys: u64,
-    /// Index of its bucket in the ring.
+    /// Index in the ring of the entry's bucket.
     pub journal_index: u32,
-    /// Its bucket.
+    /// Bucket of the entry.
     pub bucket: BucketNr,
-    /// Its first sector on the device.
+    /// First sector of the entry on the device.
     pub sector: Sector,
-    /// Its length, padded to blocks.
+    /// Length of the entry, padded to blocks.
     pub sectors: Sectors,
 }
 
@@ -49,12 +49,12 @@ pub enum JournalStop {
         sector: Sector,
         /// The reason.
         why: Corrupt,
-        /// Sequence number that those bytes claim, if they have the magic of an entry.
+        /// Sequence number in those bytes, if they have the magic of an entry.
         claimed_seq: Option<JournalSeq>,
     },
     /// The following bytes are an entry that cannot be parsed.
     NotUnderstood {
-        /// Its sector.
+        /// Sector of the entry.
         sector: Sector,
         /// The reason.
         why: Corrupt,
@@ -70,11 +70,11 @@ pub struct JournalBucket {
     pub index: u32,
     /// Bucket number.
     pub bucket: BucketNr,
-    /// How many valid entries it has.
+    /// Number of valid entries in the bucket.
     pub entries: u64,
-    /// Lowest and highest sequence number in it.
+    /// Lowest and highest sequence number in the bucket.
     pub seqs: Option<(JournalSeq, JournalSeq)>,
-    /// Why its entries end.
+    /// Why the entries of the bucket end.
     pub stop: JournalStop,
 }
 
@@ -104,18 +104,18 @@ pub struct JournalView {
     pub entries: Vec<EntryInfo>,
     /// The ring.
     pub buckets: Vec<JournalBucket>,
-    /// The entries to replay, in order; the last one's roots count. Never empty.
+    /// The entries to replay, in order; the roots of the last one are valid. Never empty.
     pub replay: Vec<Jset>,
     /// Number of the newest entry.
     pub newest: JournalSeq,
-    /// Oldest entry that the newest one still needs.
+    /// Number of the oldest entry that the newest one needs.
     pub oldest: JournalSeq,
-    /// How many entries are missing at the start of that range, which is legal with discard.
+    /// Number of entries missing before the first entry to replay, which is legal with discard.
     pub missing_at_start: u64,
 }
 
 impl JournalView {
-    /// Where the entry of this number lies. Of several, one.
+    /// The entry with this number. If several entries have it, one of them.
     pub fn entry(&self, seq: JournalSeq) -> Option<&EntryInfo> {
         let at = self.entries.binary_search_by_key(&seq, |e| e.seq).ok()?;
         self.entries.get(at)
@@ -136,7 +136,7 @@ fn count(n: usize) -> u64 {
     u64::try_from(n).unwrap_or(u64::MAX)
 }
 
-/// Entries found so far. Keys of entries that the newest one does not need are dropped.
+/// Entries found so far, without the keys of entries that the newest one does not need.
 #[derive(Default)]
 struct Found {
     infos: Vec<EntryInfo>,
@@ -216,7 +216,7 @@ fn scan_bucket(
         loop {
             let rest = window.get(pos..).unwrap_or_default();
             if rest.is_empty() || (rest.len() < MAX_JSET_BYTES && !last) {
-                // The next entry may reach past the window. All lengths are whole sectors.
+                // The next entry may reach beyond the window. All lengths are whole sectors.
                 at.0 += count(pos) / 512;
                 continue 'windows;
             }
@@ -238,7 +238,7 @@ fn scan_bucket(
     Ok(result)
 }
 
-/// Reports an entry with a right checksum that cannot be parsed, if the entries of the bucket end there.
+/// Reports an entry with a correct checksum that cannot be parsed, if the entries of the bucket end there.
 fn report_not_understood(scan: &mut Scan<'_>, ended: &JournalBucket) -> Result<(), Stop> {
     let JournalStop::NotUnderstood { sector, why } = &ended.stop else { return Ok(()) };
     let place = Place::new(scan.source.name(), "journal entry").sector(*sector).bucket(ended.bucket);
@@ -249,11 +249,11 @@ fn report_not_understood(scan: &mut Scan<'_>, ended: &JournalBucket) -> Result<(
     Ok(())
 }
 
-/// Why there is no entry at the front of `rest`, which lies at `sector`.
+/// Classifies why there is no entry at the front of `rest`, which lies at `sector`.
 fn classify_stop(rest: &[u8], superblock: &CacheSuper, sector: Sector, why: Corrupt) -> JournalStop {
     let magic = superblock.set_magic();
     match parse_bucket(rest, magic, superblock.geometry().block_sectors) {
-        // Right magic, size and checksum.
+        // Magic, size and checksum are correct.
         Err(why) => JournalStop::NotUnderstood { sector, why },
         Ok(scan) if scan.why == ScanStop::EndOfBucket => JournalStop::EndOfBucket,
         Ok(_) => {
@@ -267,9 +267,10 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..)?.first_chunk::<8>().map(|b| u64::from_le_bytes(*b))
 }
 
-/// Says where an entry newer than the newest was begun, or stands behind a damaged one. A scan ends
-/// there silently, as it must at a torn tail; but a damaged tail looks the same and takes
-/// acknowledged writes with it.
+/// Reports where an entry that is newer than the newest valid one begins, or lies after a damaged one.
+///
+/// The scan ends there without a finding, as it must at a torn write. A damaged end of the journal looks the same, and
+/// acknowledged writes are lost with it.
 fn report_torn(
     scan: &mut Scan<'_>,
     superblock: &CacheSuper,
@@ -316,10 +317,10 @@ fn report_torn(
     Ok(())
 }
 
-/// How far behind the end of the entries is searched for more, in bytes.
+/// Number of bytes after the end of the entries in which more entries are searched.
 const SEARCH: usize = 256 << 10;
 
-/// The first valid entry newer than `newest` behind `from` in the bucket.
+/// The first valid entry in the bucket after `from` that is newer than `newest`.
 fn valid_behind(
     source: &dyn ReadAt,
     superblock: &CacheSuper,
@@ -336,7 +337,7 @@ fn valid_behind(
     let block = usize::try_from(geometry.block_bytes()).ok()?;
     (block..bytes.len()).step_by(block.max(512)).find_map(|at| {
         let rest = bytes.get(at..)?;
-        // Cheap first: a checksum over every block of a hostile bucket would take long.
+        // The cheap checks come first: a checksum over every block of a hostile bucket would take long.
         if u64_at(rest, 8) != Some(magic.jset()) || u64_at(rest, 16).is_none_or(|seq| seq <= newest.0) {
             return None;
         }
@@ -345,7 +346,7 @@ fn valid_behind(
     })
 }
 
-/// Invariant 3, over all valid entries. Doubles among those to replay are fatal, and `select` says so.
+/// Checks invariant 3 over all valid entries. Doubled entries among those to replay are fatal; `select` reports them.
 fn check_order(scan: &mut Scan<'_>, infos: &[EntryInfo]) -> Result<(), Stop> {
     let mut before: Option<&EntryInfo> = None;
     for e in infos {
@@ -382,8 +383,7 @@ fn check_order(scan: &mut Scan<'_>, infos: &[EntryInfo]) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Leaves in `replay`, which is sorted, what is to be replayed. Returns how many entries are missing at
-/// the start.
+/// Reduces `replay`, which is sorted, to the entries to replay. Returns the number of entries that are missing at the start.
 fn select(scan: &mut Scan<'_>, superblock: &CacheSuper, replay: &mut Vec<Jset>) -> Result<u64, Stop> {
     let bare = |jset: &Jset| Jset { seq: jset.seq, last_seq: jset.last_seq, ..Jset::default() };
     match select_replay(replay.iter().map(bare), superblock.discard()) {
@@ -409,7 +409,7 @@ fn select(scan: &mut Scan<'_>, superblock: &CacheSuper, replay: &mut Vec<Jset>) 
     }
 }
 
-/// Invariants 4 and 5, over the entries to replay.
+/// Checks invariants 4 and 5 over the entries to replay.
 fn check_entries(scan: &mut Scan<'_>, superblock: &CacheSuper, view: &JournalView) -> Result<(), Stop> {
     let geometry = superblock.geometry();
     let place = |scan: &Scan<'_>, jset: &Jset| {

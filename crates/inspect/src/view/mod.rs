@@ -1,12 +1,11 @@
 //! A cache set, opened read-only from its cache device (format section 10, step by step).
 //!
-//! Owns [`SetView`]: superblock, journal, generations, slots, nodes, extents. One file per step. It never
-//! changes anything and never trusts anything: what it finds damaged becomes a [`Finding`], and
-//! [`Mode`] decides whether it goes on.
+//! Owns [`SetView`]: superblock, journal, generations, slots, nodes, extents. One file per step. The view never writes and
+//! never trusts contents: damage becomes a [`Finding`], and [`Mode`] decides whether the opening continues.
 //!
-//! *Invariants:* every btree node, prio set and journal entry is read at most a fixed number of times,
-//! so time is bounded by what lies on the device; memory is linear in keys found. *Not here:* backing
-//! devices (`attach`), rules that need the whole view (`check`).
+//! Invariants: every btree node, prio set and journal entry is read at most a fixed number of times, so that time is bounded by
+//! the size of the device's contents; memory is linear in the number of keys. Must not know backing devices (module `attach`)
+//! or rules that need the whole view (module `check`).
 
 mod btree;
 mod extents;
@@ -39,7 +38,7 @@ use scan::{Scan, Stop};
 /// The reaction to damage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// Stop at the first fatal finding: the view is then what the kernel would work with.
+    /// Stop at the first fatal finding: the view then has only what the kernel would accept.
     Strict,
     /// Continue with the readable part, and list the assumptions.
     BestEffort,
@@ -50,10 +49,10 @@ pub enum Mode {
 pub struct SetView {
     /// Name of the cache device.
     pub device: String,
-    /// Its superblock.
+    /// Superblock of the cache device.
     pub superblock: CacheSuper,
-    /// The journal; `None` on a device that was never initialised (`sync` is 0). Then everything below
-    /// is empty: nothing is cached.
+    /// The journal; `None` on a device that was never initialised (`sync` is 0). All fields below are then empty: nothing is
+    /// cached.
     pub journal: Option<JournalView>,
     /// The chain of prio sets.
     pub prio: PrioView,
@@ -61,11 +60,11 @@ pub struct SetView {
     pub gens: Gens,
     /// The slots of the UUID table that are in use, by inode.
     pub slots: BTreeMap<Inode, Slot>,
-    /// Where the UUID table lies.
+    /// Bucket of the UUID table.
     pub uuid_bucket: Option<BucketNr>,
-    /// The btree's nodes that were read, in key order, parents first. [`NodeId`]s index this.
+    /// The btree nodes that were read, in key order, parents first. A [`NodeId`] is an index into this list.
     pub nodes: Vec<NodeView>,
-    /// Numbers about the btree.
+    /// Statistics of the btree.
     pub btree: BtreeStats,
     /// The extents of leaves and journal.
     pub extents: ExtentMap,
@@ -79,9 +78,9 @@ pub struct SetView {
 #[derive(Clone, Debug, Error)]
 #[error("{fatal}")]
 pub struct OpenError {
-    /// Where it ended.
+    /// The finding that ended the opening.
     pub fatal: Box<Finding>,
-    /// Everything found up to there, including `fatal`.
+    /// All findings, `fatal` included.
     pub findings: Findings,
 }
 
@@ -89,8 +88,8 @@ impl SetView {
     /// Opens the set on a cache device.
     ///
     /// # Errors
-    /// With [`Mode::Strict`] at the first fatal finding; with [`Mode::BestEffort`] if there is nothing
-    /// to go on with: no usable superblock, or a journal without any entry.
+    /// With [`Mode::Strict`] at the first fatal finding. With [`Mode::BestEffort`] if the superblock is unusable, or the journal
+    /// has no entry.
     pub fn open(source: &dyn ReadAt, mode: Mode) -> Result<SetView, OpenError> {
         let mut scan = Scan::new(source, mode);
         let view = open(&mut scan);
@@ -102,7 +101,7 @@ impl SetView {
         self.superblock.geometry()
     }
 
-    /// True if the device was initialised, so that it can hold anything.
+    /// Whether the device was initialised, so that data can be cached on it.
     pub fn is_initialised(&self) -> bool {
         self.journal.is_some()
     }
@@ -115,17 +114,17 @@ impl SetView {
         })
     }
 
-    /// A btree node; `None` for a number that is not of this view.
+    /// A btree node; `None` if the view has no node with this number.
     pub fn node(&self, id: NodeId) -> Option<&NodeView> {
         self.nodes.get(usize::try_from(id.0).ok()?)
     }
 
-    /// Buckets of the nodes from the root to this one.
+    /// Buckets of the nodes from the root to the node `id`.
     pub fn path(&self, id: NodeId) -> Vec<u32> {
         btree::path(&self.nodes, Some(id))
     }
 
-    /// A btree node as a place.
+    /// The place of a btree node.
     pub fn node_place(&self, id: NodeId) -> Place {
         let place = Place::new(&self.device, "btree node");
         match self.node(id) {
@@ -134,7 +133,7 @@ impl SetView {
         }
     }
 
-    /// The key that a piece comes from, as a place.
+    /// The place of the key that a piece comes from.
     pub fn origin_place(&self, origin: Origin) -> Place {
         match origin {
             Origin::Node(id) => self.node_place(id),
@@ -174,11 +173,11 @@ fn open(scan: &mut Scan<'_>) -> Result<SetView, Stop> {
     Ok(view)
 }
 
-/// Steps 2 to 7.
+/// Carries out steps 2 to 7.
 fn fill(scan: &mut Scan<'_>, view: &mut SetView) -> Result<(), Stop> {
     let journal = journal::open(scan, &view.superblock)?;
     let Some(newest) = journal.replay.last() else {
-        // `journal::open` reports an empty journal itself.
+        // `journal::open` has reported the empty journal.
         return Ok(());
     };
     view.prio = prio::open(scan, &view.superblock, newest, &mut view.gens)?;
@@ -189,7 +188,7 @@ fn fill(scan: &mut Scan<'_>, view: &mut SetView) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Step 1. Best effort goes on where the meaning of the fields is beyond doubt.
+/// Carries out step 1. Best effort continues if the meaning of the fields is certain.
 fn open_superblock(scan: &mut Scan<'_>) -> Result<CacheSuper, Stop> {
     let bytes = match read_superblock_bytes(scan.source) {
         Ok(bytes) => bytes,
@@ -222,7 +221,7 @@ fn open_superblock(scan: &mut Scan<'_>) -> Result<CacheSuper, Stop> {
     }
 }
 
-/// The superblock if only its checksum, or the size of the device, is wrong.
+/// The superblock, if only its checksum or the size of the device is wrong; with the assumption.
 fn tolerant(bytes: &[u8]) -> Option<(CacheSuper, String)> {
     let raw = RawSuperblock::from_prefix(bytes).ok()?;
     let any_size = Sectors(u64::MAX);
@@ -239,7 +238,7 @@ fn tolerant(bytes: &[u8]) -> Option<(CacheSuper, String)> {
     Some((superblock, "the fields of the superblock are valid although its checksum is wrong".to_owned()))
 }
 
-/// The key of a piece as a place, with the range and the pointer.
+/// The place of a piece's key, with its range and pointer.
 pub(crate) fn data_place(view: &SetView, inode: Inode, piece: &Piece) -> Place {
     let place = view.origin_place(piece.origin);
     let end = piece.end();

@@ -1,7 +1,7 @@
 //! Step 3: the chain of prio sets.
 //!
-//! Owns following the chain. A set that cannot be read hides all behind it; in best effort their
-//! generations come from the pointers found later.
+//! Owns the walk along the chain. A set that cannot be read hides all later sets. With best effort, the generations of their
+//! buckets come from pointers that are found later.
 
 use std::collections::BTreeSet;
 
@@ -18,11 +18,11 @@ use crate::finding::{Finding, Invariant, Mismatch, Place, Severity};
 pub struct PrioView {
     /// Buckets of the sets that were read, in order.
     pub chain: Vec<BucketNr>,
-    /// Number of the write they belong to.
+    /// Number of the write to which the sets belong.
     pub seq: u64,
     /// Size of each set, in sectors.
     pub set_sectors: Sectors,
-    /// All sets were read.
+    /// Whether all sets were read.
     pub complete: bool,
 }
 
@@ -39,9 +39,9 @@ struct PrioSet {
 struct Chain<'a> {
     superblock: &'a CacheSuper,
     view: PrioView,
-    /// The buckets that the chain led to.
+    /// The buckets that the chain has led to.
     visited: BTreeSet<BucketNr>,
-    /// How many buckets are described by the sets that were read.
+    /// Number of buckets that the read sets describe.
     described: u32,
 }
 
@@ -78,7 +78,7 @@ pub(super) fn open(
 }
 
 impl Chain<'_> {
-    /// Reads the set in the bucket `next`, which must be a new one.
+    /// Reads the set in the bucket `next`, which the chain must not have visited.
     fn read_next(&mut self, scan: &Scan<'_>, next: u64) -> Result<PrioSet, Box<Finding>> {
         let geometry = self.superblock.geometry();
         let item =
@@ -105,7 +105,7 @@ impl Chain<'_> {
         self.read(scan, bucket, place.sector(geometry.bucket_start(bucket)).bucket(bucket))
     }
 
-    /// Reads the set in `bucket`. The checksum of the first set shows their size.
+    /// Reads the set in `bucket`. The checksum of the first set shows the size of all sets.
     fn read(&self, scan: &Scan<'_>, bucket: BucketNr, place: Place) -> Result<PrioSet, Box<Finding>> {
         let geometry = self.superblock.geometry();
         let view = &self.view;
@@ -121,7 +121,7 @@ impl Chain<'_> {
             let mut entries = vec![BucketPrio::default(); usize::try_from(left).unwrap_or(0)];
             match parse_prio_set(&bytes, self.superblock.set_magic(), &mut entries) {
                 Ok(header) => return Ok(PrioSet { bucket, place, header, size, entries }),
-                // That of the usual size is what the operator should read.
+                // The operator gets the error of the usual size.
                 Err(e) => {
                     let place = place.clone();
                     let finding = || Finding::corrupt(Severity::Fatal, Invariant::PrioChain, place, &e);
@@ -135,7 +135,7 @@ impl Chain<'_> {
         })))
     }
 
-    /// Adds a set, whose number must be that of the sets before it, and takes the generations from it.
+    /// Adds a set and takes its generations. Its number must be that of the sets before it.
     fn add(&mut self, scan: &mut Scan<'_>, set: PrioSet, gens: &mut Gens) -> Result<(), Stop> {
         let view = &mut self.view;
         if !view.chain.is_empty() && set.header.seq != view.seq {

@@ -1,14 +1,16 @@
-//! The state that all steps of opening share: the device, the mode, and the findings so far.
+//! The state that all steps of the opening share: the device, the mode, and the findings so far.
+//!
+//! Owns the list of findings and assumptions. Must not know the steps.
 
 use crate::finding::{Finding, Findings, Severity};
 use crate::source::ReadAt;
 use crate::view::Mode;
 
-/// The end of opening, with the finding that caused it.
+/// The end of the opening, with the finding that caused it.
 #[derive(Debug)]
 pub(crate) struct Stop(pub(crate) Box<Finding>);
 
-/// A set being opened.
+/// The state while a set is opened.
 pub(crate) struct Scan<'a> {
     pub(crate) source: &'a dyn ReadAt,
     mode: Mode,
@@ -16,7 +18,7 @@ pub(crate) struct Scan<'a> {
     pub(crate) assumptions: Vec<String>,
 }
 
-/// More assumptions than anybody reads are not kept.
+/// Maximum number of assumptions that are listed.
 const MAX_ASSUMPTIONS: usize = 1000;
 
 impl<'a> Scan<'a> {
@@ -24,7 +26,7 @@ impl<'a> Scan<'a> {
         Scan { source, mode, findings: Findings::default(), assumptions: Vec::new() }
     }
 
-    /// Notes a finding; a fatal one ends a strict opening.
+    /// Adds a finding. A fatal finding ends a strict opening.
     pub(crate) fn report(&mut self, finding: Finding) -> Result<(), Stop> {
         if finding.severity == Severity::Fatal && self.mode == Mode::Strict {
             return Err(self.give_up(finding));
@@ -33,7 +35,7 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// Notes a finding that ends the opening in any mode.
+    /// Adds a finding that ends the opening in any mode.
     pub(crate) fn give_up(&mut self, finding: Finding) -> Stop {
         self.findings.push(finding.clone());
         Stop(Box::new(finding))

@@ -1,7 +1,7 @@
 //! Step 4: the UUID table.
 //!
-//! Owns reading the table and its rules (invariant 7). Which backing device belongs to which slot is
-//! `attach`'s.
+//! Owns the reading of the table and its rules (invariant 7). Module `attach` decides which backing device belongs to which
+//! slot.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::finding::{Finding, Invariant, Mismatch, Place, Severity};
 pub enum SlotKind {
     /// A backing device.
     Cached,
-    /// A volume of this size that lives in the cache alone.
+    /// A volume of this size, whose data is only in the cache.
     Volume(Sectors),
     /// A device that was detached, or a volume that was deleted. Its keys are unreachable.
     Invalidated,
@@ -30,26 +30,28 @@ pub struct Slot {
     pub kind: SlotKind,
     /// UUID of the device or volume.
     pub uuid: Uuid,
-    /// Its label.
+    /// Label of the device or volume.
     pub label: String,
-    /// First registration, Unix seconds.
+    /// Time of the first registration, in Unix seconds.
     pub first_reg: u32,
-    /// Last registration, Unix seconds.
+    /// Time of the last registration, in Unix seconds.
     pub last_reg: u32,
-    /// Invalidation, Unix seconds; 0 if never.
+    /// Time of the invalidation, in Unix seconds; 0 if the slot is valid.
     pub invalidated: u32,
-    /// Numbers of the last registrations of the device.
+    /// Numbers of the device's last registrations.
     pub registrations: [Option<RegistrationNr>; 2],
 }
 
 impl Slot {
-    /// True for the slot of a backing device that was not detached.
+    /// Whether the slot belongs to a backing device that was not detached.
     pub fn is_backing(&self) -> bool {
         self.kind == SlotKind::Cached
     }
 
-    /// Whether the slot has numbers of registrations, and the one of this device is none of them: the cache device is older
-    /// than the last registration, or the backing device is older than the one before. A slot that a kernel made has none.
+    /// Whether the slot has numbers of registrations, and the number of `backing` is not among them.
+    ///
+    /// Then the cache device is older than the last registration, or the backing device is older than the one before. A slot
+    /// that a kernel made has no numbers.
     pub fn is_of_another_registration(&self, backing: &BackingSuper) -> bool {
         let known = self.registrations.iter().any(Option::is_some);
         known && !self.registrations.contains(&backing.registration())
@@ -75,7 +77,7 @@ impl Slot {
     }
 }
 
-/// Reads the table that the newest journal entry names. In best effort there may be none.
+/// Reads the table that the newest journal entry names. With best effort, the result may be empty.
 pub(super) fn open(
     scan: &mut Scan<'_>,
     superblock: &CacheSuper,
@@ -105,7 +107,7 @@ pub(super) fn open(
         scan.assume("no device and no volume is known");
         return Ok((Some(bucket), BTreeMap::new()));
     }
-    // All sizes in sectors are whole numbers of slots.
+    // Every size in sectors is a whole number of slots, so parsing does not fail.
     let entries = parse_uuid_table(&bytes, newest.version).unwrap_or_default();
     let mut slots = BTreeMap::new();
     let mut seen = BTreeMap::new();

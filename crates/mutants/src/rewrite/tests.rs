@@ -1,4 +1,4 @@
-//! What becomes of small pieces of code.
+//! Tests of the rewriting of small pieces of code.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn f(a: u8, b: u8) -> char {
 fn operands_are_changed_in_the_original_alone() {
     let r = all("fn f() -> char { g(a && b || c) }");
     let text: String = r.text.split_whitespace().collect::<Vec<_>>().join(" ");
-    // The inner operator has its number in the branch of the original only.
+    // The inner operator has a number only in the branch with the original.
     assert!(
         text.contains(
             "if crate::mutants::on(2) { (a && b) && c } else { \

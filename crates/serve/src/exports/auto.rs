@@ -1,6 +1,7 @@
 //! `--export auto`: the best export that this host offers, and why.
 //!
-//! In this order: ublk, FUSE with loop devices, NBD on a unix socket.
+//! Owns the order: ublk, FUSE with loop devices, NBD on a unix socket; and the directory for sockets. Must not know how an
+//! export works.
 
 use std::fmt;
 use std::fs::DirBuilder;
@@ -17,7 +18,7 @@ use crate::message;
 pub(super) const KIND: Kind =
     Kind { forms: &["auto"], parse: |text| (text == "auto").then(|| Ok(Spec::new(Auto))) };
 
-/// The best that build and host offer.
+/// The best export that build and host offer.
 #[derive(Debug)]
 struct Auto;
 
@@ -37,7 +38,7 @@ impl Place for Auto {
     }
 }
 
-/// Starts the best one, and says which and why.
+/// Starts the best export, and logs which one and why.
 async fn start(context: &Context<'_>) -> Result<Box<dyn Export>, Failure> {
     let no_ublk = match context.driver.reactor().blocking(ublk::obstacle).await {
         None => match ublk::start(None, context).await {
@@ -48,21 +49,21 @@ async fn start(context: &Context<'_>) -> Result<Box<dyn Export>, Failure> {
             Err(e) if ublk::may_fall_back(&e) => e.to_string(),
             Err(e) => return Err(e.into()),
         },
-        Some(why) => why,
+        Some(why) => why.to_string(),
     };
     let dir = runtime_dir()?;
     let no_fuse = match fuse::obstacle() {
         None => {
-            // A container's rules, for one, only show when one mounts.
+            // Some obstacles, such as the rules of a container, show only at the mount.
             match fuse::start(&dir.join(&context.place), true, context).await {
                 Ok(fuse) => {
                     message::note(format!("export: FUSE and loop devices: {no_ublk} (choose with --export)"));
                     return Ok(Box::new(fuse));
                 }
-                Err(e) => e.message().unwrap_or_default().to_owned(),
+                Err(e) => e.to_string(),
             }
         }
-        Some(why) => why,
+        Some(why) => why.to_string(),
     };
     let socket = dir.join(format!("{}.sock", context.place));
     message::note(format!(
@@ -73,7 +74,7 @@ async fn start(context: &Context<'_>) -> Result<Box<dyn Export>, Failure> {
     Ok(Box::new(nbd::start(&Endpoint::Unix(socket), context)?))
 }
 
-/// A directory for sockets and the like that no other user can write to.
+/// A directory for sockets and crash logs that no other user can write to.
 pub(crate) fn runtime_dir() -> Result<PathBuf, Failure> {
     let euid = rustix::process::geteuid().as_raw();
     let user = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|d| d.is_absolute());
@@ -92,14 +93,14 @@ pub(crate) fn runtime_dir() -> Result<PathBuf, Failure> {
     Err(last.unwrap_or_else(|| Failure::Failed("no directory for a socket".into())))
 }
 
-/// Why the usual directory of root is not used, if it is not.
+/// Why root's directory `/run/ubcache` is not used; `None` if it is.
 pub(crate) fn passed_over() -> Option<String> {
     let (euid, dir) = (rustix::process::geteuid().as_raw(), Path::new("/run/ubcache"));
     let refused = private_dir(dir, euid).err().filter(|_| euid == 0)?;
     Some(format!("{} is not used: {refused}; ", dir.display()))
 }
 
-/// Makes a directory, or takes one that is there, if it belongs to us alone.
+/// Makes a directory, or accepts an existing one that belongs to this user alone.
 fn private_dir(dir: &Path, euid: u32) -> std::io::Result<()> {
     match DirBuilder::new().mode(0o700).create(dir) {
         Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e),

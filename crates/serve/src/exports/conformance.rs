@@ -1,8 +1,8 @@
 //! The rules that every kind of export keeps, as a suite that runs for an option and a table of kinds.
 //!
-//! Owns the rules of [`Export`] and [`Place`], and a client that reads the first block by any way. Must not know a kind. The
-//! suite runs for each kind that the machine can start and names the others with the reason; a kind that only this test has
-//! passes it, too.
+//! Owns the rules of [`Export`] and [`Place`], and a client that reads the first block in any way. Must not know a kind.
+//! The suite runs for each kind that the machine can start, and names the others with the reason. A kind that only this
+//! test has passes it, too.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -17,7 +17,7 @@ use rig::{Rig, Shape};
 use super::spec::Kind;
 use super::*;
 
-/// Bytes that a client reads.
+/// Number of bytes that a client reads.
 const BLOCK: usize = 4096;
 
 /// Runs the suite for the place that an option names.
@@ -36,8 +36,7 @@ fn check(kinds: &[Kind], option: &str) {
     });
 }
 
-/// The life of an export, and of its successors at the same place: each is reached by every way that it says, and by none
-/// when it has ended.
+/// Runs an export and its successors at the same place: clients reach each by all of its ways, and by none after its end.
 async fn life(driver: &Driver, rig: &Rig, spec: &Spec) {
     let force = Force::default();
     let volumes = [rig.volume.clone()];
@@ -82,7 +81,7 @@ async fn fill(rig: &Rig, byte: u8) {
     rig.volume.write(format::Sector(0), sectors, buffer, 0, WriteFlags::default()).await.unwrap();
 }
 
-/// Reads the first block as a client does.
+/// Reads the first block as a client of this way does.
 async fn read_by(driver: &Driver, way: &Way) -> std::io::Result<Vec<u8>> {
     let way = way.clone();
     let read =
@@ -101,7 +100,7 @@ async fn read_by(driver: &Driver, way: &Way) -> std::io::Result<Vec<u8>> {
     driver.reactor().blocking(read).await
 }
 
-/// The shortest life of an NBD client: the handshake, one read.
+/// Reads the first block over NBD: handshake and one read.
 fn read_by_nbd(name: &str, socket: &Path) -> std::io::Result<Vec<u8>> {
     let mut stream = UnixStream::connect(socket)?;
     stream.read_exact(&mut [0; 18])?;
@@ -121,7 +120,7 @@ fn read_by_nbd(name: &str, socket: &Path) -> std::io::Result<Vec<u8>> {
     Ok(reply.split_off(16))
 }
 
-/// The kinds of the table.
+/// Runs the suite with the table of all kinds.
 fn check_of_the_table(option: &str) {
     check(spec::KINDS, option);
 }
@@ -164,7 +163,7 @@ mod head {
 
     pub(super) const KIND: Kind = Kind { forms: &["head=DIR"], parse };
 
-    fn parse(text: &str) -> Option<Result<Spec, String>> {
+    fn parse(text: &str) -> Option<Result<Spec, SpecError>> {
         text.strip_prefix("head=").map(|dir| Ok(Spec::new(Dir(dir.into()))))
     }
 
@@ -256,13 +255,16 @@ mod head {
     }
 }
 
-/// A kind of export more is one line more of a table.
+/// A further kind of export needs only a further line in the table.
 #[test]
 fn a_new_kind_conforms() {
     const TABLE: &[Kind] = &[nbd::KIND, head::KIND];
     let dir = tempfile::tempdir().unwrap();
     check(TABLE, &format!("head={}", dir.path().display()));
-    assert_eq!(Spec::parse("tape", TABLE).unwrap_err(), "expected nbd=SOCKET, nbd=HOST:PORT or head=DIR");
+    assert_eq!(
+        Spec::parse("tape", TABLE).unwrap_err().to_string(),
+        "expected nbd=SOCKET, nbd=HOST:PORT or head=DIR"
+    );
     let spec = |option: &str| Spec::parse(option, TABLE).unwrap();
     assert!(spec("head=/mnt").overlaps(&spec("head=/mnt")) && !spec("head=/mnt").overlaps(&spec("nbd=/mnt")));
 }

@@ -1,15 +1,18 @@
-//! `--export fuse=DIR`: every volume is a file in a directory and, where root may make them, a loop device over it.
+//! `--export fuse=DIR`: every volume is a file in a directory and, if root may make one, a loop device over it.
+//!
+//! Owns the mount and its directory. Must not know FUSE.
 
 use std::any::Any;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use engine::VolumeRef;
 use export_fuse::{FuseError, FuseOptions, PunchHole, ServeOptions, probe, serve};
 use io::{Handle, Nanos};
 
-use super::spec::Kind;
+use super::spec::{Kind, SpecError};
 use super::{Context, Export, Force, Occupied, Place, Spec, Way, Work};
 use crate::failure::Failure;
 use crate::message;
@@ -19,7 +22,7 @@ const AGAIN: Nanos = Nanos::from_ms(500);
 
 pub(super) const KIND: Kind = Kind { forms: &["fuse=DIR"], parse };
 
-fn parse(text: &str) -> Option<Result<Spec, String>> {
+fn parse(text: &str) -> Option<Result<Spec, SpecError>> {
     let dir = text.strip_prefix("fuse=").filter(|dir| !dir.is_empty())?;
     Some(Ok(Spec::new(Dir(PathBuf::from(dir)))))
 }
@@ -52,21 +55,21 @@ impl Place for Dir {
 pub(super) struct Fuse {
     fuse: export_fuse::Fuse,
     rt: Handle,
-    /// Made for this run; goes with it.
+    /// The directory, if it was made for this run; it is removed at the end.
     own_dir: Option<PathBuf>,
 }
 
 /// Why the host cannot offer block devices this way; `None` if it can.
-pub(crate) fn obstacle() -> Option<String> {
+pub(crate) fn obstacle() -> Option<Arc<FuseError>> {
     let host = probe();
     host.fuse.and(host.loop_device).err()
 }
 
-/// Mounts at `dir`. `own`: the directory is for this run alone.
+/// Mounts the volumes at `dir`. `own`: the directory was made for this run.
 pub(crate) async fn start(dir: &Path, own: bool, context: &Context<'_>) -> Result<Fuse, Failure> {
     let rt = context.driver.handle();
     let served = |v: &Rc<engine::Volume>| {
-        // Zeros and discards go to the backing device; a flash-only volume just forgets.
+        // Writes of zeros and discards reach the backing device. A flash-only volume only drops its data.
         let punch_hole = v.backing_name().map_or(PunchHole::Zero, |b| PunchHole::for_device(Path::new(&b)));
         let options = ServeOptions { punch_hole, ..ServeOptions::default() };
         serve(&rt, Rc::new(VolumeRef(v.clone())), options)
@@ -98,7 +101,7 @@ impl Export for Fuse {
         device.chain([way("fuse", &exported.file)]).collect()
     }
 
-    /// Waits as long as a volume is in use: taking it away would lose what that program has not written yet.
+    /// Waits while a volume is in use: a stop would lose data that a program has not written yet.
     fn stop(mut self: Box<Self>, _force: &Force) -> Work<'_, Result<(), Failure>> {
         Box::pin(async move {
             let mut told = String::new();
@@ -114,7 +117,7 @@ impl Export for Fuse {
                         }
                         if why != told {
                             message::warn(format!(
-                                "{why}: waiting until it is no longer in use; a second signal removes it by force"
+                                "{why}: waiting until it is no longer in use; unmount it to go on"
                             ));
                             told = why;
                         }
@@ -149,7 +152,7 @@ impl Export for Fuse {
 }
 
 impl Fuse {
-    /// Stops at once, though volumes are in use.
+    /// Stops at once, even if volumes are in use.
     async fn take_away(self) -> Result<(), Failure> {
         for note in self.fuse.stop_by_force().await {
             message::warn(note);
@@ -165,7 +168,7 @@ fn in_use(e: &FuseError) -> bool {
 
 fn remove(dir: Option<&Path>) {
     if let Some(dir) = dir {
-        // Somebody may have put something there; then it stays.
+        // A directory that is not empty stays.
         let _ = std::fs::remove_dir(dir);
     }
 }

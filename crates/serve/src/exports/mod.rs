@@ -1,8 +1,8 @@
 //! How clients reach volumes: one file for each kind of export.
 //!
-//! Owns the trait [`Export`], which all kinds implement: an export is started for all volumes of a session, says how each
+//! Owns the trait [`Export`], which all kinds implement: an export is started for all volumes of a session, tells how each
 //! is reached, and is stopped before the volumes are. `spec` has the `--export` option and the table of the kinds. Exports
-//! run on the driver's thread or bring their requests there themselves.
+//! run on the driver's thread or bring their requests there themselves. Must not know how a kind of export works.
 
 mod auto;
 #[cfg(test)]
@@ -25,11 +25,13 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::pressure;
-pub use nbd_access::{NbdAccess, SaidBy, TlsFile, is_remote, read_tls, why_not, why_not_remote};
-pub use spec::{Place, Spec};
+pub use nbd_access::{
+    NbdAccess, SaidBy, TlsFile, TlsFileError, TlsFileProblem, is_remote, read_tls, why_not, why_not_remote,
+};
+pub use spec::{Place, Spec, SpecError};
 pub use ublk::{Force, servers};
 
-/// A directory of this run of the machine that no other user can write to.
+/// A directory that no other user can write to and that a reboot clears.
 pub fn runtime_dir() -> Result<PathBuf, Failure> {
     auto::runtime_dir()
 }
@@ -49,13 +51,13 @@ pub enum Sharing {
 
 /// What an export is started with.
 pub struct Context<'a> {
-    /// Of the thread that serves.
+    /// The driver of the thread that serves.
     pub driver: &'a Driver,
-    /// What is to be reached by this export.
+    /// The volumes to export.
     pub volumes: &'a [Rc<Volume>],
-    /// The UUID of the set. No two sets that are served on the host have the same.
+    /// The UUID of the set. No two sets that the host serves have the same UUID.
     pub id: String,
-    /// What files are called that an export makes where nothing else is said: no two exports of a host share it.
+    /// The name of the files that an export makes, if the operator names none. No two exports of a host share it.
     pub place: String,
     /// Whether others may be at the same place.
     pub sharing: Sharing,
@@ -68,13 +70,13 @@ pub struct Context<'a> {
 /// A way to reach one volume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Way {
-    /// `nbd` for a URI, `fuse` for a file, `loop` and `ublk` for a block device.
+    /// `nbd` for a URI, `fuse` for a file, `loop` or `ublk` for a block device.
     pub kind: &'static str,
     /// URI or path.
     pub address: String,
 }
 
-/// What an operator reads: a file under a block device is only its explanation.
+/// The ways as text for an operator, in which the file under a loop device explains the device.
 pub fn in_words(ways: &[Way]) -> String {
     let mut text = String::new();
     let mut before = "";
@@ -89,22 +91,24 @@ pub fn in_words(ways: &[Way]) -> String {
     text
 }
 
-/// Work of an export, under way.
+/// A running operation of an export.
 pub type Work<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// An export that runs. [`Place::start`] makes one; each kind has its own file.
+/// A running export. [`Place::start`] makes one; each kind has its own file.
 pub trait Export {
-    /// How the volume of this name is reached, the best way first.
+    /// The ways to reach the volume of this name, the best one first.
     fn ways(&self, volume: &str) -> Vec<Way>;
 
-    /// The clients that are connected, in words, where the export alone knows them. The system knows which process has a
-    /// block device or a file open.
+    /// The connected clients as text, if only the export knows them.
+    ///
+    /// For a block device or a file the system knows which processes have it open.
     fn clients(&self) -> Option<String> {
         None
     }
 
-    /// Refuses new requests, answers those under way, and goes. Dropping this future, or what it was made of, ends the
-    /// export at once, though it is in use.
+    /// Refuses new requests, answers those in flight, and ends the export.
+    ///
+    /// Dropping this future, or the export, ends the export at once, even if it is in use.
     fn stop(self: Box<Self>, force: &Force) -> Work<'_, Result<(), Failure>>;
 
     /// Stops as [`Export::stop`] does, but at once or not at all: an export that is in use serves on.
@@ -118,14 +122,16 @@ pub trait Export {
         false
     }
 
-    /// Whether another process can go on with this export, or its clients are used to reconnecting.
+    /// Whether another process can continue this export, or its clients reconnect by themselves.
     fn can_be_handed_over(&self) -> bool;
 
-    /// Answers requests under way and begins no more. What the kernel keeps for the next process lasts until the export that
-    /// this returns is dropped; there is none where the kernel keeps nothing.
+    /// Answers requests in flight and starts no more.
+    ///
+    /// The returned export has what the kernel retains for the next process, until the export is dropped. `None` if the
+    /// kernel retains nothing.
     fn hand_over(self: Box<Self>) -> Work<'static, Option<Box<dyn Export>>>;
 
-    /// Stops after an error elsewhere. What was there before this process stays.
+    /// Stops the export after an error elsewhere. Devices of an earlier process stay.
     fn give_up(self: Box<Self>, force: &Force) -> Work<'_, Result<(), Failure>> {
         self.stop(force)
     }
@@ -148,14 +154,14 @@ pub async fn start(spec: &Spec, context: &Context<'_>) -> Result<Box<dyn Export>
         ublk::warn_of_left(context).await;
     }
     let running = spec.start(context).await?;
-    // Behind what the export itself takes.
+    // The heap is reserved in addition to the memory that the export has taken.
     pressure::reserve_heap();
     Ok(running)
 }
 
 /// Whether volumes can be block devices on this host; else why not.
-pub fn block_devices() -> Result<(), String> {
-    fuse::obstacle().map_or(Ok(()), Err)
+pub fn block_devices() -> Result<(), Failure> {
+    fuse::obstacle().map_or(Ok(()), |e| Err(Failure::of(e)))
 }
 
 #[cfg(test)]

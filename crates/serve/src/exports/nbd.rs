@@ -1,7 +1,7 @@
-//! `--export nbd=SOCKET|HOST:PORT`: every volume is an export of its name. Several exports of the process can share an endpoint.
+//! `--export nbd=SOCKET|HOST:PORT`: every volume is an NBD export with its name.
 //!
-//! Owns the server of one endpoint, and what is said of its clients. Errors that clients cause are said a few times a minute
-//! and counted beyond that.
+//! Owns the server of one endpoint, and the messages about its clients. Errors that clients cause are logged a few times a
+//! minute, and counted beyond that. Must not know the protocol.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -15,7 +15,7 @@ use export_nbd::{
     ConnectionEnd, ConnectionEvent, Endpoint, Exports, Joining, Observer, Server, ServerOptions, uri,
 };
 
-use super::spec::Kind;
+use super::spec::{Kind, SpecError};
 use super::{Context, Export, Force, NbdAccess, Occupied, Place, Sharing, Spec, Way, Work};
 use crate::failure::Failure;
 use crate::message;
@@ -23,12 +23,12 @@ use crate::quiet::Quiet;
 
 pub(super) const KIND: Kind = Kind { forms: &["nbd=SOCKET", "nbd=HOST:PORT"], parse };
 
-fn parse(text: &str) -> Option<Result<Spec, String>> {
+fn parse(text: &str) -> Option<Result<Spec, SpecError>> {
     let endpoint = Endpoint::from_export_option(text)?;
-    Some(endpoint.map(|endpoint| Spec::new(Listening(endpoint))).map_err(|e| e.to_string()))
+    Some(endpoint.map(|endpoint| Spec::new(Listening(endpoint))).map_err(SpecError::Endpoint))
 }
 
-/// A socket on which the volumes are NBD exports.
+/// The endpoint on which the volumes are NBD exports.
 #[derive(Debug)]
 struct Listening(Endpoint);
 
@@ -60,7 +60,7 @@ impl Place for Listening {
     }
 }
 
-/// A server that runs.
+/// A running NBD server.
 pub(super) struct Nbd {
     server: Server<VolumeRef>,
     address: blockio::Address,
@@ -68,7 +68,7 @@ pub(super) struct Nbd {
     log: Rc<Log>,
 }
 
-/// Listens on an endpoint.
+/// Starts a server on an endpoint.
 pub(crate) fn start(endpoint: &Endpoint, context: &Context<'_>) -> Result<Nbd, Failure> {
     let access = &context.nbd;
     access.check(endpoint)?;
@@ -147,17 +147,18 @@ impl Nbd {
     }
 }
 
-/// How long it is not said again that clients cannot be accepted: near the limit each that leaves makes room for one.
+/// Shortest time between two messages that clients cannot be accepted. Near the limit, each client that leaves makes room
+/// for one.
 const SAID_WITHIN: Duration = Duration::from_secs(10);
 
-/// Lines of a kind that clients can cause, within a minute.
+/// Limit of the lines of a kind that clients can cause, in a minute.
 const LINES_A_MINUTE: u32 = 5;
 
-/// Says what an operator should know; that clients come and go is not.
+/// Logs the events that an operator should know. Clients that connect and disconnect are not logged.
 struct Log {
-    /// It was said that no client can be accepted, which is tried ten times a second, and that has not changed since.
+    /// Whether the last message was that no client can be accepted. The server tries that ten times a second.
     refusing: Cell<bool>,
-    /// When it was said last.
+    /// Time of the last such message.
     refused: Cell<Option<Instant>>,
     turned_away: Quiet,
     failed: Quiet,
@@ -198,7 +199,7 @@ impl Log {
         }
     }
 
-    /// Says what was left out and had no later line to be said with.
+    /// Logs how many messages were omitted since the last line.
     fn end(&self) {
         let left_out = self.turned_away.left_out() + self.failed.left_out();
         if left_out > 0 {
@@ -207,7 +208,7 @@ impl Log {
     }
 }
 
-/// Whether an operator should know of this end.
+/// Whether an operator should know of this end of a connection.
 fn is_failure(end: &ConnectionEnd) -> bool {
     match end {
         ConnectionEnd::Violation(_)
@@ -244,7 +245,7 @@ mod tests {
 
     use super::*;
 
-    /// Clients that fail by the thousand had filled the log.
+    /// Without the limit, thousands of failing clients fill the log.
     #[test]
     fn a_flood_of_failing_clients_does_not_fill_the_log() {
         let heard: Rc<RefCell<Vec<String>>> = Rc::default();

@@ -1,25 +1,26 @@
-//! Who may reach volumes over NBD, and how much memory NBD clients can have.
+//! The access to volumes over NBD, and the memory that NBD clients can have.
 //!
-//! Owns the rule that a TCP port is never open by accident. NBD itself has no access control: a unix socket is protected by
-//! its mode, TCP by certificates of the clients, and anything else only the operator can ask for. Unix sockets stay without
-//! TLS. Must not know clients.
+//! Owns the rule that a TCP port is never open by accident. NBD itself has no access control: the mode of a unix socket
+//! protects it, client certificates protect TCP, and only the operator can permit anything else. Unix sockets have no TLS.
+//! Must not know the clients.
 
 use std::path::Path;
 
-use export_nbd::{Endpoint, EndpointError, Hubs, Reach, TlsConfig};
+use export_nbd::{Endpoint, EndpointError, Hubs, Reach, TlsConfig, TlsConfigError};
 use io::MemoryBudget;
 
 use crate::failure::Failure;
-use crate::{ram, secret};
+use crate::ram;
+use crate::secret::{self, SecretError};
 
-/// NBD clients get this share of the memory, together.
+/// All NBD clients together get the memory divided by this.
 const SHARE: u64 = 8;
-/// The budget is never smaller: some twenty clients, one piece of 1 MiB at a time each.
+/// Smallest budget: some twenty clients with one piece of 1 MiB each.
 const LEAST_BYTES: u64 = 32 << 20;
-/// More than 64 clients with all that one can have under way do not take.
+/// Largest budget: 64 clients with as many requests in flight as one may have need no more.
 const MOST_BYTES: u64 = 2 << 30;
 
-/// Where the operator says what is allowed: what an error advises to do.
+/// Where the operator sets the access rules, so that an error names the right setting.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum SaidBy {
     /// In options of the command line.
@@ -29,20 +30,20 @@ pub enum SaidBy {
     Configuration,
 }
 
-/// What the operator said of NBD, and what all NBD exports of the process share.
+/// The operator's access rules of NBD, and the budget that all NBD exports of the process share.
 #[derive(Clone)]
 pub struct NbdAccess {
-    /// Memory of all clients of the process.
+    /// Memory budget of all clients of the process.
     pub memory: MemoryBudget,
     /// Sockets and ports that several exports share.
     pub hubs: Hubs,
     /// TLS for TCP.
     pub tls: Option<TlsConfig>,
-    /// TCP without certificates of the clients is wanted.
+    /// Whether TCP without client certificates is permitted.
     pub allow_unauthenticated: bool,
-    /// Such ports may be reached from other hosts.
+    /// Whether such ports may be reachable from other hosts.
     pub allow_remote: bool,
-    /// Where all this was said.
+    /// Where the operator has set this.
     pub said_by: SaidBy,
 }
 
@@ -61,10 +62,10 @@ impl Default for NbdAccess {
 }
 
 impl NbdAccess {
-    /// Refuses an endpoint that would be open to others than the operator has let in.
+    /// Refuses an endpoint that more clients can reach than the operator has permitted.
     ///
     /// # Errors
-    /// If it is TCP without access control, and the operator has not allowed that.
+    /// If it is TCP without access control, and the operator has not permitted that.
     pub fn check(&self, endpoint: &Endpoint) -> Result<(), Failure> {
         endpoint.check(self.reach()).map_err(|e| match e {
             EndpointError::Open(_) => Failure::Usage(why_not(endpoint, self.tls.is_some(), self.said_by)),
@@ -76,7 +77,7 @@ impl NbdAccess {
         })
     }
 
-    /// How far an endpoint may reach.
+    /// How far an endpoint may be reachable under these rules.
     pub(crate) fn reach(&self) -> Reach {
         if self.tls.as_ref().is_some_and(TlsConfig::authenticates) {
             return Reach::Anywhere;
@@ -89,7 +90,7 @@ impl NbdAccess {
     }
 }
 
-/// Why a TCP port is not opened, and the ways out.
+/// Why a TCP port is not opened, and what the operator can do.
 pub fn why_not(endpoint: &Endpoint, encrypted: bool, said_by: SaidBy) -> String {
     let lacking = if encrypted {
         "TLS without client certificates encrypts but does not authenticate clients"
@@ -111,7 +112,7 @@ pub fn why_not(endpoint: &Endpoint, encrypted: bool, said_by: SaidBy) -> String 
     )
 }
 
-/// Why a port that other hosts can reach is not opened to everybody by the configuration, and the ways out.
+/// Why a port without access control is not opened to other hosts by the configuration, and what the operator can do.
 pub fn why_not_remote(endpoint: &Endpoint) -> String {
     format!(
         "{endpoint}: other hosts can reach this address, and nbd_allow_unauthenticated_tcp = true permits \
@@ -120,31 +121,50 @@ pub fn why_not_remote(endpoint: &Endpoint) -> String {
     )
 }
 
-/// Whether an address of this endpoint is not of this host alone. One whose name cannot be resolved now is seen later.
+/// Whether other hosts can reach this endpoint. A name that cannot be resolved now is checked later, at the start.
 pub fn is_remote(endpoint: &Endpoint) -> bool {
     matches!(endpoint.check(Reach::Loopback), Err(EndpointError::NotLoopback(_)))
 }
 
-/// Reads what TLS needs from files in PEM form; the key's has to be closed to others.
+/// Reads the files for TLS, in PEM form; other users must not be able to read the file of the key.
 ///
 /// # Errors
 /// If one of them cannot be used: which one, and why.
-pub fn read_tls(
-    certificate: &Path,
-    key: &Path,
-    client_ca: Option<&Path>,
-) -> Result<TlsConfig, (TlsFile, String)> {
-    let chain = secret::read_public(certificate).map_err(|e| (TlsFile::Certificate, e))?;
-    let private = secret::read_private(key).map_err(|e| (TlsFile::Key, e))?;
-    let ca = client_ca.map(secret::read_public).transpose().map_err(|e| (TlsFile::ClientCa, e))?;
+pub fn read_tls(certificate: &Path, key: &Path, client_ca: Option<&Path>) -> Result<TlsConfig, TlsFileError> {
+    let in_file = |file| move |e| TlsFileError { file, why: TlsFileProblem::Read(e) };
+    let chain = secret::read_public(certificate).map_err(in_file(TlsFile::Certificate))?;
+    let private = secret::read_private(key).map_err(in_file(TlsFile::Key))?;
+    let ca = client_ca.map(secret::read_public).transpose().map_err(in_file(TlsFile::ClientCa))?;
     TlsConfig::from_pem(&chain, &private, ca.as_deref()).map_err(|e| {
         let file = match e {
-            export_nbd::TlsConfigError::Certificate(_) => TlsFile::Certificate,
-            export_nbd::TlsConfigError::Key(_) => TlsFile::Key,
-            export_nbd::TlsConfigError::ClientCa(_) => TlsFile::ClientCa,
+            TlsConfigError::Certificate(_) => TlsFile::Certificate,
+            TlsConfigError::Key(_) => TlsFile::Key,
+            TlsConfigError::ClientCa(_) => TlsFile::ClientCa,
         };
-        (file, e.to_string())
+        TlsFileError { file, why: TlsFileProblem::Contents(e) }
     })
+}
+
+/// A file that TLS needs cannot be used. The message does not name the path.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct TlsFileError {
+    /// Which one.
+    pub file: TlsFile,
+    /// The reason.
+    #[source]
+    pub why: TlsFileProblem,
+}
+
+/// The reason why a file that TLS needs cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsFileProblem {
+    /// It cannot be read.
+    #[error(transparent)]
+    Read(SecretError),
+    /// Its contents do not fit.
+    #[error(transparent)]
+    Contents(TlsConfigError),
 }
 
 /// A file that TLS needs.
@@ -154,7 +174,7 @@ pub enum TlsFile {
     Certificate,
     /// The server's key.
     Key,
-    /// The authorities of the clients.
+    /// The authorities that sign the certificates of clients.
     ClientCa,
 }
 
@@ -179,6 +199,17 @@ mod tests {
         assert_eq!(open.reach(), Reach::Loopback);
         assert_eq!(NbdAccess { allow_remote: true, ..open }.reach(), Reach::Anywhere);
         assert_eq!(NbdAccess { allow_remote: true, ..closed }.reach(), Reach::Sockets);
+    }
+
+    /// The error of the system was turned into text.
+    #[test]
+    fn a_file_that_cannot_be_read_is_the_cause() {
+        use std::error::Error;
+        let nowhere = Path::new("/nowhere/pem");
+        let failure = read_tls(nowhere, nowhere, None).err().expect("there is no such file");
+        assert_eq!(failure.file, TlsFile::Certificate);
+        let cause = failure.source().and_then(Error::source).and_then(|e| e.downcast_ref::<std::io::Error>());
+        assert_eq!(cause.map(std::io::Error::kind), Some(std::io::ErrorKind::NotFound), "{failure}");
     }
 
     #[test]

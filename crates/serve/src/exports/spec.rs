@@ -1,7 +1,7 @@
-//! The `--export` option: the table of the kinds of exports, and what each kind says of a place before it is there.
+//! The `--export` option: the table of the kinds of exports, and the places that the option names.
 //!
-//! Owns the table ([`KINDS`]), which is the only list of all kinds, and the values that are parsed by it. Must not know how a
-//! kind of export works.
+//! Owns the table ([`KINDS`]), which is the only list of all kinds, and the values that are parsed by it. Must not know how
+//! a kind of export works.
 
 use std::any::Any;
 use std::fmt;
@@ -21,16 +21,50 @@ pub(super) struct Kind {
     /// The forms of its option, for the operator.
     pub(super) forms: &'static [&'static str],
     /// The place that an option names; `None` if the option is not of this kind.
-    pub(super) parse: fn(&str) -> Option<Result<Spec, String>>,
+    pub(super) parse: fn(&str) -> Option<Result<Spec, SpecError>>,
 }
 
-/// Where an export is to be, as an option names it. Shown as that option.
+/// The reason why a text is no `--export` option.
+#[derive(Debug, thiserror::Error)]
+pub enum SpecError {
+    /// It has the form of no kind.
+    #[error("expected {}", or(forms))]
+    NoForm {
+        /// The forms of all kinds.
+        forms: Vec<&'static str>,
+    },
+    /// It has no number of a block device.
+    #[error("{found}: expected a device number below {most}")]
+    Number {
+        /// The text in the place of the number.
+        found: String,
+        /// All numbers are below this one.
+        most: u32,
+        /// The reason if it is no number at all.
+        source: Option<std::num::ParseIntError>,
+    },
+    /// It names no socket and no port.
+    #[error(transparent)]
+    Endpoint(export_nbd::EndpointError),
+}
+
+/// The last form after an `or`.
+fn or(forms: &[&str]) -> String {
+    match forms {
+        [] => String::new(),
+        [one] => (*one).to_owned(),
+        [first @ .., last] => format!("{} or {last}", first.join(", ")),
+    }
+}
+
+/// The place of an export, as an option names it. It is displayed as that option.
 pub trait Place: Any + fmt::Debug + fmt::Display + Send + Sync {
-    /// Starts an export at this place for all volumes of the context. It goes on with what an earlier process left there,
-    /// where the kind can do that ([`Place::recovers`]).
+    /// Starts an export at this place for all volumes of the context.
+    ///
+    /// It continues devices that an earlier process left there, if the kind can do that ([`Place::recovers`]).
     fn start<'a>(&'a self, context: &'a Context<'_>) -> Work<'a, Result<Box<dyn Export>, Failure>>;
 
-    /// Refuses what this host does not have, and what the operator has not allowed, before any device is touched.
+    /// Refuses a place that this host does not offer or the operator has not permitted, before any device is opened.
     ///
     /// # Errors
     /// If the export cannot be started.
@@ -39,7 +73,7 @@ pub trait Place: Any + fmt::Debug + fmt::Display + Send + Sync {
         Ok(())
     }
 
-    /// Makes what has to be there before a start, for a caller that the operator does not watch.
+    /// Makes what a start needs, such as a directory, for a caller without an operator.
     ///
     /// # Errors
     /// If that fails.
@@ -47,7 +81,7 @@ pub trait Place: Any + fmt::Debug + fmt::Display + Send + Sync {
         Ok(())
     }
 
-    /// Whether an export cannot be at the other place at the same time. Blocks while the names of hosts are resolved.
+    /// Whether exports cannot be at both places at the same time. Blocks while names of hosts are resolved.
     fn overlaps(&self, other: &dyn Place) -> bool {
         let _ = other;
         false
@@ -70,7 +104,7 @@ pub trait Place: Any + fmt::Debug + fmt::Display + Send + Sync {
     }
 }
 
-/// What the operator asked for: a place of one of the kinds.
+/// The place that the operator has named, of any kind.
 #[derive(Clone, Debug)]
 pub struct Spec(Arc<dyn Place>);
 
@@ -79,7 +113,7 @@ impl Spec {
         Spec(Arc::new(place))
     }
 
-    /// Whether two exports cannot be at these places at once. Blocks while the names of hosts are resolved.
+    /// Whether exports cannot be at both places at the same time. Blocks while names of hosts are resolved.
     pub fn overlaps(&self, other: &Spec) -> bool {
         self.0.overlaps(&*other.0)
     }
@@ -90,12 +124,10 @@ impl Spec {
     }
 
     /// Parses an option by a table of kinds.
-    pub(super) fn parse(text: &str, kinds: &[Kind]) -> Result<Spec, String> {
+    pub(super) fn parse(text: &str, kinds: &[Kind]) -> Result<Spec, SpecError> {
         let found = kinds.iter().find_map(|kind| (kind.parse)(text));
         found.unwrap_or_else(|| {
-            let mut forms: Vec<&str> = kinds.iter().flat_map(|kind| kind.forms).copied().collect();
-            let last = forms.pop().unwrap_or_default();
-            Err(format!("expected {} or {last}", forms.join(", ")))
+            Err(SpecError::NoForm { forms: kinds.iter().flat_map(|kind| kind.forms).copied().collect() })
         })
     }
 }
@@ -109,9 +141,9 @@ impl std::ops::Deref for Spec {
 }
 
 impl FromStr for Spec {
-    type Err = String;
+    type Err = SpecError;
 
-    fn from_str(text: &str) -> Result<Spec, String> {
+    fn from_str(text: &str) -> Result<Spec, SpecError> {
         Spec::parse(text, KINDS)
     }
 }
@@ -175,6 +207,6 @@ mod tests {
     #[test]
     fn an_unknown_option_is_answered_with_all_forms() {
         let expected = "expected auto, ublk, ublk=NUMBER, nbd=SOCKET, nbd=HOST:PORT or fuse=DIR";
-        assert_eq!("tape".parse::<Spec>().unwrap_err(), expected);
+        assert_eq!("tape".parse::<Spec>().unwrap_err().to_string(), expected);
     }
 }

@@ -1,4 +1,6 @@
 //! `--export ublk[=N]`: every volume is a block device of the kernel.
+//!
+//! Owns the identities of the devices, by which a later process recovers them. Must not know the ublk driver.
 
 use std::any::Any;
 use std::fmt;
@@ -10,7 +12,7 @@ use export_ublk::{Identity, Options, Ublk as Devices, UblkError, left_behind};
 use io::sync::{Event, select};
 use io::{Handle, Nanos};
 
-use super::spec::Kind;
+use super::spec::{Kind, SpecError};
 use super::{Context, Export, NbdAccess, Occupied, Place, Spec, Way, Work};
 use crate::failure::Failure;
 use crate::message;
@@ -18,26 +20,26 @@ use crate::message;
 /// Time between two attempts to stop a volume that is in use.
 const AGAIN: Nanos = Nanos::from_ms(500);
 
-/// Slots of flash-only volumes that are looked at when a set is not open.
+/// Number of slots of flash-only volumes whose devices are searched when the set is not open.
 const SLOTS: u32 = 64;
 
-/// Device numbers of the ublk driver are below this; some room for more volumes than one.
+/// Device numbers of the ublk driver are below 2^20; this leaves room for the numbers of further volumes.
 const MAX_NUMBER: u32 = (1 << 20) - 1024;
 
 pub(super) const KIND: Kind = Kind { forms: &["ublk", "ublk=NUMBER"], parse };
 
-fn parse(text: &str) -> Option<Result<Spec, String>> {
+fn parse(text: &str) -> Option<Result<Spec, SpecError>> {
     if text == "ublk" {
         return Some(Ok(Spec::new(Number(None))));
     }
     let number = text.strip_prefix("ublk=")?;
     Some(match number.parse() {
         Ok(number) if number < MAX_NUMBER => Ok(Spec::new(Number(Some(number)))),
-        _ => Err(format!("{number}: expected a device number below {MAX_NUMBER}")),
+        other => Err(SpecError::Number { found: number.to_owned(), most: MAX_NUMBER, source: other.err() }),
     })
 }
 
-/// A block device by the ublk driver: the number of the first volume's, if it matters.
+/// Block devices of the ublk driver, with the number of the first one if the operator has named it.
 #[derive(Debug)]
 struct Number(Option<u32>);
 
@@ -56,7 +58,7 @@ impl Place for Number {
     }
 
     fn check(&self, _: &NbdAccess) -> Result<(), Failure> {
-        obstacle().map_or(Ok(()), |why| Err(Failure::Failed(why)))
+        obstacle().map_or(Ok(()), |why| Err(why.into()))
     }
 
     fn overlaps(&self, other: &dyn Place) -> bool {
@@ -69,14 +71,14 @@ impl Place for Number {
     }
 }
 
-/// Block devices that are served.
+/// The served ublk devices.
 pub(super) struct Ublk {
     devices: Devices<VolumeRef>,
     rt: Handle,
 }
 
 /// Why the host cannot offer block devices this way; `None` if it can.
-pub(crate) fn obstacle() -> Option<String> {
+pub(crate) fn obstacle() -> Option<UblkError> {
     export_ublk::obstacle()
 }
 
@@ -96,7 +98,7 @@ fn of_slot(id: &str, slot: u32) -> Identity {
     Identity::of(&[id.as_bytes(), b"slot", &slot.to_le_bytes()])
 }
 
-/// The processes that serve devices of a set with these backing devices, each once.
+/// The processes that serve ublk devices of this set, without duplicates.
 pub async fn servers(driver: &Driver, id: &str, backing_uuids: &[String]) -> Result<Vec<i32>, Failure> {
     let mut wanted: Vec<Identity> = backing_uuids.iter().map(|u| of_backing(id, u)).collect();
     wanted.extend((0..SLOTS).map(|slot| of_slot(id, slot)));
@@ -107,7 +109,7 @@ pub async fn servers(driver: &Driver, id: &str, backing_uuids: &[String]) -> Res
     Ok(pids)
 }
 
-/// Warns of ublk devices that an earlier process left and that this start does not recover: their users wait.
+/// Warns of ublk devices that an earlier process left and this start does not recover: their users wait.
 pub(crate) async fn warn_of_left(context: &Context<'_>) {
     if !std::path::Path::new("/dev/ublk-control").exists() {
         return;
@@ -134,8 +136,9 @@ pub(crate) async fn start(number: Option<u32>, context: &Context<'_>) -> Result<
     Ok(Ublk { devices, rt: context.driver.handle() })
 }
 
-/// Whether the other kinds of exports would do in place of one that failed so. Not where a device of this very volume
-/// exists, which somebody may be using.
+/// Whether another kind of export may be used after this failure.
+///
+/// It may not if a ublk device of the same volume exists, because a program may use that device.
 pub(crate) fn may_fall_back(e: &UblkError) -> bool {
     !matches!(e, UblkError::InService { .. } | UblkError::Changed { .. } | UblkError::NotQuiet { .. })
 }
@@ -147,7 +150,7 @@ impl Export for Ublk {
         mine.map(|e| Way { kind: "ublk", address: e.path.display().to_string() }).collect()
     }
 
-    /// Waits as long as a device is in use, unless told to use force.
+    /// Waits while a device is in use, until force is used.
     fn stop(self: Box<Self>, force: &Force) -> Work<'_, Result<(), Failure>> {
         Box::pin(async move {
             let mut told = String::new();
@@ -155,7 +158,7 @@ impl Export for Ublk {
                 let Some(why) = self.devices.in_use().await else { break };
                 if why != told {
                     message::warn(format!(
-                        "{why}: waiting until it is no longer in use; a second signal removes it by force"
+                        "{why}: waiting until it is no longer in use; unmount it to go on"
                     ));
                     told = why;
                 }
@@ -188,7 +191,7 @@ impl Export for Ublk {
         true
     }
 
-    /// Leaves the devices to the next process.
+    /// Leaves the devices to the next process, which recovers them.
     fn hand_over(self: Box<Self>) -> Work<'static, Option<Box<dyn Export>>> {
         Box::pin(async move {
             self.devices.hand_over().await;
@@ -204,7 +207,7 @@ impl Export for Ublk {
     }
 }
 
-/// Tells exports that are being stopped not to wait for their users.
+/// Tells exports that are stopping not to wait for their users.
 #[derive(Default)]
 pub struct Force {
     on: std::cell::Cell<bool>,
@@ -212,7 +215,7 @@ pub struct Force {
 }
 
 impl Force {
-    /// No more waiting from now on.
+    /// Ends the waits for users from now on.
     pub fn use_it(&self) {
         self.on.set(true);
         self.event.notify_all();

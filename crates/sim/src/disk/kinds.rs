@@ -1,27 +1,27 @@
-//! Settings of a simulated disk: how long requests take, which fail, what survives a power cut.
+//! Settings of a simulated disk: the duration of requests, failures, and what survives a power cut.
 //!
-//! Owns the types, without the behaviour of a disk.
+//! Owns the types. Must not know the behaviour of a disk.
 
 use std::ops::Range;
 
 use io::{Nanos, Op, Request, Rng};
 use serde::{Deserialize, Serialize};
 
-/// How long requests take.
+/// The duration of requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Speed {
-    /// At least this.
+    /// Shortest duration.
     #[serde(with = "crate::plan::as_ns")]
     pub base: Nanos,
-    /// At most this much more.
+    /// Range of the random addition.
     #[serde(with = "crate::plan::as_ns")]
     pub spread: Nanos,
-    /// One in so many takes `slow`; 0 for none.
+    /// One in this many requests takes `slow`; 0 for none.
     pub slow_one_in: u64,
-    /// See `slow_one_in`.
+    /// Duration of a slow request.
     #[serde(with = "crate::plan::as_ns")]
     pub slow: Nanos,
-    /// Writes to btree nodes take so much longer: then the journal fills up.
+    /// Additional duration of writes to btree nodes, with which the journal fills up.
     #[serde(default, with = "crate::plan::as_ns")]
     pub nodes: Nanos,
 }
@@ -51,7 +51,7 @@ impl Speed {
 pub enum Kind {
     /// Reads.
     Read,
-    /// Writes without FUA; zeros.
+    /// Writes without FUA, and writes of zeros.
     Write,
     /// Writes with FUA.
     DurableWrite,
@@ -65,7 +65,7 @@ impl Kind {
     fn of(op: Op) -> Kind {
         match op {
             Op::Read => Kind::Read,
-            Op::Write { fua: false } | Op::WriteZeroes => Kind::Write,
+            Op::Write { fua: false } | Op::WriteZeroes { .. } => Kind::Write,
             Op::Write { fua: true } => Kind::DurableWrite,
             Op::Flush => Kind::Flush,
             Op::Discard => Kind::Discard,
@@ -73,7 +73,7 @@ impl Kind {
     }
 }
 
-/// Requests of one kind that touch a range (a flush touches every range).
+/// Requests of one kind that touch a range. A flush touches every range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Matching {
     /// The kind.
@@ -83,7 +83,7 @@ pub struct Matching {
 }
 
 impl Matching {
-    /// All requests of a kind.
+    /// Matches all requests of a kind.
     pub const fn all(kind: Kind) -> Matching {
         Matching { kind, range: 0..u64::MAX }
     }
@@ -95,49 +95,49 @@ impl Matching {
     }
 }
 
-/// Requests that fail.
+/// A fault: requests that fail.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault {
-    /// Which ones.
+    /// The requests that count.
     pub matching: Matching,
-    /// So many of them succeed first.
+    /// Number of the requests that succeed first.
     pub skip: u32,
-    /// Then so many fail.
+    /// Number of the requests that fail after that.
     pub count: u32,
 }
 
 /// What a disk retains of data that is not durable when its power fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Retained {
-    /// Nothing.
+    /// The disk retains nothing.
     Nothing,
-    /// Everything that took effect, and every request under way.
+    /// The disk retains all data that took effect, and every request in flight.
     Everything,
-    /// Each block with this chance of eight.
+    /// The disk retains each block with a probability of this number in eight.
     Some(u64),
 }
 
-/// Counts of operations.
+/// Counts of requests.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counters {
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
-    /// Writes without FUA.
+    /// Number of writes without FUA.
     pub writes: u64,
-    /// Writes with FUA.
+    /// Number of writes with FUA.
     pub durable_writes: u64,
-    /// Flushes.
+    /// Number of flushes.
     pub flushes: u64,
-    /// Discards and zeros.
+    /// Number of discards and writes of zeros.
     pub plain: u64,
-    /// Sectors written.
+    /// Number of sectors written.
     pub sectors_written: u64,
-    /// Requests that were made to fail.
+    /// Number of requests that failed by a fault.
     pub failed: u64,
 }
 
 impl Counters {
-    /// Adds those of another disk.
+    /// Adds the counts of another disk.
     pub fn add(&mut self, other: &Counters) {
         self.reads += other.reads;
         self.writes += other.writes;

@@ -1,7 +1,6 @@
-//! A medium with a volatile cache: what reads see, what is durable, and what may survive a power cut.
+//! A medium with a volatile cache: what reads return, what is durable, and what may survive a power cut.
 //!
-//! Owns the three of them. Invariant: an older version never comes back below one that is durable. Must not know
-//! requests.
+//! Owns these three. Invariant: an older version never appears again after a newer one is durable. Must not know requests.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -13,13 +12,13 @@ use super::Retained;
 use crate::image::Image;
 use crate::stamp::SECTOR;
 
-/// Something written that is not known to be durable.
+/// Written data that is not known to be durable.
 #[derive(Clone)]
 pub(super) struct Unflushed {
     pub(super) op: u64,
     pub(super) sector: Sector,
     pub(super) data: Rc<[u8]>,
-    /// The step at which its request ended; none while it is under way.
+    /// The step at which its request ended; `None` while the request is in flight.
     pub(super) ended: Option<u64>,
 }
 
@@ -33,7 +32,7 @@ impl Unflushed {
     }
 }
 
-/// The medium with everything on it, durable or not; a power cut can be tried out on a copy.
+/// The medium with all of its data, durable or not. A power cut can be tried on a copy.
 #[derive(Clone)]
 pub struct Medium {
     pub(super) live: Image,
@@ -48,12 +47,14 @@ impl Medium {
         Medium { live: image.clone(), durable: image, unflushed: Vec::new(), block_sectors }
     }
 
-    /// The contents for reads.
+    /// The contents that reads return.
     pub fn live(&self) -> &Image {
         &self.live
     }
 
-    /// Data that is not durable is lost, except the retained part. Writes under way are not lost: they end later, and count then.
+    /// Loses the data that is not durable, except the retained part.
+    ///
+    /// Writes in flight are not lost; they take effect when they end.
     pub(super) fn lose(&mut self, retained: Retained, rng: &mut Rng) {
         let (ended, under_way) =
             std::mem::take(&mut self.unflushed).into_iter().partition(|u| u.ended.is_some());
@@ -66,7 +67,7 @@ impl Medium {
         self.unflushed = under_way;
     }
 
-    /// The device starts anew with these contents.
+    /// Replaces the contents of the medium; all of them are durable.
     pub(super) fn restart(&mut self, image: Image) {
         self.live = image.clone();
         self.durable = image;
@@ -84,12 +85,12 @@ impl Medium {
         }
     }
 
-    /// Versions that `covered` accepts are durable now, and all older ones.
+    /// Makes the versions that `covered` accepts durable, and all older versions.
     pub(super) fn make_durable(&mut self, covered: impl Fn(&Unflushed) -> bool) {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         let mut durable = vec![false; self.unflushed.len()];
         for (i, u) in self.unflushed.iter().enumerate().rev() {
-            // Older versions below a durable one must not come back.
+            // A version that is older than a durable one must not appear again.
             durable[i] = covered(u) || ranges.iter().any(|r| u.overlaps(r));
             if durable[i] {
                 ranges.push(u.range());
@@ -106,7 +107,7 @@ impl Medium {
         });
     }
 
-    /// The contents after a power cut.
+    /// The contents after a power cut now.
     pub fn after_power_cut(&self, retained: Retained, rng: &mut Rng) -> Image {
         let mut image = self.durable.clone();
         let block = self.block_sectors as usize * SECTOR;
@@ -135,7 +136,7 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// Equal for equal moments.
+    /// A fingerprint, which is equal for equal moments.
     pub fn fingerprint(&self) -> u64 {
         let mut sum = self.durable.fingerprint();
         let mut add = |word: u64| sum = (sum ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(31);
@@ -148,7 +149,7 @@ impl Moment {
         sum
     }
 
-    /// What survives or not, as one: block by block if there are at most `most` of them, else write by write.
+    /// The pieces that survive or do not: blocks, if there are at most `most` of them, else whole writes.
     fn pieces(&self, most: usize) -> Vec<(Sector, &[u8])> {
         let block_bytes = self.block_sectors as usize * SECTOR;
         let blocks: usize = self.writes.iter().map(|(_, data)| data.len().div_ceil(block_bytes)).sum();
@@ -162,15 +163,16 @@ impl Moment {
         pieces
     }
 
-    /// How many [`Moment::outcomes`] there are.
+    /// The number of [`Moment::outcomes`].
     pub fn count(&self, most: usize) -> usize {
         let n = self.pieces(most).len();
         if n <= most { 1 << n } else { 2 + 2 * n }
     }
 
-    /// What may be left if the power fails: every subset of the blocks that are not durable, if there are at most
-    /// `most` of them; else every subset of the writes, if there are at most so many; else none, all, each write
-    /// alone, and all but one.
+    /// The possible contents after a power cut.
+    ///
+    /// Every subset of the blocks that are not durable, if there are at most `most` of them. Else every subset of the
+    /// writes, if there are at most `most` writes. Else no write, all writes, each write alone, and all but one.
     pub fn outcomes(&self, most: usize) -> Vec<Image> {
         let pieces = self.pieces(most);
         let outcome = |kept: &dyn Fn(usize) -> bool| {

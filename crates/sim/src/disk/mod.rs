@@ -1,31 +1,34 @@
-//! A simulated disk. The fault model:
+//! A simulated disk.
 //!
-//! * **Time.** Every request takes as long as the seed says; completions come in any order. Some take very long.
-//! * **Effect.** A write takes effect somewhere between submission and completion, in two parts at most; a read sees
-//!   the medium at one moment in between. So requests that overlap in time see each other in any way.
-//! * **Volatile cache.** A write is durable once a flush has ended that was submitted after the write's completion,
-//!   or at its own completion if it carries FUA. Whatever else was taken may be durable too.
-//! * **Power cut.** Of what is not durable any subset of sectors survives (of logical blocks on devices with larger
-//!   ones), each with any of the versions it has had since it was last durable; parts of requests under way included.
-//! * **Kill.** The process dies and the device does not: what the device holds stays, durable or not; each request
-//!   under way is carried out completely or not at all.
-//! * **Errors.** Reads, writes and flushes fail on demand or by chance, or all of them from some moment on. A failed write leaves any mixture of old and
-//!   new sectors, a failed flush makes nothing durable. Nothing is damaged that was not being written.
-//! * **Discards.** A discarded block keeps its contents, or becomes zeros, or garbage; it stays what it became.
-//! * **Held requests.** A test can hold requests back and let them go on later.
+//! The fault model:
+//!
+//! * **Time.** The seed determines the duration of every request; completions come in any order. Some take very long.
+//! * **Effect.** A write takes effect at a moment between submission and completion, in at most two parts. A read returns
+//!   the medium at one moment in between. So requests that overlap in time can see each other in any way.
+//! * **Volatile cache.** A write is durable once a flush has ended that was submitted after the write's completion, or at
+//!   its own completion if it carries FUA. Any other write that was taken may be durable too.
+//! * **Power cut.** Of the data that is not durable any subset of sectors survives (of logical blocks on devices with
+//!   larger ones), each with any of its versions since it was last durable. Parts of requests in flight may survive, too.
+//! * **Kill.** The process dies and the device does not. The device keeps its data, durable or not. Each request in flight
+//!   is carried out completely or not at all.
+//! * **Errors.** Reads, writes and flushes fail on demand or by chance, or all of them from some moment on. A failed write
+//!   leaves any mixture of old and new sectors, and a failed flush makes nothing durable. No data is damaged that was not
+//!   being written.
+//! * **Discards.** A discarded block keeps its contents, or becomes zeros, or garbage. Then it does not change by itself.
+//! * **Held requests.** A test can hold requests back and release them later.
 //! * **Outages.** All requests fail from some moment on, for good or for a while.
 //! * **Hangs.** A device takes requests, or flushes alone, and answers none of them until it is released.
-//! * **Lossy flushes.** A flush fails, and what was not durable is lost at once; later flushes succeed.
+//! * **Lossy flushes.** A flush fails, and data that is not durable is lost at once; later flushes succeed.
 //! * **Pulled devices.** The device alone loses its power while the host stays up: every request fails from then on, and
-//!   it comes back in the next boot as another incarnation.
-//! * **Late writes.** A write that was under way when the process died takes effect later (`kill_late`).
+//!   the device is back in the next boot as another incarnation.
+//! * **Late writes.** A write that was in flight when the process died takes effect later (`kill_late`).
 //!
 //! The cache device recognises what the engine writes to it (`probe`), so that a crash can be aimed.
 //!
-//! Each device has its own faults; a cut can take the power of all devices, of the cache device alone or of the backing
-//! devices alone, with another share surviving on each (`plan::Cut`). Bits that flip and writes that go astray or are
-//! lost are done to images at rest (`rot`). Devices that lie about flushes are no fault that the engine claims to
-//! survive: they test the simulator (`tests/lying_devices.rs`).
+//! Each device has its own faults. A cut can take the power of all devices, of the cache device alone or of the backing
+//! devices alone, and each device retains another share (`plan::Cut`). Flipped bits and misdirected or lost writes are
+//! applied to images at rest (`rot`). The engine does not claim to survive devices that report false flushes: these test
+//! the simulator (`tests/lying_devices.rs`). Must not know the engine.
 
 mod kinds;
 mod medium;
@@ -55,14 +58,14 @@ const EIO: i32 = 5;
 struct Running {
     request: Request,
     completer: Completer,
-    /// The step at which it was submitted.
+    /// The step at which the request was submitted.
     submitted: u64,
-    /// Of a write: the first sector of the request that has not taken effect.
+    /// The part of a write that has not taken effect: its first sector in the request, and its data.
     left: Option<(u64, Rc<[u8]>)>,
-    /// Of a read: its data, if the read has taken effect.
+    /// The data of a read, once the read has taken effect.
     snapshot: Option<Vec<u8>>,
     fails: bool,
-    /// It is a flush that fails and loses data.
+    /// Whether it is a flush that fails and loses data.
     loses: Option<Retained>,
     held: bool,
 }
@@ -89,43 +92,43 @@ struct State {
     running: BTreeMap<u64, Running>,
     speed: Speed,
     faults: Vec<Fault>,
-    /// The error of a failing request.
+    /// The error number of failing requests.
     errno: i32,
-    /// One in so many requests fails; 0 for none.
+    /// One in this many requests fails; 0 for none.
     errors_one_in: u64,
     /// Every request that is submitted in these steps fails.
     outage: Range<u64>,
-    /// From this step on requests are held: all, or flushes alone.
+    /// From this step on requests are held: flushes alone, or all requests.
     hang: Option<(u64, bool)>,
-    /// So many flushes succeed before one fails and loses this.
+    /// Number of flushes that succeed before one fails, and what the device retains then.
     lossy_flush: Option<(u64, Retained)>,
-    /// At this step the device alone loses its power, and keeps this.
+    /// The step at which the device alone loses its power, and what it retains then.
     pull: Option<(u64, Retained)>,
     /// Writes of a dead process that have not taken effect.
     late: Vec<power::Late>,
-    /// Changes whenever the system can see that the device was away.
+    /// A number that changes whenever the system can see that the device was away.
     incarnation: u64,
     probe: Option<Probe>,
-    /// Flushes and FUA do nothing. No such device is in the fault model: this tests the simulator.
+    /// Whether flushes and FUA have no effect. The fault model has no such device: this tests the simulator.
     lies: bool,
     holds: Vec<Matching>,
     garbage: u64,
     counters: Counters,
 }
 
-/// A simulated disk. See the module head.
+/// A simulated disk.
 pub struct SimDisk {
     info: DeviceInfo,
     world: World,
     number: u64,
     state: RefCell<State>,
-    /// A request that broke the contract of devices was submitted.
+    /// Whether a request was submitted that broke the contract of devices.
     violation: Cell<bool>,
     this: std::rc::Weak<SimDisk>,
 }
 
 impl SimDisk {
-    /// A disk of zeros. `number` identifies it in the world.
+    /// Makes a disk of zeros. `number` identifies it in the world.
     pub fn new(world: &World, number: u64, info: DeviceInfo) -> Rc<SimDisk> {
         let block_sectors = u64::from(info.logical_block_bytes) / SECTOR as u64;
         let medium = Medium::zeros(&info.name, info.sectors, block_sectors);
@@ -159,7 +162,7 @@ impl SimDisk {
         })
     }
 
-    /// Properties of such a disk: a name, a size, a logical block size.
+    /// The properties of a disk with this name, size and logical block size.
     pub fn describe(name: &str, sectors: u64, logical_block_bytes: u32) -> DeviceInfo {
         DeviceInfo {
             name: Arc::from(name),
@@ -174,19 +177,19 @@ impl SimDisk {
         }
     }
 
-    /// Stores bytes at once and durably, as an earlier format.
+    /// Stores bytes at once and durably, as a format before the run.
     pub fn put(&self, at: Sector, bytes: &[u8]) {
         let s = &mut *self.state.borrow_mut();
         s.medium.live.write(at, bytes);
         s.medium.durable.write(at, bytes);
     }
 
-    /// The medium as it is.
+    /// A copy of the medium.
     pub fn medium(&self) -> Medium {
         self.state.borrow().medium.clone()
     }
 
-    /// Puts a medium with these contents, all durable, into the disk. Requests under way are lost.
+    /// Replaces the contents of the disk, all durable. Requests in flight are lost.
     pub fn load(&self, image: Image) {
         let s = &mut *self.state.borrow_mut();
         s.medium.restart(image);
@@ -194,37 +197,37 @@ impl SimDisk {
         s.running.clear();
     }
 
-    /// Contents as reads see them.
+    /// The contents that reads return.
     pub fn image(&self) -> Image {
         self.state.borrow().medium.live.clone()
     }
 
-    /// Sets how long requests take.
+    /// Sets the duration of requests.
     pub fn set_speed(&self, speed: Speed) {
         self.state.borrow_mut().speed = speed;
     }
 
-    /// Makes requests fail; each of these comes true on its own.
+    /// Makes requests fail. Each fault counts on its own.
     pub fn set_faults(&self, faults: Vec<Fault>) {
         self.state.borrow_mut().faults = faults;
     }
 
-    /// From now on requests fail with this error, instead of `EIO`.
+    /// Sets the error number with which requests fail, instead of `EIO`.
     pub fn fail_with(&self, errno: i32) {
         self.state.borrow_mut().errno = errno;
     }
 
-    /// Lets one in `n` requests fail; 0 for none.
+    /// Makes one in `one_in` requests fail; 0 for none.
     pub fn set_errors(&self, one_in: u64) {
         self.state.borrow_mut().errors_one_in = one_in;
     }
 
-    /// After so many more requests the device fails all of them.
+    /// Makes the device fail all requests after this many more.
     pub fn die_after(&self, requests: u64) {
         self.fail_between(requests, None);
     }
 
-    /// After so many more requests the device fails all of them; after `then` more it is back.
+    /// Makes the device fail all requests after `requests` more; after `then` more requests it works again.
     pub fn fail_between(&self, requests: u64, then: Option<u64>) {
         let s = &mut *self.state.borrow_mut();
         // A request takes two steps.
@@ -232,12 +235,12 @@ impl SimDisk {
         s.outage = from..then.map_or(u64::MAX, |n| from + 2 * n);
     }
 
-    /// The device reports data as durable that is not. It violates the contract; see `tests/lying_devices.rs`.
+    /// Makes the device report data as durable that is not. That violates the contract; see `tests/lying_devices.rs`.
     pub fn lie(&self) {
         self.state.borrow_mut().lies = true;
     }
 
-    /// After so many more requests the device answers none any more, or no flush (`flushes`), until it is released.
+    /// Makes the device hang after this many more requests, until it is released; with `flushes` only flushes hang.
     pub fn hang_after(&self, requests: u64, flushes: bool) {
         let s = &mut *self.state.borrow_mut();
         s.hang = Some((s.step + 2 * requests, flushes));
@@ -249,38 +252,38 @@ impl SimDisk {
         self.state.borrow().running.values().any(|r| r.held && reads.matches(&r.request))
     }
 
-    /// After so many more flushes one fails, and what is not durable then is lost.
+    /// Makes a flush fail after this many more flushes, and loses data that is not durable then.
     pub fn lose_in_flush(&self, after: u64, retained: Retained) {
         self.state.borrow_mut().lossy_flush = Some((after, retained));
     }
 
-    /// After so many more requests the device alone loses its power. It is back in the next boot.
+    /// Makes the device alone lose its power after this many more requests. It is back in the next boot.
     pub fn pull_after(&self, requests: u64, retained: Retained) {
         let s = &mut *self.state.borrow_mut();
         s.pull = Some((s.step + 2 * requests, retained));
     }
 
-    /// Recognises the metadata of this set from now on.
+    /// Makes the disk recognise the metadata of this set from now on.
     pub fn recognise(&self, magic: format::SetMagic, bucket: Sectors) {
         self.state.borrow_mut().probe = Some(Probe::new(magic, bucket));
     }
 
-    /// Tells the device from what it was before it was away, as far as the system can see that.
+    /// A number that changes whenever the device was away, as far as the system can see that.
     pub fn incarnation(&self) -> u64 {
         self.state.borrow().incarnation
     }
 
-    /// Holds back requests that are submitted from now on and match.
+    /// Holds back matching requests that are submitted from now on.
     pub fn hold(&self, matching: Matching) {
         self.state.borrow_mut().holds.push(matching);
     }
 
-    /// Requests held back now.
+    /// Number of requests that are held back.
     pub fn held(&self) -> usize {
         self.state.borrow().running.values().filter(|r| r.held).count()
     }
 
-    /// Lets everything that is held back go on, and holds nothing any more.
+    /// Releases all held requests, and holds no further ones.
     pub fn release(&self) {
         let released: Vec<(u64, Nanos)> = {
             let s = &mut *self.state.borrow_mut();
@@ -299,17 +302,17 @@ impl SimDisk {
         }
     }
 
-    /// The counters.
+    /// The counts of requests.
     pub fn counters(&self) -> Counters {
         self.state.borrow().counters
     }
 
-    /// Whether a request was submitted that no device accepts. Such a request is a bug of its sender.
+    /// Whether a request was submitted that no device accepts, which is a bug of its sender.
     pub fn was_misused(&self) -> bool {
         self.violation.get()
     }
 
-    /// Requests under way, for a person to read.
+    /// The requests in flight, as text.
     pub fn dump(&self) -> String {
         let s = self.state.borrow();
         let one = |r: &Running| {
@@ -351,14 +354,14 @@ impl SimDisk {
         s.errors_one_in > 0 && request.op != Op::Discard && rng.chance(1, s.errors_one_in)
     }
 
-    /// The bytes that a write-like request puts on the medium.
+    /// The bytes that a write, a write of zeros or a discard puts on the medium.
     fn written(s: &mut State, number: u64, request: &Request, rng: &mut Rng) -> Option<Rc<[u8]>> {
         match request.op {
             Op::Write { .. } => {
                 let bytes = request.buffer.as_ref().map(Buffer::as_slice)?;
                 Some(Rc::from(&bytes[request.byte_range()]))
             }
-            Op::WriteZeroes => Some(Rc::from(vec![0; request.sectors.bytes() as usize])),
+            Op::WriteZeroes { .. } => Some(Rc::from(vec![0; request.sectors.bytes() as usize])),
             Op::Discard => {
                 let mut bytes = s.medium.live.read_vec(request.sector, request.sectors);
                 let habit = rng.below(4);
@@ -387,7 +390,7 @@ impl SimDisk {
             Op::Write { fua: true } => c.durable_writes += 1,
             Op::Write { fua: false } => c.writes += 1,
             Op::Flush => c.flushes += 1,
-            Op::Discard | Op::WriteZeroes => c.plain += 1,
+            Op::Discard | Op::WriteZeroes { .. } => c.plain += 1,
         }
         if let Op::Write { .. } = request.op {
             c.sectors_written += request.sectors.0;
@@ -411,7 +414,7 @@ impl SimDisk {
         });
         if r.fails {
             if let Some((from, data)) = r.left.take() {
-                // Any mixture of old and new blocks.
+                // A failed write leaves any mixture of old and new blocks.
                 let block = s.medium.block_sectors as usize * SECTOR;
                 for (i, bytes) in data.chunks(block).enumerate() {
                     if self.world.random(|rng| rng.chance(1, 2)) {
@@ -442,7 +445,7 @@ impl SimDisk {
             }
             Op::Flush if s.lies => {}
             Op::Flush => s.medium.make_durable(|u| u.ended.is_some_and(|e| e < r.submitted)),
-            Op::Write { .. } | Op::Discard | Op::WriteZeroes => {
+            Op::Write { .. } | Op::Discard | Op::WriteZeroes { .. } => {
                 if let Some((from, data)) = r.left.take() {
                     s.medium.apply(op, r.request.sector + Sectors(from), data);
                 }
@@ -455,7 +458,7 @@ impl SimDisk {
         r.completer.complete(Ok(()), r.request.buffer);
     }
 
-    /// Marks the request as held, or as a flush that fails and loses data, where the faults of the device say so.
+    /// Marks a request as held, or as a flush that fails and loses data, if the faults of the device say so.
     fn mark_faults(s: &mut State, r: &mut Running) {
         let hangs =
             s.hang.is_some_and(|(at, flushes)| s.step >= at && (!flushes || r.request.op == Op::Flush));
@@ -466,14 +469,14 @@ impl SimDisk {
         }
     }
 
-    /// Draws what happens to the request, and lets the part of it take effect that does so at once. Returns how long it takes.
+    /// Draws what happens to a request, and applies the part of it that takes effect at once. Returns the duration.
     fn begin(&self, s: &mut State, op: u64, r: &mut Running) -> Nanos {
         let speed = s.speed;
         let (data, split, looks_now, delay) = self.world.random(|rng| {
             r.fails = SimDisk::fails(s, &r.request, rng) || r.loses.is_some();
             let data = SimDisk::written(s, self.number, &r.request, rng);
             let blocks = r.request.sectors.0 / s.medium.block_sectors;
-            // Nothing at once, or everything, or a part.
+            // At once nothing takes effect, or the whole write, or a part of it.
             let split = match rng.below(4) {
                 0 => rng.below(blocks + 1) * s.medium.block_sectors,
                 1 => r.request.sectors.0,
@@ -497,7 +500,7 @@ impl SimDisk {
         delay
     }
 
-    /// Tells the world what is written; how much longer it takes, if it does.
+    /// Reports the landmarks of a write to the world. Returns the additional duration of a write to a node.
     fn recognised(&self, s: &mut State, request: &Request) -> Option<Nanos> {
         let (Some(probe), Op::Write { .. }, Some(b)) = (&mut s.probe, request.op, &request.buffer) else {
             return None;
@@ -526,7 +529,7 @@ impl Device for SimDisk {
         s.next_op += 1;
         let mut r = Running::new(request, completer);
         if !self.world.effect() {
-            // Never reached the device, and is never answered.
+            // The request does not reach the device, and is never answered.
             s.running.insert(op, r);
             return;
         }

@@ -1,6 +1,6 @@
 //! Power cuts of a disk, and the death of the process that uses it.
 //!
-//! Owns the outcome of requests under way, and the possible contents of the medium.
+//! Owns the outcome of requests in flight, and the possible contents of the medium. Must not know when the power fails.
 
 use std::rc::Rc;
 
@@ -18,8 +18,7 @@ pub(super) struct Late {
 }
 
 impl SimDisk {
-    /// Everything that every request has done so far may be on the medium, or not. Lets parts of requests that did
-    /// not take effect yet do so by chance, as a power cut can.
+    /// Lets parts of requests in flight take effect by chance, as a power cut can.
     fn touch_running(s: &mut State, rng: &mut Rng, of_eight: u64) {
         let running: Vec<u64> = s.running.keys().copied().collect();
         for op in running {
@@ -33,7 +32,7 @@ impl SimDisk {
         }
     }
 
-    /// The contents after a power cut now. Nothing changes.
+    /// The contents after a power cut now. The disk does not change.
     pub fn after_power_cut(&self, retained: Retained, rng: &mut Rng) -> Image {
         let s = self.state.borrow();
         let mut medium = s.medium.clone();
@@ -48,7 +47,7 @@ impl SimDisk {
         medium.after_power_cut(retained, rng)
     }
 
-    /// The state of the device now, from which the outcomes of a power cut follow.
+    /// The present state of the device, from which the outcomes of a power cut follow.
     pub fn moment(&self) -> Moment {
         let s = self.state.borrow();
         let unflushed = s.medium.unflushed.iter().map(|u| (u.sector, u.data.clone()));
@@ -63,7 +62,7 @@ impl SimDisk {
         }
     }
 
-    /// The power fails: see the module head.
+    /// Cuts the power of the device, as the fault model in [`super`] describes.
     pub fn power_cut(&self, retained: Retained) {
         let s = &mut *self.state.borrow_mut();
         let image = self.world.random(|rng| {
@@ -76,7 +75,7 @@ impl SimDisk {
         self.forget_requests(s);
     }
 
-    /// The device alone loses its power while the process lives: requests under way and later requests fail.
+    /// Cuts the power of the device alone while the process lives: requests in flight and later requests fail.
     pub(super) fn lose_power(&self, s: &mut State) {
         let Some((_, retained)) = s.pull.take() else { return };
         let image = self.world.random(|rng| {
@@ -93,12 +92,12 @@ impl SimDisk {
         self.world.log(|| format!("{} is pulled out, {retained:?} stays", self.info.name));
     }
 
-    /// The system can see that the device was away.
+    /// Gives the device another incarnation, because the system can see that it was away.
     pub fn returns_as_another(&self) {
         self.state.borrow_mut().incarnation += 1;
     }
 
-    /// The process dies, and its requests under way are carried out later: see [`SimDisk::land_late`].
+    /// Ends the process. Its requests in flight take effect later, at [`SimDisk::land_late`].
     pub fn kill_late(&self) {
         let s = &mut *self.state.borrow_mut();
         let late = s.running.values_mut().filter_map(|r| {
@@ -111,7 +110,7 @@ impl SimDisk {
         self.end_process(s);
     }
 
-    /// The requests of a dead process take effect now.
+    /// Makes the requests in flight of a dead process take effect.
     pub fn land_late(&self) {
         let s = &mut *self.state.borrow_mut();
         for late in std::mem::take(&mut s.late) {
@@ -127,7 +126,7 @@ impl SimDisk {
         }
     }
 
-    /// The process dies: see the module head.
+    /// Ends the process, as the fault model in [`super`] describes.
     pub fn kill(&self) {
         let s = &mut *self.state.borrow_mut();
         self.world.random(|rng| SimDisk::touch_running(s, rng, 4));

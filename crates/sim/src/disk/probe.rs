@@ -1,7 +1,7 @@
 //! Recognises what the engine writes to the cache device.
 //!
 //! Owns the landmarks at which a crash can be aimed. Reads headers of the format by their offsets (format section 8.2,
-//! format section 9.1) and trusts them: it decides when a crash comes, never whether contents are correct. Must not
+//! format section 9.1) and trusts them: it determines when a crash comes, never whether contents are correct. Must not
 //! know the engine.
 
 use std::collections::BTreeSet;
@@ -10,19 +10,19 @@ use format::{Sector, Sectors, SetMagic};
 
 use crate::landmark::Landmark;
 
-/// Landmarks of one write at most.
+/// Limit of the landmarks of one write.
 const MOST: usize = 6;
 
-/// Superblocks lie here.
+/// The place of every superblock.
 const SUPERBLOCK: Sector = Sector(8);
 
-/// See the module head.
+/// The state from which the landmarks of a write follow.
 pub(super) struct Probe {
     magic: SetMagic,
     bucket: u64,
-    /// Bucket of the newest entry.
+    /// Bucket of the newest journal entry.
     newest: Option<u64>,
-    /// Ring buckets that were written to.
+    /// Buckets of the ring that were written to.
     used: BTreeSet<u64>,
     roots: Option<Roots>,
 }
@@ -34,7 +34,7 @@ struct Roots {
     chain: u64,
 }
 
-/// The 8 bytes at an offset.
+/// The word of 8 bytes at an offset.
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
@@ -67,7 +67,7 @@ impl Probe {
         let bucket = at.0 / self.bucket;
         let step = self.newest.replace(bucket).is_some_and(|newest| newest != bucket);
         let reuse = !self.used.insert(bucket) && step;
-        // The pointers of the table and of the root are behind the two words of their keys.
+        // Each pointer is after the two words of its key.
         let roots = Roots {
             table: word(bytes, 56).unwrap_or_default(),
             root: word(bytes, 120).unwrap_or_default(),

@@ -1,4 +1,6 @@
 //! The hardware of a plan.
+//!
+//! Owns the drawing of the devices and their speeds. Must not know the requests.
 
 use format::{CacheMode, Replacement};
 use io::{Nanos, Rng};
@@ -18,14 +20,14 @@ pub(super) fn speed(rng: &mut Rng) -> Speed {
         base: Nanos(base),
         spread: Nanos(spread),
         slow_one_in,
-        // The last one is as good as stuck.
+        // With the longest time, the device is nearly stuck.
         slow: Nanos::from_ms(one_of(rng, &[10, 300, 3000, 90_000])),
         nodes: Nanos(0),
     }
 }
 
 pub(super) fn mode(rng: &mut Rng) -> CacheMode {
-    // Writeback has most to lose.
+    // Writeback is the most frequent mode, because it can lose most.
     if rng.chance(1, 2) { CacheMode::Writeback } else { one_of(rng, &MODES) }
 }
 
@@ -65,7 +67,7 @@ pub(super) fn layout(rng: &mut Rng, life: Life) -> Layout {
     let block_sectors = if logical_block_bytes == 4096 { 8 } else { one_of(rng, &[1, 1, 2, 8]) };
     let more = match life {
         _ if big => rng.below(64),
-        // With small buckets the list of the journal's is longer than the first sector of the superblock.
+        // With small buckets the list of the journal's buckets is longer than the first sector of the superblock.
         Life::Brief if rng.chance(1, 6) => 200 + rng.below(60),
         Life::Brief => rng.below(60),
         Life::Pressure => rng.below(20),
@@ -94,7 +96,7 @@ pub(super) fn layout(rng: &mut Rng, life: Life) -> Layout {
     it
 }
 
-/// Size of the flash-only volume; 0 for none.
+/// Size of the flash-only volume in sectors; 0 for none.
 pub(super) fn flash(rng: &mut Rng, life: Life, layout: &Layout) -> u64 {
     let parts = match life {
         Life::Brief => one_of(rng, &[1, 2]),

@@ -1,4 +1,6 @@
-//! The failures and the ends of boots.
+//! The failures of boots, and the ways in which boots end.
+//!
+//! Owns the drawing of both. Must not know how a fault is injected.
 
 use io::Rng;
 
@@ -9,11 +11,11 @@ use crate::hardware::Layout;
 use crate::landmark::Aim;
 use crate::plan::{Boot, Cut, Faults, Hang, Loss, Outage};
 
-/// Slow requests of a boot in which a device hangs take no longer, in nanoseconds: what takes longer waits for that device.
+/// Limit of slow requests in a boot with a hung device, in ns. A request that takes longer waits for that device.
 const SLOW_BESIDE_A_HANG: u64 = 300_000_000;
 
 impl Mix {
-    /// Faults of one boot: each on its own.
+    /// Draws the faults of one boot, each on its own.
     pub(super) fn faults(&self, rng: &mut Rng, layout: &Layout, volumes: usize) -> Faults {
         let percent = &self.faults;
         let backings = layout.backings.len() as u64;
@@ -62,7 +64,7 @@ impl Mix {
         f
     }
 
-    /// How a boot ends that does not end in order.
+    /// Draws the end of a boot that does not end in order.
     pub(super) fn cut(&self, rng: &mut Rng) -> Cut {
         let (cache, backing) = self.crashes.retained;
         if rng.below(100) < self.crashes.kill_percent {
@@ -74,14 +76,16 @@ impl Mix {
         Cut::Power(cache, backing)
     }
 
-    /// When a boot crashes, and what is left. `effects`: when at the latest, about. `ends`: answers at which a series of
-    /// requests ends.
+    /// Draws when a boot crashes, and what survives.
+    ///
+    /// `effects`: the approximate latest time of the crash. `ends`: numbers of the answers at which a series of requests
+    /// ends.
     pub(super) fn crash(&self, rng: &mut Rng, boot: &mut Boot, (effects, first): (u64, bool), ends: &[u64]) {
         boot.cut = self.cut(rng);
         boot.off_seconds = if rng.chance(1, 10) { rng.below(100_000) } else { 0 };
         boot.cut_with_faults = boot.faults.is_some() && rng.chance(1, 2);
         if rng.below(100) < self.crashes.late_percent {
-            // Whoever claims a device waits for these: they never land among the requests of the next process.
+            // The claim of a device waits for these writes, so they never land among the requests of the next process.
             boot.late = Some(0);
         }
         if boot.faults.as_ref().is_some_and(|f| f.hang.is_some()) {
@@ -95,7 +99,7 @@ impl Mix {
         if rng.below(100) < self.crashes.older_percent {
             boot.older = Some(rng.below(effects.min(400)));
         }
-        // Often while the set is being opened.
+        // One crash in six comes early, most often while the set is being opened.
         let most = if rng.chance(1, 6) { 40 } else { effects };
         boot.crash = Some(1 + rng.below(most));
         if self.life == Life::Brief && rng.chance(1, 4) {
@@ -104,16 +108,16 @@ impl Mix {
         }
         let fills = first && matches!(self.life, Life::Pressure | Life::Forest | Life::Churn);
         if fills {
-            // The devices are to fill up first.
+            // In the first boot the devices have to fill up first, so the crash is not aimed at a landmark.
             return;
         }
         if first && rng.chance(1, 10) {
-            // While the set is initialised.
+            // The crash comes while the set is initialised.
             let at = one_of(rng, &[Landmark::Superblock, Landmark::Superblock, Landmark::Entry]);
             boot.aim = Some(Aim { at, nth: 1, effects: one_of(rng, &[0, 0, 1, 2]) });
         } else if rng.below(100) < self.crashes.aim_percent {
             boot.aim = Some(self.aim(rng, boot.requests.len() as u64, ends));
-            // It comes too late to spoil the aim, if anything.
+            // This crash comes late, so that the aimed crash comes first.
             boot.crash = Some(effects + rng.below(effects));
             boot.crash_in_durable_write = None;
         }
@@ -128,7 +132,7 @@ impl Mix {
         }
         let nth = match at {
             Landmark::Answer if !ends.is_empty() && rng.chance(3, 4) => {
-                // The last request of a series, or one of those before it.
+                // The crash is at the last request of a series, or shortly before it.
                 one_of(rng, ends).saturating_sub(one_of(rng, &[0, 0, 0, 1, 2])).max(1)
             }
             Landmark::Answer | Landmark::DurableAnswer => 1 + rng.below(requests + 1),

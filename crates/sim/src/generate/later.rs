@@ -1,7 +1,7 @@
-//! Later additions to plans, drawn by a separate generator: the older parts of a plan stay the same, so that seeds which found a
-//! bug still find it.
+//! Later additions to plans, drawn by a separate generator.
 //!
-//! Must not change what the other modules drew; it adds requests, acts and settings.
+//! The older parts of a plan stay the same, so seeds that found a bug still find it. Owns the additions of requests, acts
+//! and settings. Must not change what the other modules drew.
 
 use io::{Nanos, Rng};
 
@@ -52,8 +52,10 @@ pub(super) fn add(plan: &mut Plan, rng: &mut Rng, leanings: &[Lean]) {
     }
 }
 
-/// Power cuts soon after a process died while it wrote an entry: the next start reads the entry from the device's cache,
-/// and loses it unless that start made it durable.
+/// Adds power cuts soon after a process died while it wrote an entry.
+///
+/// The next start reads the entry from the device's cache, and the power cut loses the entry unless that start made it
+/// durable.
 fn lose_what_was_left(plan: &mut Plan, rng: &mut Rng) {
     for n in 1..plan.boots.len() {
         if !rng.chance(1, 2) {
@@ -66,7 +68,7 @@ fn lose_what_was_left(plan: &mut Plan, rng: &mut Rng) {
         dying.cut = Cut::Kill;
         dying.aim = Some(Aim { at: Landmark::Entry, nth: many, effects: one_of(rng, &[0, 1, 1, 2]) });
         dying.crash.get_or_insert(400 + rng.below(400));
-        // What lands later would be durable.
+        // A write that lands later would be durable.
         dying.late = None;
         let next = &mut plan.boots[n];
         next.aim = Some(Aim { at: Landmark::Entry, nth: few, effects: one_of(rng, &[1, 2, 6]) });
@@ -76,7 +78,7 @@ fn lose_what_was_left(plan: &mut Plan, rng: &mut Rng) {
     }
 }
 
-/// Drains that are given up.
+/// Adds drains that are cancelled.
 fn drain(rng: &mut Rng, boot: &mut Boot, volumes: u64) {
     for _ in 0..rng.below(4) {
         let at = rng.below(boot.requests.len() as u64 + 1);
@@ -86,9 +88,9 @@ fn drain(rng: &mut Rng, boot: &mut Boot, volumes: u64) {
     boot.acts.sort_by_key(|(at, _)| *at);
 }
 
-/// Durable zeros over a hole of the flash-only volume and parts of the blocks beside it, which hold dirty data.
+/// Adds durable zeros over a hole of the flash-only volume and over parts of the adjacent blocks, which have dirty data.
 fn edges(rng: &mut Rng, boot: &mut Boot, flash: usize, blocks: u64, block: u64) {
-    // Fewer sectors are written as zeros, with keys.
+    // A shorter range is written as zeros, with keys.
     let wanted = 128 / block + 3;
     if blocks < wanted || boot.alone {
         return;
@@ -110,7 +112,7 @@ fn edges(rng: &mut Rng, boot: &mut Boot, flash: usize, blocks: u64, block: u64) 
     boot.settings.overwrite_in_place = one_of(rng, &["always", "always", "auto"]).into();
 }
 
-/// Some wipes, and now and then a walk before, which leaves more to be wiped.
+/// Adds some wipes; before some of them a walk, which leaves more to be wiped.
 fn wipe(rng: &mut Rng, boot: &mut Boot) {
     for _ in 0..rng.below(4) {
         let at = rng.below(boot.requests.len() as u64 + 1);

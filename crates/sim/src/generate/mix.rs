@@ -1,7 +1,8 @@
 //! The weights of a plan.
 //!
-//! Owns the frequency of each ingredient. Each weight is drawn on its own. A plan may *lean* towards a combination that is too
-//! rare by chance: that changes some of the weights, each or not on its own, and never removes an ingredient from all plans.
+//! Owns the frequency of each ingredient. Each weight is drawn on its own. A plan may *lean* towards a combination that is
+//! too rare by chance. That changes some of the weights, each with a probability of its own, and never removes an
+//! ingredient from all plans. Must not know how an ingredient is carried out.
 
 use format::CacheMode;
 use io::{Nanos, Rng};
@@ -13,7 +14,7 @@ use crate::disk::{Landmark, Retained};
 use crate::hardware::Layout;
 use crate::plan::Faults;
 
-/// In how many percent of its faulty boots a plan has a fault.
+/// The percentage of the faulty boots of a plan that have each fault.
 #[derive(Clone, Copy, Default)]
 pub(super) struct FaultMix {
     pub(super) cache_errors: u64,
@@ -26,13 +27,13 @@ pub(super) struct FaultMix {
     pub(super) hang: u64,
 }
 
-/// How boots of a plan end that do not end in order.
+/// The ends of the boots of a plan that do not end in order.
 pub(super) struct CrashMix {
     pub(super) percent: u64,
     pub(super) effects: u64,
     pub(super) aim_percent: u64,
     pub(super) aims: Vec<Landmark>,
-    /// Of the crashes that are aimed at an answer so many come right after the last one of a series.
+    /// Percentage of the crashes aimed at an answer that come right after the last answer of a series.
     pub(super) exact_percent: u64,
     pub(super) kill_percent: u64,
     pub(super) partial_percent: u64,
@@ -87,13 +88,13 @@ impl Mix {
         mix
     }
 
-    /// How many requests a boot has, and after how many effects of devices it is to crash.
+    /// The number of requests of a boot, and the number of device effects after which it crashes.
     pub(super) fn length(&self, rng: &mut Rng, number: u64, faults: Option<&Faults>) -> (u64, u64) {
         if faults.is_some_and(|f| f.hang.is_some()) {
-            // The ring of the journal is to go around.
+            // The ring of the journal has to wrap around.
             return (one_of(rng, &[60, 250, 500]), 30_000);
         }
-        // What has filled up in the first boot stays full: the others are for crashes in that state.
+        // The cache that fills up in the first boot stays full. The other boots are for crashes in that state.
         let fills = matches!(self.life, Life::Pressure | Life::Forest);
         match number {
             0 if fills => (self.requests.count, 30_000),
@@ -102,7 +103,7 @@ impl Mix {
         }
     }
 
-    /// Requests of clients and acts of the operator in a boot, about this many requests.
+    /// Draws about this many requests of clients, and the acts of the operator in the boot.
     pub(super) fn script(&self, rng: &mut Rng, requests: u64, sizes: &[u64], absent: &[usize]) -> Script {
         self.requests.script(rng, &self.operator, requests, sizes, absent)
     }
@@ -186,27 +187,27 @@ impl FaultMix {
 /// A combination that a plan leans towards.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Lean {
-    /// Devices become clean and dirty all the time, and nothing is in a hurry to the journal.
+    /// Devices change between clean and dirty all the time, and no request makes the journal urgent.
     Toggling,
-    /// The same, while devices fail.
+    /// Devices change between clean and dirty all the time, while devices fail.
     Failing,
-    /// Data is moved, and copies are forgotten.
+    /// Data is moved, and clean copies are invalidated.
     Moving,
-    /// A cache that is much smaller than what is read and written.
+    /// The cache is much smaller than the data that is read and written.
     Evicting,
     /// The process dies, and then the power fails.
     Dying,
-    /// Copies that are old enough to be durable, under dirty data that is not, under discards.
+    /// Copies that are old enough to be durable lie under dirty data that is not durable, and under discards.
     Discarding,
-    /// Journal entries of several blocks, and the power fails while they are written.
+    /// Journal entries have several blocks, and the power fails while they are written.
     Tearing,
-    /// Writeback goes over gaps that are written to, zeroed and discarded.
+    /// Writeback bridges gaps that are written to, zeroed and discarded.
     Bridging,
-    /// Everything happens at one place, one after the other, and the power fails right after an answer.
+    /// All requests go to one place, one after the other, and the power fails right after an answer.
     Places,
-    /// A device hangs while others work.
+    /// A device hangs while other devices work.
     Hanging,
-    /// The ring of the journal goes around, and the power fails where it does.
+    /// The ring of the journal wraps around, and the power fails at that point.
     Wrapping,
 }
 
@@ -228,7 +229,7 @@ impl Lean {
         Lean::Wrapping,
     ];
 
-    /// None, one or two.
+    /// Draws no, one or two leanings.
     pub(super) fn draw(rng: &mut Rng, life: Life) -> Vec<Lean> {
         let n = match life {
             Life::Brief => one_of(rng, &[0, 0, 1, 1, 1, 2]),
@@ -239,7 +240,7 @@ impl Lean {
     }
 }
 
-/// Changes a weight, or leaves it.
+/// Changes weights, each by chance.
 struct Tilt<'a>(&'a mut Rng);
 
 impl Tilt<'_> {
@@ -300,7 +301,7 @@ impl Mix {
         t.to(&mut self.faults.outage, &[90]);
         t.to(&mut self.faults.cache_errors, &[10]);
         t.to(&mut self.faults.backing_errors, &[10]);
-        // Changes that wait for each other, some of them past the cache.
+        // Changes wait for each other, and some of them bypass the cache.
         t.to(&mut self.requests.weights.discard, &[15]);
         t.to(&mut self.requests.weights.read, &[20]);
         t.to(&mut self.requests.weights.write, &[30]);
@@ -394,14 +395,14 @@ impl Mix {
     fn lean_places(&mut self, rng: &mut Rng, layout: &mut Layout) {
         let t = &mut Tilt(rng);
         for b in &mut layout.backings {
-            // Room for what is large enough to go past the cache.
+            // The device has room for requests that are large enough to bypass the cache.
             let larger = b.data_sectors + 512;
             t.to(&mut b.data_sectors, &[larger]);
         }
         t.to(&mut self.requests.depth, &[1]);
         t.to(&mut self.requests.series_percent, &[100]);
         t.to(&mut self.requests.one_volume_percent, &[90]);
-        // One series, or some.
+        // A boot has one series, or some.
         t.to(&mut self.requests.count, &[1, 1, 1, 20]);
         t.to(&mut self.requests.max_pause, &[Nanos::from_ms(20), Nanos::from_ms(200)]);
         t.to(&mut self.crashes.aim_percent, &[90]);

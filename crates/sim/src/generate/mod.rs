@@ -1,9 +1,9 @@
 //! Generates a plan from a seed.
 //!
 //! Owns the drawing of plans. Every plan draws a random part of all possible ingredients, with random weights, so that rare
-//! ingredients are common in some plans; each ingredient is drawn on its own, so that none excludes another
-//! (`tests/ingredient_pairs.rs` counts the pairs). Most plans are brief: crash after crash on small devices, because that is where
-//! most mistakes show. Must not know how anything is carried out.
+//! ingredients are common in some plans. Each ingredient is drawn on its own, so that none excludes another
+//! (`tests/ingredient_pairs.rs` counts the pairs). Most plans are brief, with crash after crash on small devices, because
+//! most mistakes show there. Must not know how a plan is carried out.
 //!
 //! `devices` draws the hardware, `settings` the settings of a boot, `mix` the weights of a plan, `requests` the requests of
 //! clients, `operator` the acts of the operator, `faults` failures and the ends of boots, `later` later additions.
@@ -28,13 +28,13 @@ use mix::{Lean, Mix};
 enum Life {
     /// Crash after crash on small devices.
     Brief,
-    /// A bit of everything.
+    /// Some of everything.
     Common,
-    /// A cache that is small for what is written, and is not emptied in time.
+    /// The cache is small for the data that is written, and does not empty in time.
     Pressure,
-    /// The same, until the generations of buckets wrap around.
+    /// The cache is small for the data that is written, until the generations of buckets wrap around.
     Churn,
-    /// An index of several levels.
+    /// The index has several levels.
     Forest,
 }
 
@@ -67,9 +67,9 @@ fn one_of<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
 struct Drawn {
     mix: Mix,
     layout: Layout,
-    /// Sizes of the volumes.
+    /// Sizes of the volumes in sectors.
     sizes: Vec<u64>,
-    /// The kind of boots.
+    /// The boot from which every boot is copied.
     like: Boot,
 }
 
@@ -100,7 +100,7 @@ impl Drawn {
 }
 
 impl Plan {
-    /// The plan that a seed stands for. In the end everything that is left is written back, without faults.
+    /// Generates the plan of a seed. Its last boot writes all remaining data back, without faults.
     pub fn from_seed(seed: u64) -> Plan {
         let rng = &mut Rng::new(seed ^ 0x6f70_7469_6f6e_7321);
         let life = Life::draw(rng);
@@ -159,7 +159,7 @@ impl Plan {
         plan
     }
 
-    /// Faults are off: what is left must work out.
+    /// Adds the last boots, which have no faults, so every operation has to succeed.
     fn end_well(&mut self, rng: &mut Rng, drawn: &Drawn) {
         let cut = drawn.mix.cut(rng);
         let mut last = Boot { read_back_percent: 100, cut, ..drawn.like.clone() };

@@ -1,4 +1,6 @@
 //! The acts of the operator in a generated plan.
+//!
+//! Owns the kinds of acts and their drawing. Must not know how an act is carried out.
 
 use io::Rng;
 
@@ -73,7 +75,7 @@ impl OperatorMix {
         }
     }
 
-    /// An act of the operator, of one of the selected kinds. `volumes` counts the flash-only one, of which most acts want nothing.
+    /// Draws an act of one of the selected kinds. `volumes` counts the flash-only volume, which most acts skip.
     pub(super) fn act(&self, rng: &mut Rng, volumes: usize) -> Vec<Act> {
         if self.actions.is_empty() {
             return Vec::new();
@@ -123,7 +125,7 @@ impl OperatorMix {
     }
 }
 
-/// An act in the middle of a series: most often another mode.
+/// Draws an act in the middle of a series: most often a change of the mode.
 pub(super) fn series_act(rng: &mut Rng, volume: usize) -> Vec<Act> {
     match rng.below(8) {
         0 => vec![Act::Gc],

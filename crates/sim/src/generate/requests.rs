@@ -1,7 +1,7 @@
 //! The requests of clients in a generated plan.
 //!
-//! Owns requests, their positions, and series: several successive requests to one position, with changes of the mode between
-//! them.
+//! Owns requests, their positions, and series: several successive requests to one position, with changes of the mode
+//! between them. Must not know how a request is carried out.
 
 use io::{Nanos, Rng};
 
@@ -15,11 +15,11 @@ use crate::plan::{Act, Request};
 pub(super) struct Script {
     pub(super) requests: Vec<(usize, Request)>,
     pub(super) acts: Vec<(u64, Act)>,
-    /// How many requests of all are to be answered when a series ends.
+    /// Number of all requests that are answered when each series ends.
     pub(super) ends: Vec<u64>,
 }
 
-/// Larger writes of zeros go past the cache.
+/// Size in sectors from which writes of zeros bypass the cache.
 const LARGE_ZEROES: u64 = 129;
 
 /// Relative frequency of requests.
@@ -37,22 +37,22 @@ pub(super) struct Weights {
 pub(super) struct RequestMix {
     pub(super) weights: Weights,
     pub(super) depth: u64,
-    /// How many requests a boot has.
+    /// Number of requests of a boot.
     pub(super) count: u64,
     pub(super) max_sectors: u64,
     pub(super) align_sectors: u64,
     pub(super) hot_percent: u64,
     pub(super) sequential_percent: u64,
     pub(super) fua_percent: u64,
-    /// Of the requests so many begin a series at one place.
+    /// Percentage of the requests that begin a series at one place.
     pub(super) series_percent: u64,
-    /// In so many boots all requests go to one volume.
+    /// Percentage of the boots in which all requests go to one volume.
     pub(super) one_volume_percent: u64,
     pub(super) max_pause: Nanos,
 }
 
 impl RequestMix {
-    /// Draws all but the number and the length of requests, which follow from the kind of the plan.
+    /// Draws everything but the number and the length of requests, which follow from the kind of the plan.
     pub(super) fn draw(rng: &mut Rng, layout: &Layout) -> RequestMix {
         let weights = Weights {
             read: one_of(rng, &[0, 5, 20, 60]),
@@ -77,7 +77,7 @@ impl RequestMix {
         }
     }
 
-    /// Requests of clients and acts of the operator in a boot, about this many requests.
+    /// Draws about this many requests of clients, and the acts of the operator in the boot.
     pub(super) fn script(
         &self,
         rng: &mut Rng,
@@ -115,11 +115,11 @@ impl RequestMix {
         script
     }
 
-    /// Where a request goes.
+    /// Draws the range of a request.
     fn range(&self, rng: &mut Rng, size: u64, last_end: u64) -> (u64, u64) {
         let align = self.align_sectors.max(1);
         let most = self.max_sectors.min(size).max(align);
-        // Small ones more often than large ones.
+        // Small requests are more frequent than large ones.
         let log = rng.below(u64::from(most.ilog2()) + 1);
         let sectors = (1 + rng.below(1 << log) + rng.below(1 << log)).min(most).next_multiple_of(align);
         let space = if rng.below(100) < self.hot_percent { (size / 8).max(align) } else { size };
@@ -159,12 +159,12 @@ impl RequestMix {
         }
     }
 
-    /// Several requests to one place.
+    /// Draws several requests to one place.
     fn series(&self, rng: &mut Rng, volume: usize, size: u64, script: &mut Script) {
         let align = self.align_sectors.max(1);
         let start = rng.below(size) / align * align;
         let sectors = one_of(rng, &[1_u64, 4, 8, 16]).next_multiple_of(align).min(size - start);
-        // The same range, or one that goes beyond it on either side.
+        // The range of the series, or a range that exceeds it on either side.
         let near = |rng: &mut Rng| match rng.below(4) {
             0 => {
                 let first = start.saturating_sub(rng.below(9)) / align * align;
@@ -187,11 +187,11 @@ impl RequestMix {
             }
             script.requests.extend(steps.into_iter().map(|r| (volume, r)));
         }
-        // Reads and pauses are no answers that a crash is aimed at.
+        // Reads and pauses are no answers at which a crash is aimed.
         let counts = |(_, r): &&(usize, Request)| !matches!(r, Request::Read { .. } | Request::Pause { .. });
         script.ends.push(script.requests.iter().filter(counts).count() as u64);
     }
-    /// The steps of a series: any, or some that differ, in any order.
+    /// Draws the steps of a series: any steps, or some different ones, in any order.
     fn kinds(&self, rng: &mut Rng) -> Vec<Step> {
         if rng.chance(1, 3) {
             let n = 3 + rng.below(8);
@@ -202,14 +202,14 @@ impl RequestMix {
         (0..n).map(|_| deck.swap_remove(rng.below(deck.len() as u64) as usize)).collect()
     }
 
-    /// A step of a series: a request near the place, or a large one around it.
+    /// Draws a step of a series: a request near the place, or a large one around it.
     fn step(&self, rng: &mut Rng, kind: Step, near: (u64, u64), large: (u64, u64)) -> Vec<Request> {
         let pause = |rng: &mut Rng| Request::Pause { ns: rng.below(self.max_pause.0 + 1) };
         let (start, sectors) = near;
         match kind {
             Step::Write => vec![Request::Write { start, sectors, fua: false }],
             Step::DurableWrite | Step::AgainDurable => vec![Request::Write { start, sectors, fua: true }],
-            // What was read is on its way into the cache for a while.
+            // The data of a read takes a while to enter the cache.
             Step::Read => vec![Request::Read { start, sectors }, pause(rng)],
             Step::Discard => vec![Request::Discard { start, sectors }],
             Step::Zeroes | Step::DurableZeroes => {
@@ -234,7 +234,7 @@ enum Step {
     Zeroes,
     DurableZeroes,
     Flush,
-    /// The operator does something, most often to the mode.
+    /// The operator acts, most often on the mode.
     Other,
     Pause,
 }
@@ -253,7 +253,7 @@ impl Step {
         Step::Pause,
     ];
 
-    /// Those of which each promises something, or may take it back.
+    /// Steps that each promise durability, or may take it back.
     const DURABLE: [Step; 6] =
         [Step::DurableWrite, Step::AgainDurable, Step::Read, Step::Discard, Step::DurableZeroes, Step::Other];
 }

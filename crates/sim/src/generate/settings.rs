@@ -1,4 +1,6 @@
 //! The settings of a boot.
+//!
+//! Owns their drawing. Must not know how a setting is applied.
 
 use io::Rng;
 
@@ -30,7 +32,7 @@ pub(super) fn draw(rng: &mut Rng, life: Life) -> Settings {
     }
 }
 
-/// Settings in which what a plan leans towards is likely. Each is taken or not on its own.
+/// Changes settings so that the combination that a plan leans towards is likely, each by chance.
 pub(super) fn lean(rng: &mut Rng, lean: Lean, s: &mut Settings) {
     let mut tilt = |change: &mut dyn FnMut(&mut Settings, &mut Rng)| {
         if rng.chance(5, 6) {

@@ -1,7 +1,7 @@
 //! Liveness: no request waits for a device that it does not need.
 //!
-//! Owns the bound within which requests end while a backing device hangs: those of the other volumes, and reads of the
-//! hung device's volume for which the device was not asked.
+//! Owns the time limit of requests while a backing device hangs: requests to other volumes, and reads of the volume of the
+//! hung device that did not need the device. Must not know how a device hangs.
 
 use std::rc::Rc;
 
@@ -14,47 +14,48 @@ use crate::client::UnderWay;
 use crate::disk::{SimDisk, Speed};
 use crate::plan::Hang;
 
-/// Deadline of a request that does not need the hung device: longer than the engine waits for a device that it can do
-/// without, and than the other waits of a request, unless requests to devices are slow themselves.
+/// Time limit of a request that does not need the hung device.
+///
+/// It is longer than the engine waits for a device that it can do without, and longer than the other waits of a request.
+/// Slow requests to devices extend it.
 const REQUEST_DEADLINE: Nanos = Nanos::from_secs(900);
 
-/// So many slow requests to devices may be on the way of one request.
+/// Limit of the slow device requests for which one request may wait in turn.
 const SLOW_ON_THE_WAY: u64 = 100;
 
-/// How often requests under way are checked.
+/// Interval between checks of the requests in flight.
 const CHECK_INTERVAL: Nanos = Nanos::from_secs(60);
 
-/// A backing device that hangs in a boot, and the rules about requests beside it.
+/// A backing device that hangs in a boot, and the rules for requests meanwhile.
 pub(super) struct HungDevice {
     session: Rc<Session>,
     hang: Hang,
 }
 
 impl HungDevice {
-    /// The device that hangs in this boot.
+    /// The device that hangs in this boot; `None` if no device does.
     pub(super) fn of(session: &Rc<Session>) -> Option<HungDevice> {
         let hang = session.boot.faults.as_ref()?.hang.clone()?;
         let exists = (1..=session.given.backings.len()).contains(&hang.device);
         exists.then(|| HungDevice { session: session.clone(), hang })
     }
 
-    /// The place of the device's volume among all volumes.
+    /// The number of the device's volume.
     pub(super) fn volume(&self) -> usize {
         self.hang.device - 1
     }
 
-    /// Whether the plan lets the device go on.
+    /// Whether the plan releases the device.
     pub(super) fn is_released(&self) -> bool {
         self.hang.released
     }
 
-    /// Lets the device hang from the step on that the plan says.
+    /// Makes the device hang from the step on that the plan has.
     pub(super) fn begin(&self) {
         self.disk().hang_after(self.hang.after, self.hang.flushes);
     }
 
-    /// Waits for the clients of the volumes whose devices answer, and lets the device that hangs go on if the plan says
-    /// so.
+    /// Waits for the clients of the volumes whose devices answer, and releases the hung device if the plan says so.
     pub(super) async fn outlive(&self, others: Vec<(usize, JoinHandle<()>)>) -> Result<(), String> {
         let work = async {
             for (_, t) in others {
@@ -91,7 +92,7 @@ impl HungDevice {
         Nanos(REQUEST_DEADLINE.0 + SLOW_ON_THE_WAY * slowest)
     }
 
-    /// A request that waits although every device that it needs answers.
+    /// A request that waits although every device that it needs answers; `None` if there is none.
     fn request_that_waits(&self) -> Option<String> {
         let session = &self.session;
         let (now, deadline) = (session.rt.now(), self.deadline());

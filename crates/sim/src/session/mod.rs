@@ -1,7 +1,7 @@
 //! One boot: the set is opened, clients and an operator work, the set is stopped. The power may fail at any moment.
 //!
 //! Owns the events between power on and power off; the acts of the operator are in `operator`, the rules about waits in
-//! `liveness`. Must not know what survives; the run does.
+//! `liveness`. Must not know what survives a crash: the run decides that.
 
 mod liveness;
 mod operator;
@@ -25,10 +25,10 @@ use crate::stamp::Content;
 use crate::world::World;
 use liveness::HungDevice;
 
-/// Sectors read at once when a volume is read back.
+/// Number of sectors that are read at once when a volume is read back.
 const READ_BACK: u64 = 96;
 
-/// Leaves that a start may keep in memory beyond the limit, besides those that it replays to.
+/// Number of leaves that a start may have in memory beyond the limit, in addition to those that the replay changes.
 const FEW_LEAVES: u64 = 4;
 
 /// Number of the flash-only volume among the UUIDs.
@@ -44,28 +44,28 @@ pub struct Given {
     pub backings: Vec<Rc<SimDisk>>,
     /// Clients of the cached devices, then that of the flash-only volume.
     pub clients: Vec<Rc<Client>>,
-    /// What the contents are, by an independent judge, before anything runs; nothing where the engine may know better.
+    /// The contents of the volumes before the boot, by an independent judge. Empty if the engine may know more.
     pub judged: Vec<Option<Vec<Content>>>,
-    /// The flash-only volume was made in an earlier boot.
+    /// Whether the flash-only volume was made in an earlier boot.
     pub flash_made: Rc<Cell<bool>>,
-    /// The set was stopped in order: there is next to nothing to replay.
+    /// The last process that opened the set stopped it: there is nothing to replay.
     pub was_stopped: bool,
-    /// Memory that outlived the process before this one.
+    /// The memory that outlived the process before this one.
     pub memory: Option<Rc<Memory>>,
 }
 
-/// Everything that the tasks of one boot share.
+/// State that the tasks of one boot share.
 pub struct Session {
     /// The plan of this boot.
     pub boot: Boot,
-    /// Requests under way at once, for each volume.
+    /// Number of requests in flight for each volume.
     depth: u64,
-    /// For the engine.
+    /// Seed of the engine.
     seed: u64,
     bucket_bytes: u64,
-    /// Where the data of each backing device begins.
+    /// Offset of the data of each backing device, in sectors.
     offsets: Vec<u64>,
-    /// The given devices and oracles.
+    /// The devices and oracles of the boot.
     pub given: Given,
     rt: Handle,
     set: RefCell<Option<CacheSet>>,
@@ -76,12 +76,12 @@ pub struct Session {
     clients_done: Cell<bool>,
     opened: Cell<bool>,
     detaches: Cell<u64>,
-    /// Clients of devices that came later.
+    /// Clients of devices that were registered later.
     late_clients: RefCell<Vec<JoinHandle<()>>>,
 }
 
 impl Session {
-    /// A boot that has not begun.
+    /// Makes a boot that has not begun.
     pub fn new(plan: &Plan, boot: Boot, given: Given) -> Rc<Session> {
         let rt = given.parts.cache.runtime().clone();
         let queues: Vec<RefCell<VecDeque<Request>>> =
@@ -110,17 +110,17 @@ impl Session {
         })
     }
 
-    /// The set, once it is open.
+    /// The set; `None` before it is open.
     pub fn set(&self) -> Option<CacheSet> {
         self.set.borrow().clone()
     }
 
-    /// Requests that were issued, and detaches that ended.
+    /// Number of issued requests, and number of finished detaches.
     pub fn counts(&self) -> (u64, u64) {
         (self.issued.get(), self.detaches.get())
     }
 
-    /// Whether the set was opened, and everything registered.
+    /// Whether the set was opened and all devices were registered.
     pub fn was_opened(&self) -> bool {
         self.opened.get()
     }
@@ -129,7 +129,7 @@ impl Session {
         self.boot.faults.is_some()
     }
 
-    /// After a power cut: lets go of everything that would keep itself alive.
+    /// Releases, after a power cut, everything that would keep itself alive.
     pub fn give_up(&self) {
         for c in &self.given.clients {
             c.set_volume(None);
@@ -143,7 +143,7 @@ impl Session {
         self.given.world.random(Rng::fork)
     }
 
-    /// The whole boot. `Ok(true)`: everything was stopped in order.
+    /// Runs the whole boot. `Ok(true)`: everything was stopped in order.
     ///
     /// # Errors
     /// If the engine refused an operation that must succeed.
@@ -203,7 +203,7 @@ impl Session {
         self.stop().await
     }
 
-    /// Tasks that carry out the requests of a volume.
+    /// Starts the tasks that carry out the requests of a volume.
     fn workers(self: &Rc<Self>, i: usize) -> Vec<JoinHandle<()>> {
         let one = |_| {
             let this = self.clone();
@@ -256,13 +256,20 @@ impl Session {
         Ok(())
     }
 
-    /// A start keeps no more of the index in memory than it may, and a few leaves: those that are replayed to, of which each
-    /// key has two at most, and the last one that was taken.
+    /// Checks that a start has no more of the index in memory than its limit and a few leaves.
+    ///
+    /// The additional leaves are those that the replay changes, of which each key has at most two, and the last one that
+    /// was read.
     fn check_index(&self, set: &CacheSet) {
         let events = set.take_events();
         self.given.world.log(|| format!("opened: {events:?}"));
         let replayed = |e: &SetEvent| if let SetEvent::Replayed { keys, .. } = e { *keys } else { 0 };
-        let leaves = FEW_LEAVES + 2 * events.iter().map(replayed).sum::<u64>();
+        let keys = events.iter().map(replayed).sum::<u64>();
+        assert!(
+            !self.given.was_stopped || keys == 0,
+            "journal: expected no keys to replay after a clean stop, found {keys}"
+        );
+        let leaves = FEW_LEAVES + 2 * keys;
         let most = self.boot.settings.node_cache_bytes + leaves * self.bucket_bytes;
         let found = set.status().index_bytes as u64;
         assert!(
@@ -290,7 +297,7 @@ impl Session {
         for (disk, client) in self.given.parts.backings.iter().zip(&self.given.clients) {
             match Volume::pass_through(disk.clone(), false).await {
                 Ok(v) => client.set_volume(Some(v)),
-                // With dirty data in the cache it must refuse.
+                // The engine must refuse a device with dirty data in the cache.
                 Err(EngineError::Refused(refusal)) => match &*refusal {
                     Refusal::Device { why: DeviceRefusal::DirtyInSet { .. }, .. } => {}
                     other => panic!("{other}"),
@@ -333,7 +340,7 @@ impl Session {
         Ok(())
     }
 
-    /// A client that works until the requests are used up.
+    /// Carries out requests of a volume until none are left.
     async fn work(&self, i: usize) {
         let client = &self.given.clients[i];
         loop {
@@ -353,7 +360,7 @@ impl Session {
         }
     }
 
-    /// Everything is written back, and the devices are clean.
+    /// Drains all volumes, so that their devices are clean.
     async fn drain(&self) -> Result<(), String> {
         for (disk, client) in self.given.parts.backings.iter().zip(&self.given.clients) {
             let Some(v) = client.volume() else { continue };
@@ -403,7 +410,7 @@ impl Session {
                 in_order = false;
             }
         }
-        // A device that fails may have kept from the medium what a stop promises.
+        // A failing device may have lost data that a stop promises to make durable.
         Ok(in_order && !self.tolerant())
     }
 }

@@ -1,6 +1,6 @@
 //! The acts of the operator in a boot, while clients send requests.
 //!
-//! Owns the execution of each act, and its consequences for the clients of the volume.
+//! Owns the execution of each act, and its consequences for the clients of the volume. Must not know which acts come.
 
 use std::rc::Rc;
 
@@ -70,7 +70,7 @@ impl Session {
         }
     }
 
-    /// Lets a device go as it is; some time later it is registered again.
+    /// Releases a device without draining it, and registers it again some time later.
     async fn release(
         &self,
         set: &CacheSet,
@@ -81,7 +81,7 @@ impl Session {
         let client = &self.given.clients[i];
         client.pause().await;
         client.set_volume(None);
-        // A volume that has lost its cache does not say whether its device could be flushed.
+        // A volume that has lost its cache does not report whether its device could be flushed.
         let says = volume.inode().is_some();
         let released = set.release(&volume).await;
         drop(volume);
@@ -103,7 +103,7 @@ impl Session {
         self.tune(&volume).await
     }
 
-    /// Begins to detach a device, and gives that up.
+    /// Begins to detach a device, and cancels that.
     async fn give_up_detach(&self, set: &CacheSet, volume: Rc<Volume>, ns: u64) -> Result<(), EngineError> {
         let begun = set.begin_detach(&volume);
         match select(std::pin::pin!(begun), self.rt.sleep(Nanos(ns))).await {
@@ -112,7 +112,7 @@ impl Session {
         }
     }
 
-    /// Registers a device that was absent; its clients begin their work.
+    /// Registers a device that was absent, and starts its clients.
     async fn attach(self: &Rc<Self>, set: &CacheSet, i: usize) -> Result<(), EngineError> {
         if self.boot.alone || !self.boot.absent.contains(&i) || i >= self.given.parts.backings.len() {
             return Ok(());
@@ -126,7 +126,7 @@ impl Session {
         Ok(())
     }
 
-    /// Detaches a device under load; some time later it is attached again.
+    /// Detaches a device under load, and attaches it again some time later.
     async fn detach(
         &self,
         set: &CacheSet,
@@ -148,13 +148,13 @@ impl Session {
         stopped.and(again)
     }
 
-    /// Deletes the flash-only volume and makes a new one; its contents are zeros then.
+    /// Deletes the flash-only volume and makes a new one, which has zeros.
     async fn recreate(&self, set: &CacheSet) -> Result<(), EngineError> {
         let Some(client) = self.given.clients.get(self.given.parts.backings.len()) else { return Ok(()) };
         let Some(volume) = client.volume() else { return Ok(()) };
         let Some(inode) = volume.inode() else { return Ok(()) };
         client.pause().await;
-        // From the deletion on anything may be there, until the new volume is.
+        // Between the deletion and the new volume, any contents are allowed.
         let size = client.size();
         let id = client.oracle.borrow_mut().begin(crate::oracle::What::Zero, 0, size);
         self.given.flash_made.set(false);

@@ -32,7 +32,7 @@ fn target_of(job: &Value) -> String {
     described(&json!({"name": job["target"], "device": job["device"], "uuid": job["uuid"]}))
 }
 
-/// The result of a wipe, if there was one.
+/// The result of a wipe as text; empty if there was none.
 fn wiped_in_words(wiped: &Value) -> String {
     let number = |key: &str| wiped[key].as_u64();
     let (Some(bytes), Some(whole), Some(shared)) =

@@ -1,7 +1,8 @@
 //! Commands for the daemon that change something or start a job.
 //!
-//! Each command is one request. A long operation is a job: the command waits until it ends; the job continues if the command is
-//! ended.
+//! Owns the commands and their output. Each command sends its request to the daemon. A long operation is a job: the command
+//! waits until the job ends, and the job continues if the command is ended. Must not know how the daemon carries a request
+//! out.
 
 mod job;
 mod show;
@@ -12,8 +13,10 @@ mod wait;
 use std::path::PathBuf;
 
 use clap::Args;
+use engine::tunables::{DeviceTunables, SetTunables, TunableError, nearest};
 use serde_json::{Value, json};
 use serve::plain;
+use serve::tunables::{names, owners};
 
 pub(crate) use job::{Cancel, Detach, Drain, Jobs, Wipe};
 pub(crate) use show::{Show, Tree};
@@ -181,7 +184,7 @@ impl SetLabel {
     }
 }
 
-/// Whose tunables: those of a volume, or of a set.
+/// The path of the tunables of a volume or a set.
 fn tunables_path(control: &Control, name: &str) -> Result<String, Failure> {
     let name = segment(&control.device_name(name)?);
     let of_volume = format!("/v1/volumes/{name}/tunables");
@@ -191,7 +194,7 @@ fn tunables_path(control: &Control, name: &str) -> Result<String, Failure> {
             return Ok(of_set);
         }
     }
-    // The request refuses a name that nothing has. The audit records the refusal of a request that would change something.
+    // The next request refuses an unknown name. A refused request that would change something is recorded in the audit.
     Ok(of_volume)
 }
 
@@ -259,12 +262,34 @@ impl Set {
             .map(|s| s.split_once('=').ok_or_else(|| Failure::Usage(format!("{s}: expected KEY=VALUE"))));
         let wanted = wanted.collect::<Result<Vec<_>, _>>()?;
         let path = tunables_path(&self.control, &self.volume)?;
+        // The daemon takes one at a time: nothing is to be changed if a later one cannot be right.
+        if wanted.len() > 1 {
+            wanted
+                .iter()
+                .try_for_each(|(key, value)| checked(&path, key, value))
+                .map_err(Failure::bad_value)?;
+        }
         let mut changed = Changed::default();
         for (key, value) in wanted {
             let wish = json!({"value": value, "runtime": self.runtime});
-            changed.add(self.control.put(&format!("{path}/{}", segment(key)), &wish)?);
+            match self.control.put(&format!("{path}/{}", segment(key)), &wish) {
+                Ok(body) => changed.add(body),
+                Err(e) => return Err(changed.before(e)),
+            }
         }
         changed.show(&self.control)
+    }
+}
+
+/// Refuses a value that the tunable at this path of the API can never have, and a name that nothing has.
+fn checked(path: &str, key: &str, value: &str) -> Result<(), TunableError> {
+    let (of_set, of_device) = owners(key);
+    match path.starts_with("/v1/sets/") {
+        true if of_set => SetTunables::check_alone(key, value),
+        false if of_device => DeviceTunables::check_alone(key, value),
+        // The daemon refuses the tunable of a set for a volume, and names the command that sets it.
+        _ if of_set || of_device => Ok(()),
+        _ => Err(TunableError::Unknown { name: key.to_owned(), nearest: nearest(key, names().into_iter()) }),
     }
 }
 
@@ -279,6 +304,18 @@ impl Changed {
     fn add(&mut self, body: Value) {
         self.list.push(body["changed"].clone());
         self.resolved = body["resolved"].clone();
+    }
+
+    /// The failure of the next one, which says what was changed before it.
+    fn before(&self, failure: Failure) -> Failure {
+        let before: Vec<String> =
+            self.list.iter().map(|c| format!("{} = {}", text(&c["key"]), text(&c["value"]))).collect();
+        if before.is_empty() {
+            return failure;
+        }
+        let message = format!("{failure}; changed before: {}", before.join(", "));
+        // Not the exit code of wrong usage: something was done.
+        Failure::Caused { text: message, source: Box::new(failure) }
     }
 
     fn show(&self, control: &Control) -> Result<(), Failure> {

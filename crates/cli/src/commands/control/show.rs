@@ -11,7 +11,7 @@ use crate::client::{Control, segment};
 use crate::failure::Failure;
 use crate::out;
 
-/// Lines of equal columns.
+/// Formats rows as lines with aligned columns.
 pub(super) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns)
@@ -76,7 +76,7 @@ impl Row<'_> {
         }
     }
 
-    /// The line of the device; its label is escaped.
+    /// A field of the device as text; the label is escaped.
     fn text(&self, key: &str) -> String {
         let text = text(&self.device[key]);
         if key == "label" { plain::label(text).into_owned() } else { text.to_owned() }

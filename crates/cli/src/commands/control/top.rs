@@ -54,7 +54,7 @@ impl Counts {
         }
     }
 
-    /// The difference since `before`; a volume that was restarted meanwhile counts from zero.
+    /// The difference since `before`. A counter that is smaller now counts from zero, because its volume was restarted.
     fn since(self, before: Counts) -> Counts {
         let past = |now: u64, then: u64| now.checked_sub(then).unwrap_or(now);
         Counts {
@@ -82,7 +82,7 @@ impl Top {
         loop {
             let status = self.control.get("/v1/status")?;
             let now = Instant::now();
-            // The first update has no difference.
+            // The first update has no earlier counters.
             let seconds = looked.map(|l| now.duration_since(l).as_secs_f64());
             let counts: BTreeMap<String, Counts> =
                 volumes(&status).map(|v| (text(&v["name"]).to_owned(), Counts::of(v))).collect();

@@ -1,6 +1,7 @@
 //! ext4 on the volume's block device, mounted.
 //!
-//! Owns the check whether this host permits it, and the mount, which ends with the value.
+//! Owns the check whether this host permits the mount, and the mount, which ends when the value is dropped. Must not know
+//! the load.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,20 +14,20 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use crate::failure::Failure;
 use crate::{exports, out};
 
-/// How long a file system may be in use when it is to be unmounted.
+/// Time limit for other programs to leave a file system that is to be unmounted.
 const SETTLE_WITHIN: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Where the programs of administrators are, which not everybody has in the path.
+/// Directories with the programs of administrators, which are not in the search path of every user.
 const MORE_PATH: &str = ":/usr/sbin:/sbin";
 
-/// Why there can be no mounted file system here; `None` if there can.
+/// Why no file system can be mounted here; `None` if one can.
 pub(super) fn obstacle() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("that needs root".into());
     }
     if let Err(why) = exports::block_devices() {
-        return Some(why);
+        return Some(why.to_string());
     }
     for program in ["mkfs.ext4", "debugfs"] {
         if find(program).is_none() {
@@ -34,7 +35,7 @@ pub(super) fn obstacle() -> Option<String> {
         }
     }
     let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
-    // As a module it would be loaded by the mount, which only shows when one mounts.
+    // The kernel may load ext4 as a module during the mount. Only the mount shows whether it can.
     let possible = known.contains("ext4") || Path::new("/proc/modules").exists();
     (!possible).then(|| "the kernel has no ext4".into())
 }
@@ -44,7 +45,7 @@ fn find(program: &str) -> Option<PathBuf> {
     path.split(':').map(|dir| Path::new(dir).join(program)).find(|p| p.is_file())
 }
 
-/// Runs a program that has to succeed.
+/// Runs a program; a failure of the program is an error.
 pub(super) fn tool(program: &str, args: &[&str]) -> Result<Output, Failure> {
     let path = find(program).unwrap_or_else(|| program.into());
     let output = Command::new(path).args(args).output();
@@ -56,13 +57,13 @@ pub(super) fn tool(program: &str, args: &[&str]) -> Result<Output, Failure> {
     Err(Failure::Failed(format!("{program} {}: {}: {}", args.join(" "), output.status, said.trim())))
 }
 
-/// Makes the file system. Everything is written now, so that no background work disturbs the measurement.
+/// Makes the file system and writes all of its structures at once, so that no background work disturbs the measurement.
 pub(super) fn make(device: &str) -> Result<(), Failure> {
     tool("mkfs.ext4", &["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", device])
         .map(drop)
 }
 
-/// A mounted file system; unmounted when dropped.
+/// A mounted file system, which is unmounted on drop.
 pub(super) struct Mounted {
     dir: PathBuf,
 }
@@ -76,12 +77,12 @@ impl Mounted {
         Ok(Mounted { dir: dir.to_path_buf() })
     }
 
-    /// The file that the load uses.
+    /// The path of the file that the load uses.
     pub(super) fn file(&self) -> PathBuf {
         self.dir.join("load")
     }
 
-    /// Makes that file.
+    /// Makes the file of the load, with these contents.
     pub(super) fn fill(&self, contents: &[u8]) -> Result<(), Failure> {
         let path = self.file();
         let made =
@@ -89,13 +90,13 @@ impl Mounted {
         made.map_err(|e| Failure::at(&path, "cannot be written", e))
     }
 
-    /// Unmounts, which makes everything durable.
+    /// Unmounts the file system, which makes all data durable.
     pub(super) fn unmount(self) -> Result<(), Failure> {
         let deadline = Instant::now() + SETTLE_WITHIN;
         loop {
             match rustix::mount::unmount(&self.dir, UnmountFlags::empty()) {
                 Ok(()) => break,
-                // Desktops look into whatever is mounted.
+                // Desktop programs read newly mounted file systems.
                 Err(rustix::io::Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(AGAIN),
                 Err(e) => return Err(Failure::at(&self.dir, "cannot be unmounted", e)),
             }

@@ -1,7 +1,7 @@
-//! The load generator of the demonstration: 4 KiB requests at random, verified.
+//! The load generator of the demonstration: verified random requests of 4 KiB.
 //!
-//! Owns the working set: which blocks there are and which write was the last of each. A block has at most one request
-//! under way, so every read has one right answer.
+//! Owns the working set: its blocks, and the last write of each. A block has at most one request in flight, so every read
+//! has one right answer. Must not know what serves the requests.
 
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,11 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::out;
 
-/// Size of a request.
+/// Size of a request in bytes.
 pub(super) const BLOCK_BYTES: usize = 4096;
-/// Requests under way.
+/// Number of requests in flight.
 pub(super) const DEPTH: usize = 8;
-/// Of a hundred requests, so many are reads.
+/// Percentage of reads.
 const READS_PERCENT: u64 = 70;
 
 /// Longest latency that the histogram distinguishes, in microseconds.
@@ -30,16 +30,16 @@ struct Block {
     busy: bool,
 }
 
-/// The blocks that are used.
+/// The blocks that the load uses.
 pub(super) struct WorkingSet {
     blocks: Vec<Block>,
     rng: Rng,
 }
 
 impl WorkingSet {
-    /// `count` blocks, spread at random over `bytes`.
+    /// A working set of `count` blocks at random positions in `bytes` bytes.
     pub(super) fn spread(count: usize, bytes: u64) -> WorkingSet {
-        // The same in every run.
+        // The seed is constant, so the positions are the same in every run.
         let mut rng = Rng::new(4);
         let mut taken = std::collections::BTreeSet::new();
         while taken.len() < count {
@@ -49,13 +49,13 @@ impl WorkingSet {
         WorkingSet { blocks: taken.into_iter().map(block).collect(), rng }
     }
 
-    /// The first `count` blocks of a file that is filled by [`Load::fill`].
+    /// A working set of the first `count` blocks of a file that [`Load::fill`] fills.
     pub(super) fn file(count: usize) -> WorkingSet {
         let block = |n: usize| Block { position: (n * BLOCK_BYTES) as u64, version: 0, busy: false };
         WorkingSet { blocks: (0..count).map(block).collect(), rng: Rng::new(4) }
     }
 
-    /// All blocks, in random order.
+    /// The numbers of all blocks in random order.
     fn shuffled(&mut self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.blocks.len()).collect();
         for i in (1..order.len()).rev() {
@@ -66,7 +66,7 @@ impl WorkingSet {
     }
 }
 
-/// The contents of a block after its write number `version`: every sector has its position and the number of the write.
+/// The contents of a block after write number `version`: every sector has its position and the number of the write.
 fn contents(position: u64, version: u32) -> Vec<u8> {
     let mut out = vec![0; BLOCK_BYTES];
     if version == 0 {
@@ -84,11 +84,11 @@ fn contents(position: u64, version: u32) -> Vec<u8> {
 pub(super) struct Figures {
     pub(super) requests: u64,
     pub(super) took: Duration,
-    /// Microseconds.
+    /// Latencies in microseconds.
     pub(super) latency: Histogram<u64>,
 }
 
-/// The generator.
+/// The load generator.
 pub(super) struct Load {
     set: WorkingSet,
     verified_reads: u64,
@@ -104,12 +104,12 @@ impl Load {
         self.verified_reads
     }
 
-    /// Position and right contents of every block.
+    /// Position and expected contents of every block.
     pub(super) fn expected(&self) -> impl Iterator<Item = (u64, Vec<u8>)> {
         self.set.blocks.iter().map(|b| (b.position, contents(b.position, b.version)))
     }
 
-    /// The contents of a file all of whose blocks have been written once, in order.
+    /// The contents of a file whose blocks have all been written once, in order.
     pub(super) fn fill(&mut self) -> Vec<u8> {
         self.writes += 1;
         let version = self.writes;
@@ -120,7 +120,7 @@ impl Load {
         blocks.collect()
     }
 
-    /// Uses blocks over and over for a time.
+    /// Sends requests to the blocks, in one random order after another, until the time has passed.
     pub(super) fn run_for(
         &mut self,
         target: Target,
@@ -131,7 +131,7 @@ impl Load {
         self.run(target, what, time, false, interrupt)
     }
 
-    /// Uses each block once; ends early when the time is over.
+    /// Sends one request to each block, or fewer if the time passes before.
     pub(super) fn run_once(
         &mut self,
         target: Target,
@@ -142,8 +142,9 @@ impl Load {
         self.run(target, what, time, true, interrupt)
     }
 
-    /// A request for this block, its position and the version that it writes; nothing if one from the end of the last round is
-    /// still under way there.
+    /// The request for a block, its position and the version that it writes.
+    ///
+    /// `None` if a request of the round before is still in flight for the block.
     fn next_request(&mut self, next: usize) -> Option<(Request, u64, Option<u32>)> {
         let read = self.set.rng.below(100) < READS_PERCENT;
         let block = &mut self.set.blocks[next];
@@ -205,7 +206,7 @@ impl Load {
         let total = if once { self.set.blocks.len() as u64 } else { u64::MAX };
         let (start, mut sent, mut done) = (Instant::now(), 0u64, 0u64);
         let mut order: Vec<usize> = Vec::new();
-        // By tag, which is the number of the block: when it was sent, and the version that it writes.
+        // The time and the written version of each request in flight, by its tag, which is the number of the block.
         let mut under_way: Vec<Option<(Instant, Option<u32>)>> = vec![None; self.set.blocks.len()];
         loop {
             while target.pending() < DEPTH && sent < total && start.elapsed() < time && !interrupt.came() {

@@ -1,10 +1,10 @@
 //! `ubcache demo`: a demonstration in 90 seconds on sparse files, which removes all of its files.
 //!
-//! Runs the program's own commands as an operator would (`make`, `up`, `check`, `extract`, `flush`), with a backing
-//! device that is slowed down to a disk with a moving head, and a load generator of its own.
+//! Runs the program's own commands as an operator would (`make`, `up`, `check`, `extract`, `flush`), with a backing device
+//! that is slowed down to a disk with a moving head, and a load generator of its own.
 //!
-//! Invariants: it ends by itself; however it ends, it removes its files and ends its processes. Each of them is owned by a
-//! value whose drop does that, and signals only make the running step fail.
+//! Invariants: the demonstration ends by itself. However it ends, it removes its files and ends its processes: each of them
+//! is owned by a value whose drop does that, and a signal only makes the running step fail.
 
 mod filesystem;
 mod load;
@@ -31,15 +31,15 @@ use target::Target;
 
 const SSD_BYTES: u64 = 256 << 20;
 const HDD_BYTES: u64 = 2 << 30;
-/// Blocks that the load uses: 24 MiB, which fits the cache many times.
+/// Number of blocks of the load: 24 MiB, which fits the cache many times.
 const BLOCKS: usize = 6144;
-/// Maximum size of the files.
+/// Limit of the size of the files.
 const SPACE_BYTES: u64 = 512 << 20;
-/// How long the disk alone is measured.
+/// Time for which the disk alone is measured.
 const ALONE: Duration = Duration::from_secs(12);
-/// How long the first pass may take; it is cut short on a host that is too slow.
+/// Time limit of the first pass, which ends early on a slow host.
 const FIRST_PASS: Duration = Duration::from_secs(45);
-/// How long the second pass takes at least.
+/// Shortest time of the second pass.
 const SECOND_PASS: Duration = Duration::from_secs(6);
 
 /// Demonstrate a cache in 90 seconds
@@ -59,7 +59,7 @@ impl Demo {
         let mut interrupt = Interrupt::without_exit()?;
         let place = Place::new(self.dir.clone().unwrap_or_else(std::env::temp_dir))?;
         let result = demonstrate(&place, &mut interrupt);
-        // A signal makes some step fail in its own way; the signal is the reason.
+        // A signal makes some step fail with another error. The signal is the reason.
         if interrupt.came() { Err(Failure::Failed("interrupted".into())) } else { result }
     }
 }
@@ -107,12 +107,12 @@ impl Drop for Place {
     }
 }
 
-/// The way of the load to the volume.
+/// How the load reaches the volume.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// By a file on ext4 on a block device.
+    /// Through a file on ext4 on a block device.
     Ext4,
-    /// By NBD.
+    /// Through NBD.
     Nbd,
 }
 
@@ -124,7 +124,7 @@ struct Devices<'a> {
 }
 
 impl Devices<'_> {
-    /// Starts a server with the backing device slowed down.
+    /// Starts a server, with the backing device slowed down.
     fn serve(&self, way: Way, args: &[&str]) -> Result<Server, Failure> {
         let export = match way {
             Way::Ext4 => format!("fuse={}", self.place.path("volumes").display()),
@@ -214,7 +214,7 @@ fn measure_cached(
     interrupt: &mut Interrupt,
 ) -> Result<(), Failure> {
     say("\nWith the cache: the same blocks, first each block once, then repeatedly")?;
-    // Every request is to go through the cache, however busy this host is.
+    // Every request must go through the cache, even if the cache is congested.
     let args = [
         "-C",
         &devices.ssd,
@@ -270,7 +270,7 @@ fn prove(devices: &Devices<'_>, way: Way, load: &Load) -> Result<(), Failure> {
     say("  - check found every structure of the set in order, before and after")
 }
 
-/// Checks a file system in an image and compares the load's file in it; returns how many blocks that has.
+/// Checks the file system in an image and verifies the file of the load in it. Returns the number of its blocks.
 fn verify_file_system(place: &Place, load: &Load, image: &str) -> Result<usize, Failure> {
     say(&format!("$ e2fsck -fn {}", short(place, &[image])))?;
     filesystem::tool("e2fsck", &["-fn", image])?;
@@ -281,7 +281,7 @@ fn verify_file_system(place: &Place, load: &Load, image: &str) -> Result<usize, 
     Ok(blocks)
 }
 
-/// Where data begins on the backing device.
+/// Offset of the data on the backing device, in bytes.
 const DATA_OFFSET_BYTES: u64 = 16 * 512;
 
 fn say(text: &str) -> Result<(), Failure> {
@@ -292,7 +292,7 @@ fn remove(path: &Path) -> Result<(), Failure> {
     std::fs::remove_file(path).map_err(|e| Failure::at(path, "cannot be removed", e))
 }
 
-/// The program itself, for a command of which the operator sees the command line and what it says.
+/// Runs the program itself, and prints the command line and the output.
 fn run(place: &Place, args: &[&str]) -> Result<(), Failure> {
     say(&format!("$ ubcache {}", short(place, args)))?;
     let output = Command::new(program()?).args(args).output().map_err(Failure::of)?;
@@ -307,7 +307,7 @@ fn run(place: &Place, args: &[&str]) -> Result<(), Failure> {
     Err(Failure::Failed(format!("ubcache {} failed ({})", args.first().unwrap_or(&""), output.status)))
 }
 
-/// A command line as it would be typed in the directory of the files.
+/// The command line as an operator would type it in the directory of the files.
 fn short(place: &Place, args: &[&str]) -> String {
     args.join(" ").replace(&format!("{}/", place.dir.display()), "")
 }
@@ -316,7 +316,7 @@ fn program() -> Result<PathBuf, Failure> {
     std::env::current_exe().map_err(|e| Failure::because("cannot find this program", e))
 }
 
-/// Compares every block of the working set with its last write; returns how many there are.
+/// Compares every block of the working set with its last write. Returns the number of blocks.
 fn verify(load: &Load, path: &Path, offset: u64) -> Result<usize, Failure> {
     let file = File::open(path).map_err(|e| Failure::at(path, "cannot be opened", e))?;
     let mut block = vec![0; load::BLOCK_BYTES];

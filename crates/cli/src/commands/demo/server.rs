@@ -1,6 +1,7 @@
 //! `ubcache up` as a process of the demonstration.
 //!
-//! It ends with its input, so also when the demonstration is killed.
+//! Owns the process. The process ends with its input, so it also ends when the demonstration is killed. Must not know the
+//! load.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -15,10 +16,10 @@ use super::{Place, program, say, short};
 use crate::failure::Failure;
 use crate::out;
 
-/// How long the server may take to start, to answer, and to stop.
+/// Time limit of the server to start, to answer, and to stop.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 
-/// A server that runs.
+/// A running server.
 pub(super) struct Server {
     child: Child,
     lines: Receiver<String>,
@@ -52,7 +53,7 @@ impl Server {
             .map_err(Failure::of)?;
         let (sender, lines) = channel();
         if let Some(stdout) = child.stdout.take() {
-            // Ends with the child's output.
+            // The thread ends with the output of the child.
             std::thread::spawn(move || {
                 for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                     if sender.send(line).is_err() {
@@ -66,7 +67,7 @@ impl Server {
         Ok(server)
     }
 
-    /// The next event, which must be of this kind.
+    /// The next event of the server, which must be of this kind.
     fn event(&self, kind: &str) -> Result<Value, Failure> {
         let failed = |why: String| {
             let said = std::fs::read_to_string(&self.messages).unwrap_or_default();
@@ -81,7 +82,7 @@ impl Server {
         if event["event"] == kind { Ok(event) } else { Err(failed(format!("expected {kind}, found {line}"))) }
     }
 
-    /// The address of the volume by this kind of export.
+    /// The address of the volume through an export of this kind.
     pub(super) fn address(&self, kind: &str) -> Result<String, Failure> {
         let ways = self.ready["exports"].as_array().into_iter().flatten();
         let way = ways.filter(|w| w["kind"] == kind).find_map(|w| w["address"].as_str());
@@ -101,7 +102,7 @@ impl Server {
         })
     }
 
-    /// Ends the server in good order.
+    /// Stops the server and waits for its end.
     pub(super) fn stop(mut self) -> Result<(), Failure> {
         drop(self.child.stdin.take());
         match self.ended() {
@@ -115,9 +116,9 @@ impl Server {
         }
     }
 
-    /// Waits for the end of the process, but not forever.
+    /// Waits for the end of the process, until a deadline.
     fn ended(&mut self) -> Option<std::process::ExitStatus> {
-        // Its output ends when it does; nothing else is expected there.
+        // The output of the process ends with the process. No other output is expected here.
         let deadline = Instant::now() + ANSWER_WITHIN;
         while let Some(left) = deadline.checked_duration_since(Instant::now()) {
             if self.lines.recv_timeout(left).is_err() {
@@ -135,7 +136,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
         if self.ended().is_none() {
-            // It may be gone already.
+            // The process may have ended by itself.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }

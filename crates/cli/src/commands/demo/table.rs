@@ -1,4 +1,6 @@
 //! The table of the demonstration.
+//!
+//! Owns its columns and its summary. Must not know how the figures are measured.
 
 use std::fmt;
 
@@ -6,11 +8,11 @@ use super::load::Figures;
 use super::server::Stats;
 use crate::size;
 
-/// A line of the table.
+/// A row of the table.
 pub(super) struct Row {
     what: &'static str,
     iops: f64,
-    /// Median, 95 % and 99 %, in microseconds.
+    /// Median, 95th and 99th percentile in microseconds.
     latency: [u64; 3],
     hit_ratio: Option<f64>,
     dirty_bytes: Option<u64>,
@@ -27,7 +29,7 @@ impl Row {
         }
     }
 
-    /// Adds what the cache counted between two moments.
+    /// Adds the hit ratio between two snapshots, and the dirty data of the second one.
     pub(super) fn with_cache(mut self, before: &Stats, after: &Stats) -> Row {
         let [hits, misses] = [after.hits - before.hits, after.misses - before.misses];
         self.hit_ratio = (hits + misses > 0).then(|| hits as f64 / (hits + misses) as f64);
@@ -36,7 +38,7 @@ impl Row {
     }
 }
 
-/// The lines.
+/// The rows of the table.
 #[derive(Default)]
 pub(super) struct Table {
     rows: Vec<Row>,

@@ -1,7 +1,7 @@
-//! The target of the load: a volume by NBD, or a file on a file system.
+//! The target of the load: a volume over NBD, or a file on a file system.
 //!
-//! Owns the requests under way. A file is opened for direct I/O, so that it bypasses the page cache of this host, and
-//! each request has a thread that waits for it.
+//! Owns the requests in flight. A file is opened for direct I/O, so it bypasses the page cache of this host, and a thread
+//! waits for each request. Must not know which blocks are used.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -17,7 +17,7 @@ use ::io::BufferPool;
 use super::load::DEPTH;
 use crate::nbd_client::{Ask, Client};
 
-/// How long a request may take before the demonstration gives up.
+/// Time limit of a request, after which the demonstration fails.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 
 /// A request.
@@ -26,7 +26,7 @@ pub(super) enum Request {
     Write(Vec<u8>),
 }
 
-/// Its outcome.
+/// The outcome of a request.
 pub(super) struct Reply {
     pub(super) tag: u64,
     /// The data of a read.
@@ -45,9 +45,9 @@ pub(super) enum Target {
     File(Workers),
 }
 
-/// Threads that carry out requests on a file. They have let go of it when the value is gone.
+/// Threads that carry out requests on a file. On drop they end and release the file.
 pub(super) struct Workers {
-    /// `None` at the end, which tells the threads.
+    /// `None` at the end, which ends the threads.
     jobs: Option<Sender<Job>>,
     replies: Receiver<Reply>,
     pending: usize,
@@ -58,21 +58,21 @@ impl Drop for Workers {
     fn drop(&mut self) {
         drop(self.jobs.take());
         for thread in self.threads.drain(..) {
-            // A thread that panicked has said so.
+            // A thread that panicked has printed a message.
             let _ = thread.join();
         }
     }
 }
 
 impl Target {
-    /// The only volume of the server on a socket.
+    /// Connects to the only volume of the server on a socket.
     pub(super) fn nbd(socket: &Path) -> io::Result<Target> {
         let client = Client::connect(socket, "")?;
         client.set_timeout(Some(ANSWER_WITHIN))?;
         Ok(Target::Nbd(Box::new(client)))
     }
 
-    /// A file.
+    /// Opens a file, and starts the threads for its requests.
     pub(super) fn file(path: &Path) -> io::Result<Target> {
         let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
         let file = OpenOptions::new().read(true).write(true).custom_flags(direct).open(path)?;
@@ -129,9 +129,9 @@ fn workers_ended() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "requests are not answered any more")
 }
 
-/// One thread of those that carry out requests on a file; it ends with the target.
+/// Carries out requests on a file, on one of the threads, until the target is dropped.
 fn work(file: &File, waiting: &Mutex<Receiver<Job>>, replies: &Sender<Reply>) {
-    // For its alignment.
+    // Direct I/O needs aligned buffers.
     let pool = BufferPool::default();
     loop {
         let job = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();

@@ -19,7 +19,7 @@ const NBUCKETS: u32 = 1024;
 
 async fn set_on(device: &Rc<Watching>, rt: &Handle, discard: bool) -> CacheSet {
     let set = open_set(device, rt, (BUCKET, discard), SetOptions::default()).await;
-    // So that its bucket is ready again when another takes its place.
+    // The priorities belong to the set, so their bucket is ready again after another one has replaced it.
     set.core.cache.alloc.prios.is_ours.set(true);
     set
 }
@@ -97,7 +97,7 @@ fn invalidated_buckets_get_new_generations() {
         };
         assert_eq!(generations(&picked), [0, 0, 0, 10, 10, 10, 10, 10, 10, 10]);
         assert!(picked.iter().all(|b| core.alloc.buckets().used(*b) == Use::Ready));
-        // Those with the least in them go first.
+        // Buckets with the least live data are evicted first.
         let rest = free(&core);
         rest.iter().for_each(|b| fill(&core, b.0, if b.0 % 3 == 0 { 2 } else { 3 }, false));
         let light: Vec<BucketNr> = rest.iter().filter(|b| b.0 % 3 == 0).copied().collect();
@@ -296,7 +296,7 @@ fn an_allocator_that_starves_goes_on_when_there_is_something() {
         assert!(core.alloc.pool.starved.get());
         assert_eq!((walks(), core.alloc.walks.is_wanted()), (begun, false), "no walk was asked for");
 
-        // One that is 96 generations ahead of its oldest pointer.
+        // The first bucket is 96 generations ahead of its oldest pointer.
         for b in &all[..1] {
             core.alloc.buckets_mut().load(*b, Gen(0), 9);
             core.alloc.buckets_mut().raise(*b, Gen(96));

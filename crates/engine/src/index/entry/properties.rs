@@ -191,7 +191,7 @@ fn neighbours(left: Entry, size: u64) -> Vec<Entry> {
     let m = Model::of(left);
     let mut targets = vec![Target::Hole { seq: 1 }, Target::Hole { seq: PTR_MASK }];
     for generation in [0, 1, 255] {
-        // A sum that overflows the bits of the pointer would look like the flags of a pointer to sector 0, or like a
+        // A sum that overflows the bits of the pointer must not be taken for the flags of a pointer to sector 0, or for a
         // hole.
         targets.push(Target::Cache { offset: 0, generation });
         targets.push(Target::Hole { seq: u64::from(generation) });

@@ -168,7 +168,7 @@ impl Both {
             (all(|e| e.is_unwritten()).len(), all(|e| e.is_unwritten() && e.is_tombstone()).len())
         );
         assert_eq!(x.len(), all(|_| true).len());
-        // One chunk for each device with entries: all of them fit into one.
+        // Each device with entries has one chunk, because all of its entries fit into one.
         let chunks: Vec<(Inode, Option<Sector>)> =
             x.chunks.iter().map(|c| (c.inode, Some(c.last_end))).collect();
         let ends = (0..).zip(&self.lists).filter(|(_, l)| !l.0.is_empty());

@@ -120,7 +120,7 @@ fn pointers_to_former_children_are_recorded() {
         |end: u64, bucket, generation| Bkey::node(ONE, Sector(end), BUCKET, node_ptr(bucket, generation));
     let last = Bkey::node(MAX_BOUND.0, MAX_BOUND.1, BUCKET, node_ptr(19, 0));
     let (gone, freed) = (node(100, 18, 1), Bkey::freeing(node_ptr(17, 0), BUCKET));
-    // In the order of the bsets; the children are in the order of their positions.
+    // The keys are in the order of the bsets; the children are in the order of their positions.
     let keys = vec![last, gone, freed, node(100, 18, 2), node(50, 16, 0)];
     let (dead, children, written) = take_root(keys.clone(), false).expect("a sound node");
     assert_eq!(dead, [node_ptr(18, 1), node_ptr(17, 0)]);

@@ -250,7 +250,7 @@ impl Model {
         let dirty: BTreeMap<u64, Ptr> =
             self.of(inode).filter_map(|(u, what)| is_dirty(what).map(|p| (u, p))).collect();
         assert_eq!(self.tree.dirty_sectors(Inode(inode)), Sectors(dirty.len() as u64 * UNIT));
-        // From the middle of a unit on.
+        // The search begins at the start and in the middle of each unit.
         for half in 0..2 * UNITS {
             let from = Sector(half * UNIT / 2);
             let next = self.tree.next_dirty(Inode(inode), from, &self.buckets).expect("it is in memory");

@@ -16,7 +16,7 @@ const BUCKET: u64 = 64;
 const RING: u64 = 4 * BUCKET;
 
 fn buckets() -> Vec<BucketNr> {
-    // Not in the order of the device.
+    // The ring is not in the order of the buckets on the device.
     [6, 4, 7, 5].map(BucketNr).to_vec()
 }
 
@@ -48,7 +48,8 @@ async fn written(rt: &Handle, entries: u64, needed: u64) -> Disk {
         Slot { bucket: 3, offset: Sectors(BUCKET) },
         one,
     );
-    let durable = DurableEntries { newest: one, oldest: one, roots: JsetRoots::default() };
+    let durable =
+        DurableEntries { newest: one, oldest: one, roots: JsetRoots::default(), replays_keys: false };
     let j = Rc::new(Journal::new(device, layout, ring, durable));
     let writer = j.clone();
     rt.spawn(async move { writer.run().await });

@@ -408,8 +408,8 @@ proptest! {
     #[test]
     fn costs_are_those_of_all_windows(
         rotational: bool,
-        // The start of the request (at the end of the last one, at the same place, random), its sectors, the time
-        // before it, and its result.
+        // The start of the request (at the end of the last one, at the same place, random), its sectors, the pause before
+        // it, and its result.
         steps in prop::collection::vec(
             (0u64..4, prop_oneof![Just(0u64), 1u64..64, 64u64..256, Just(1024u64), 1024u64..4096],
              // Windows may end exactly at a limit.
@@ -486,7 +486,7 @@ fn costs_change_at_their_limits() {
         }
         assert_eq!(m.costs() != prior, changes, "{answers} answers of {us} us");
     }
-    // Beside a request that is not answered.
+    // One further request is never answered.
     for (answers, us, changes) in [(63, 100, false), (64, 100, true), (2, 49_999, false), (2, 50_000, true)] {
         let (mut m, mut now) = (CostModel::new(prior), 5);
         let _ = m.begin(Sector(1 << 30), Sectors(8), at(now));
@@ -528,7 +528,7 @@ fn a_window_that_ends_with_a_failure_is_dropped() {
     m.end(one, tenth);
     m.cancel(two);
     assert_eq!((m.costs(), m.in_flight()), (prior, 0));
-    // The next window begins with the next request, and has its answer alone: 21 ms for one request of 4 KiB.
+    // The next window begins with the next request and has only its answer: 21 ms for one request of 4 KiB.
     let mut fresh = CostModel::new(prior);
     let o = fresh.begin(Sector(16), Sectors(0), second);
     fresh.cancel(o);

@@ -143,7 +143,7 @@ fn degenerate_caches(entry: &PolicyEntry) {
         let mut policy = (entry.new)(&space(end, end, 0));
         policy.choose(10, 0, &|nr| panic!("{name}: bucket {nr} does not exist"), &mut out);
         assert!(out.is_empty(), "{name}: there is no bucket");
-        // A bucket that does not exist is never hit, and does no harm.
+        // A hit of a bucket that does not exist has no effect.
         policy.on_fill(BucketNr(end), Fill::Lasting);
         assert!(!policy.on_hit(BucketNr(end), 1), "{name}: there is no such bucket");
     }

@@ -119,7 +119,7 @@ impl Ghosts {
     /// The slot of a granule, and its fingerprint.
     fn place(&self, inode: Inode, at: Sector) -> (usize, u16) {
         let hash = splitmix64((at.0 >> self.granule_shift) ^ (u64::from(inode.0) << 48));
-        // Never 0: that is an empty slot.
+        // A fingerprint is never 0, because 0 is an empty slot.
         let print = (hash >> 48) as u16 | 1;
         ((hash & (self.slots.len() as u64 - 1)) as usize, print)
     }
@@ -345,7 +345,7 @@ impl Sorted {
     fn sort(&mut self, drain: usize) {
         self.probation.sort_unstable_by_key(|(age, nr)| (*age, std::cmp::Reverse(*nr)));
         self.draining.sort_unstable_by_key(|(age, nr)| (*age, std::cmp::Reverse(*nr)));
-        // At most `drain` of them are chosen, and then at most `drain` begin to drain.
+        // At most `drain` protected buckets are chosen, and then at most `drain` begin to drain.
         let matter = 2 * drain;
         if self.protected.len() > matter {
             self.protected.select_nth_unstable(matter);

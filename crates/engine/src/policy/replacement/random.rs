@@ -37,7 +37,7 @@ impl ReplacementPolicy for Random {
 
     fn begin(&mut self, wanted: usize, _min_prio: u16) {
         self.wanted = wanted;
-        // One at least.
+        // The policy examines at least one bucket.
         self.left = (self.end - self.first).div_ceil(2);
         self.found.clear();
         self.distinct.clear();

@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn savings_have_a_most() {
         let most = 1 << 20;
-        // 10 us are a unit; of a MiB, what a sector takes is a 2048th.
+        // A unit is 10 us; of the saving of a MiB, a sector has a 2048th.
         assert_eq!(Saving::new(10_000, 0).of(Sectors(0)), 1);
         assert_eq!(Saving::new(29_999, 0).of(Sectors(0)), 2);
         assert_eq!(Saving::new(30_000, 0).of(Sectors(0)), 3);

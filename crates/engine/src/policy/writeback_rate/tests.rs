@@ -41,7 +41,7 @@ fn the_target_is_a_share_of_the_cache() {
     // 1000 of 3000: 5461 / 16384 of 209 715 = 69 900.7.
     let third = RateInputs { backing: Sectors(1000), all_backing: Sectors(3000), ..inputs(0) };
     assert_eq!(third.target(10), 69_900);
-    // A tiny device gets 1 / 16384.
+    // A tiny device gets 1 / 16384 of the target.
     assert_eq!(RateInputs { backing: Sectors(1), ..inputs(0) }.target(10), 12);
     assert_eq!(RateInputs { volumes_dirty: Sectors(u64::MAX), ..inputs(0) }.target(10), 0);
 }
@@ -177,7 +177,7 @@ fn the_limiter_spaces_groups_out() {
     assert_eq!(limiter.delay(Sectors(512), T0), Nanos::from_ms(500));
     assert_eq!(limiter.delay(Sectors(512), T0), Nanos::from_ms(1000), "it had not waited");
     assert_eq!(limiter.delay(Sectors(1 << 40), T0), Nanos::from_ms(2500), "not further ahead");
-    // An hour later: two seconds may be made up for, i.e. 2048 sectors.
+    // An hour later the limiter makes up for at most 2 s, i.e. 2048 sectors.
     let later = T0.after(Nanos::from_secs(3600));
     assert_eq!(limiter.delay(Sectors(0), later), Nanos(0));
     assert_eq!(limiter.next(), later.since(Nanos::from_secs(2)));
@@ -303,7 +303,7 @@ proptest! {
 fn zeros_count_as_one() {
     let odd = RateParams { p_term_inverse: 0, i_term_inverse: 0, minimum: 0, ..params() };
     for (case, dirty, rate, terms) in [
-        // 100 above the target: P = 100, I = 500.
+        // 100 sectors above the target: P = 100, I = 500.
         (odd, 209_815, 600, (100, 500)),
         (RateParams { p_term_inverse: 1, i_term_inverse: 1, ..odd }, 209_815, 600, (100, 500)),
         (RateParams { p_term_inverse: 2, i_term_inverse: 2, ..odd }, 209_815, 300, (50, 250)),
@@ -383,7 +383,7 @@ fn fragmentation_counts_from_each_of_its_limits() {
     // 1229 of 2048 buckets of 1024 sectors are used.
     let case = |dirty| RateInputs { available_buckets: 819, in_use_percent: 51, ..inputs(dirty) };
     let term = |case: RateInputs| case.fragmentation_term(&params());
-    // 1 258 496 sectors: four times as many as 314 624; one sector more is less than four times.
+    // 1 258 496 sectors are four times as many as 314 624, and less than four times as many as 314 625.
     assert_eq!(term(case(314_624)), Some(256), "314 624 / 1229");
     assert_eq!(term(case(314_625)), None);
     assert_eq!(term(case(1)), Some(0), "less than a sector for each bucket");
@@ -428,7 +428,7 @@ fn the_integral_winds_up_by_its_rules() {
         (Nanos(0), -1, -1, -1),
     ] {
         let mut rate = WritebackRate { integral: before, ..WritebackRate::new(T0) };
-        // A nanosecond before it is a millisecond late, and then.
+        // The update is a nanosecond less than a millisecond late, and then exactly a millisecond.
         let at = Nanos(now.0 - 1 + late.0);
         update(&mut rate, &inputs(u64::try_from(209_715 + error).unwrap()), at);
         assert_eq!(rate.integral, after, "{late:?} late, {before}, error {error}");
@@ -438,7 +438,7 @@ fn the_integral_winds_up_by_its_rules() {
 /// If both terms are equal, the fragmentation term does not count.
 #[test]
 fn an_equal_fragmentation_term_does_not_decide() {
-    // A target of 119 900: P = 3000 with a divisor of 1. 100 sectors for each used bucket, times 30.
+    // The target is 119 900, so P = 3000 with a divisor of 1. Fragmentation: 100 sectors for each used bucket, times 30.
     let case = RateInputs {
         available_buckets: 819,
         in_use_percent: 60,

@@ -108,11 +108,11 @@ fn a_change_of_everything_excludes_others() {
         rt.yield_now().await;
         assert!(second.try_take().is_none() && all_again.try_take().is_none());
         drop(all);
-        // The second of these waited for the others to end before the change could begin.
+        // The second change of all waits for the others to end before the change can begin.
         drop(all_again.await);
         drop(second.await);
         assert!(r.try_change(Sector(50), Sector(51)).is_some());
-        // The future is dropped.
+        // The future of this wait is dropped.
         let first = r.change(Sector(5), Sector(6)).await;
         {
             let wait = std::pin::pin!(r.change_all());

@@ -41,7 +41,7 @@ proptest! {
             }
             let expected: BTreeSet<u64> = (0..blocks_each).filter(|n| is_surveyed && !has(n)).collect();
             prop_assert_eq!(dead, expected);
-            // Neighbours are one range.
+            // Adjacent dead blocks form one range.
             prop_assert!(found.windows(2).all(|w| w[0].0 + w[0].1 < w[1].0));
         }
     }

@@ -119,7 +119,7 @@ impl Oracle {
                 None => [b.hits * RATE_PARTS * u64::from(WINDOW_TICKS) / age; 2].into(),
                 Some((short, long)) => {
                     let new = b.hits * RATE_PARTS;
-                    // Averages, rounded down.
+                    // The averages are rounded down.
                     let toward = |old: u64, n: u64| (old * (n - 1) + new) / n;
                     let n = (b.windows.len() as u64 + 1).min(u64::from(LONG_WINDOWS));
                     (toward(*short, u64::from(SHORT_WINDOWS)), toward(*long, n))
@@ -141,7 +141,7 @@ impl Oracle {
         let probation = |o: &Oracle, b: u32| o.buckets[b as usize].probation;
         let protected = clean.iter().filter(|b| !probation(self, **b)).count();
         self.is_full = empty.len() < wanted + nbuckets / SPARE_PART;
-        // What probation has at least is not for protected buckets.
+        // The smallest share of probation is not available to protected buckets.
         self.has_room = protected + all / PROBATION_LEAST_PART + all / 64 < all;
         let mut chosen: Vec<u32> = empty.into_iter().take(wanted).collect();
         let coldest = |o: &Oracle, clean: &[u32]| {
@@ -281,7 +281,7 @@ fn what_is_missed_again_is_protected_while_there_is_room() {
     assert!(!policy.on_miss(Inode(1), Sector(800)), "never seen");
     assert!(policy.on_miss(Inode(1), Sector(800)));
     assert!(!policy.on_miss(Inode(2), Sector(800)), "another device");
-    // Everything counts as protected now: more than its share.
+    // All buckets count as protected now, which is more than their share.
     choose(&mut policy, 1, &full());
     assert!(!policy.on_miss(Inode(1), Sector(800)));
 }
@@ -307,14 +307,14 @@ fn ghosts_are_placed_by_splitmix64() {
         0xf88b_b8a8_724c_81ec,
         0x1b39_896a_51a8_749b,
     ];
-    // Sectors are granules, and 2^19 slots.
+    // Each sector is a granule, and there are 2^19 slots.
     let ghosts = Ghosts { granule_shift: 0, ..Ghosts::new(1 << 20, 8) };
     for (state, number) in (0..).map(|n: u64| n.wrapping_mul(STEP)).zip(published) {
         assert_eq!(splitmix64(state), number);
         let (index, print) = ghosts.place(Inode(0), Sector(state));
         assert_eq!((index as u64, u64::from(print)), (number & 0x7_ffff, number >> 48 | 1));
     }
-    // The number of the device is in the upper bits, and the sectors of a granule are one.
+    // The number of the device is in the upper bits, and the sectors of a granule have one fingerprint.
     let ghosts = Ghosts::new(1 << 20, 8);
     assert_eq!(ghosts.granule_shift, 3);
     let number = splitmix64(0x0007_0000_0000_0005);
@@ -322,7 +322,7 @@ fn ghosts_are_placed_by_splitmix64() {
         let (index, print) = ghosts.place(Inode(7), Sector(sector));
         assert_eq!((index as u64, u64::from(print)), (number & 0x7_ffff, number >> 48 | 1), "{sector}");
     }
-    // Beyond 2^48 granules both are in the same bits.
+    // Beyond 2^48 granules, the numbers of device and granule are in the same bits.
     let far = ghosts.place(Inode(7), Sector(3 << 51));
     assert_eq!(far, ghosts.place(Inode(4), Sector(0)), "7 ^ 3");
 }
@@ -336,7 +336,7 @@ fn ghosts_by_the_size_of_the_cache() {
         (1 << 10, 3, 1 << 10, 4),
         (16 * 8, 8, 64, 8),
         (17 * 8, 8, 128, 8),
-        // As many as there may be, and more.
+        // The largest number of slots, and larger devices.
         (1 << 22, 1, 1 << 24, 1),
         (1 << 23, 1, 1 << 24, 2),
         (1 << 28, 1, 1 << 24, 64),
@@ -356,7 +356,7 @@ fn ghosts_by_the_size_of_the_cache() {
 /// Where the pool of protected buckets is as large as its share, the next miss again goes to probation.
 #[test]
 fn the_protected_segment_has_its_share() {
-    // 1280 clean buckets: 64 are for probation at least, and 20 more keep the segments from moving to and fro.
+    // Of 1280 clean buckets at least 64 are for probation. 20 more keep buckets from moving back and forth.
     for (protected, has_room) in [(1195, true), (1196, false), (1197, false)] {
         let mut policy = CostBenefit::new(&space(0, 1280, 0));
         (protected..1280).for_each(|b| policy.on_fill(BucketNr(b), Fill::FirstRead));
@@ -376,7 +376,7 @@ fn what_drains_is_a_share_of_the_protected_segment() {
         let cache = full_of(nbuckets);
         let chosen = choose(&mut policy, wanted, &cache);
         assert_eq!(chosen.len(), wanted);
-        // Equally cold, with the same priority: the smallest numbers go first.
+        // All buckets are equally cold with the same priority, so the smallest numbers are evicted first.
         assert_eq!(chosen, (0..wanted as u32).collect::<Vec<_>>());
         let left: Vec<u32> = (0..nbuckets).filter(|b| policy.on_hit(BucketNr(*b), 1)).collect();
         let first = wanted as u32;
@@ -408,7 +408,7 @@ fn the_first_rate_is_by_the_age_of_the_bucket() {
     {
         let mut policy = policy();
         let b = BucketNr(FIRST);
-        // Filled so many ticks before the end of a window in which it is hit ten times.
+        // The bucket is filled this many ticks before the end of a window in which it is hit ten times.
         (0..256 - age).for_each(|_| policy.age());
         policy.on_fill(b, Fill::Lasting);
         (0..age - 1).for_each(|_| policy.age());

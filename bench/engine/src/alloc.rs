@@ -1,6 +1,6 @@
-//! An allocator that counts, for tests that gate on the number of heap allocations.
+//! An allocator that counts, for tests that limit the number of heap allocations.
 //!
-//! The system's allocator does the work. Counts are for the whole process: measure on one thread.
+//! The system's allocator does the work. The count is for the whole process, so measure with one thread.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,12 +10,12 @@ pub struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// Allocations (and re-allocations) so far.
+/// Number of allocations and reallocations since the start.
 pub fn allocations() -> u64 {
     ALLOCATIONS.load(Ordering::Relaxed)
 }
 
-// SAFETY: every call goes to the system's allocator with its own arguments; only a counter is added.
+// SAFETY: every call passes its own arguments to the system's allocator; the only addition is a counter.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

@@ -1,6 +1,7 @@
-//! The engine alone, on devices in memory, one thread: processor time of each 4 KiB request, the copy by the devices
-//! included. The last of them is the device alone: what the copy costs from memory that no cache of the processor
-//! holds any more.
+//! Measures the engine alone, on devices in memory with one thread: processor time of each 4 KiB request.
+//!
+//! The time includes the copy by the devices. The last measurement is the device alone: the cost of the copy from memory
+//! that no processor cache has any more.
 //!
 //! `engine [BLOCKS [ROUNDS]]`: BLOCKS 4 KiB blocks are written (each a new extent), overwritten while dirty, and read
 //! ROUNDS times.
@@ -12,7 +13,7 @@ use io::{Disk, Rng, WriteFlags};
 
 const BLOCK: Sectors = Sectors(8);
 
-/// Nanoseconds that this thread has been on a processor: other load on the machine does not count.
+/// Nanoseconds for which this thread has run on a processor. Other load on the machine does not count.
 fn cpu_ns() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0)
@@ -22,7 +23,7 @@ fn report(what: &str, requests: u64, began: u64) {
     println!("{what:28} {:8.0} ns", (cpu_ns() - began) as f64 / requests as f64);
 }
 
-/// Prints what the set holds in memory and has written beside the data.
+/// Prints the memory of the set's index and the metadata that it has written.
 fn report_metadata(set: &CacheSet, blocks: u64) {
     let status = set.status();
     println!(
@@ -51,7 +52,7 @@ fn main() {
         let MemorySet { set, volume, cache, .. } =
             memory_set(&rt, Sectors(space.0 * 4), Sectors(space.0 * 2 + 1024)).await;
         let mut rng = Rng::new(1);
-        // Every second block: no two extents can be joined.
+        // Only every second block is used, so that no two extents can be joined.
         let order = shuffled(blocks, &mut rng);
         let at = |block: u64| Sector(block * 16);
         let write = async |block: u64| {

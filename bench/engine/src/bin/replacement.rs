@@ -1,5 +1,7 @@
-//! Replacement policies side by side: the engine in virtual time, an SSD with 3000 requests a second in front of a disk
-//! with 150, and the offline optimum. Prints the tables of docs/replacement.md.
+//! Compares replacement policies: the engine in virtual time, and the offline optimum. Prints the tables of
+//! docs/replacement.md.
+//!
+//! An SSD with 3000 requests per second is in front of a disk with 150.
 //!
 //! `replacement [--requests N] [--trace FILE.csv [--shift BYTES]] [NAME...]`: NAMEs of workloads, or all.
 

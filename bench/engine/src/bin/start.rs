@@ -1,6 +1,6 @@
-//! Start after a kill: how long until the first request is served, on devices in memory.
+//! Measures a start after a kill: the time until the first request is served, on devices in memory.
 //!
-//! `start [EXTENTS]`: so many dirty extents are written, the set is given up where it stands, and opened again.
+//! `start [EXTENTS]`: the program writes EXTENTS dirty extents, drops the set without a stop, and opens it again.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ fn main() {
     let first = driver();
     let rt = first.handle();
     let (nodes, cache, backing) = first.block_on(async {
-        // Extents of one sector, so that only the index is large.
+        // Extents of one sector make only the index large.
         let made = memory_set_of(&rt, Sectors(extents * 4), Sectors(extents * 2 + 1024), Sectors(1)).await;
         let MemorySet { set, volume, cache, backing } = made;
         let mut order: Vec<u64> = (0..extents).collect();
@@ -34,7 +34,7 @@ fn main() {
         }
         (set.status().btree_nodes, cache, backing)
     });
-    // Everything that the process knew is gone with its driver.
+    // All memory of the first process is dropped with its driver.
     drop(first);
 
     let second = driver();

@@ -1,4 +1,4 @@
-//! What the benches share: a set on devices in memory.
+//! Code that the benches share: a set on devices in memory.
 //!
 //! Must not measure anything itself.
 
@@ -16,7 +16,7 @@ use engine::{CacheSet, SetOptions, Volume};
 use format::{Sector, Sectors};
 use io::{Disk, Handle, Rng};
 
-/// Buckets of every set here.
+/// Bucket size of every set of the benches.
 const BUCKET: Sectors = Sectors(1024);
 
 /// A cache set with one backing device, all in memory.
@@ -25,9 +25,9 @@ pub struct MemorySet {
     pub set: CacheSet,
     /// Its cached device.
     pub volume: Rc<Volume>,
-    /// The devices, for opening them again on another driver.
+    /// The cache device, for opening it again on another driver.
     pub cache: Rc<MemDisk>,
-    /// See `cache`.
+    /// The backing device, for opening it again on another driver.
     pub backing: Rc<MemDisk>,
 }
 
@@ -48,18 +48,18 @@ pub fn shuffled(count: u64, rng: &mut Rng) -> Vec<u64> {
     order
 }
 
-/// Formats devices of these sizes in memory and opens them as a set in writeback mode.
+/// Formats devices of these sizes in memory and opens them as a set in writeback mode, with blocks of 4 KiB.
 ///
 /// # Panics
-/// If the set does not come up.
+/// If the set cannot be opened.
 pub async fn memory_set(rt: &Handle, cache_sectors: Sectors, backing_sectors: Sectors) -> MemorySet {
     memory_set_of(rt, cache_sectors, backing_sectors, Sectors(8)).await
 }
 
-/// The same with blocks of any size.
+/// Formats devices of these sizes in memory and opens them as a set in writeback mode, with blocks of any size.
 ///
 /// # Panics
-/// If the set does not come up.
+/// If the set cannot be opened.
 pub async fn memory_set_of(
     rt: &Handle,
     cache_sectors: Sectors,
@@ -69,7 +69,7 @@ pub async fn memory_set_of(
     let cache_device = Rc::new(MemDisk::new("cache", cache_sectors, 512));
     let backing_device = Rc::new(MemDisk::new("backing", backing_sectors, 512));
     let cache = Disk::new(cache_device.clone(), rt.clone());
-    // Memory is allocated now, not when it is first written to: that would be measured as well.
+    // Memory is allocated here. Otherwise the first write would allocate it, and the measurement would include that.
     let mut at = Sector(0);
     while at < Sector(cache_sectors.0) {
         let n = Sectors((cache_sectors.0 - at.0).min(2048));
@@ -81,11 +81,10 @@ pub async fn memory_set_of(
     MemorySet { set, volume, cache: cache_device, backing: backing_device }
 }
 
-/// Formats two disks and opens them as a set in writeback mode, where nothing is written back and nothing goes around
-/// the cache.
+/// Formats two disks and opens them as a set in writeback mode, without writeback and without bypasses.
 ///
 /// # Panics
-/// If the set does not come up.
+/// If the set cannot be opened.
 pub async fn open_on(cache: Disk, backing: Disk, block_sectors: Sectors) -> (CacheSet, Rc<Volume>) {
     rig::format(&cache, &backing, block_sectors, BUCKET).await;
     let set = CacheSet::open(cache, SetOptions::default()).await.unwrap_or_else(|e| panic!("{e}"));

@@ -1,4 +1,4 @@
-//! Runs the program `counts` under callgrind and reads what it and callgrind counted.
+//! Runs the program `counts` under callgrind and reads the counts of both.
 //!
 //! Must not judge: limits belong to the test, targets to the report.
 
@@ -7,13 +7,13 @@ use std::io;
 use std::path::Path;
 use std::process::Command;
 
-/// Phases of the program, in its order. `nothing` is the loop alone.
+/// Phases of the program, in order. `nothing` is the loop alone.
 const PHASES: [&str; 5] = ["set-up", "insert", "overwrite", "read", "nothing"];
 
 /// The costs of 4 KiB requests.
 #[derive(Clone, Debug)]
 pub struct Counts {
-    /// Instructions for each request of a phase (`read`, `overwrite`, `insert`), those of the loop around it taken off.
+    /// Instructions per request of a phase (`read`, `overwrite`, `insert`), without those of the loop.
     pub instructions: BTreeMap<&'static str, f64>,
     /// The counts of the program itself, by name.
     pub counts: BTreeMap<String, f64>,
@@ -22,7 +22,7 @@ pub struct Counts {
 /// Counts with `blocks` requests a phase.
 ///
 /// # Errors
-/// If valgrind cannot be run, the program fails, or one of them says something else than expected.
+/// If valgrind cannot be run, the program fails, or the output of one of them cannot be parsed.
 pub fn count(program: &Path, blocks: u64) -> io::Result<Counts> {
     let dir = tempfile::tempdir()?;
     let said = Command::new("valgrind")
@@ -51,7 +51,7 @@ pub fn count(program: &Path, blocks: u64) -> io::Result<Counts> {
     Ok(Counts { instructions, counts: out.lines().filter_map(line).collect() })
 }
 
-/// Instructions in one of callgrind's files.
+/// The number of instructions in one of callgrind's files.
 fn total(file: &Path) -> io::Result<f64> {
     let text = std::fs::read_to_string(file)
         .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", file.display())))?;

@@ -1,11 +1,12 @@
-//! Counts the costs of 4 KiB requests in the engine alone: bytes to the cache device, memory, and,
-//! under callgrind, instructions. One thread, one request after the other; every 32 requests the engine's other tasks
-//! have their turn (journal, leaves, allocator), and what they do counts. The cache has 8 GiB and answers at once without
-//! looking at the data, so there is no copy in the figures.
+//! Counts the costs of 4 KiB requests in the engine alone: bytes to the cache device, memory, and instructions (callgrind).
+//!
+//! One thread sends one request after the other. Every 32 requests the engine's other tasks (journal, leaves, allocator)
+//! run, and their work counts. The cache has 8 GiB and completes requests at once without reading the data, so the figures
+//! contain no copy.
 //!
 //! `valgrind --tool=callgrind --dump-before='*end_of_phase*' counts [BLOCKS]` writes one file for each phase, in this
-//! order: set-up, inserts of new dirty extents, overwrites of dirty data, read hits, nothing but the loop. `bench::callgrind` does
-//! that; the test `instructions` judges, and B7 of `make bench` reports.
+//! order: set-up, inserts of new dirty extents, overwrites of dirty data, read hits, the loop alone. `bench::callgrind`
+//! runs it; the test `instructions` checks the limits, and B7 of `make bench` reports.
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -18,12 +19,12 @@ use io::{Completer, Device, DeviceInfo, Disk, Handle, Request, Rng, WriteFlags};
 
 const BLOCK: Sectors = Sectors(8);
 const BLOCK_BYTES: usize = 4096;
-/// Requests between two turns of the other tasks.
+/// Number of requests between two turns of the engine's other tasks.
 const TURN: u64 = 32;
 
 const CACHE: Sectors = Sectors(8 << 21);
 
-/// A device in memory, until it forgets everything and only answers.
+/// A device in memory that, once it is hollow, completes requests without storing data.
 struct Hollow {
     disk: MemDisk,
     is_hollow: Cell<bool>,
@@ -42,7 +43,7 @@ impl Device for Hollow {
     }
 }
 
-/// Where callgrind ends one file and begins the next.
+/// Marks the end of a phase, at which callgrind starts another file.
 #[inline(never)]
 fn end_of_phase(phase: &str) {
     black_box(phase);
@@ -58,7 +59,7 @@ fn written(cache: &Disk) -> u64 {
     cache.figures().writes.bytes
 }
 
-/// Prints a count for each request.
+/// Prints a count per request.
 fn say(what: &str, count: u64, requests: u64) {
     println!("{what} {:.4}", count as f64 / requests as f64);
 }
@@ -76,7 +77,7 @@ fn main() {
         let (set, volume) = open_on(cache.clone(), backing, BLOCK).await;
         device.is_hollow.set(true);
         let mut rng = Rng::new(1);
-        // Every second block: no two extents can be joined.
+        // Only every second block is used, so that no two extents can be joined.
         let order = shuffled(blocks, &mut rng);
         let at = |block: u64| Sector(block * 16);
         let write = async |block: u64| {

@@ -1,4 +1,4 @@
-//! Requests for the study of replacement (docs/replacement.md): synthetic ones from fixed seeds, and a trace.
+//! Requests for the study of replacement (docs/replacement.md): synthetic workloads from fixed seeds, and a trace.
 //!
 //! Owns the generators and the offline optimum. Blocks are 4 KiB. Must not know the engine.
 
@@ -6,14 +6,14 @@ use std::collections::BinaryHeap;
 
 use io::Rng;
 
-/// A request: its first block, how many, and whether it writes them.
+/// A request: its first block, the number of blocks, and whether it is a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access {
     /// First block.
     pub block: u64,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u64,
-    /// A write; else a read.
+    /// Whether it is a write; else it is a read.
     pub write: bool,
 }
 
@@ -28,7 +28,7 @@ fn fraction(rng: &mut Rng) -> f64 {
     rng.below(1 << 53) as f64 / (1_u64 << 53) as f64
 }
 
-/// Numbers below `n`, the k-th most frequent one in proportion to `k^-exponent`, in no order.
+/// A generator of numbers below `n`: the k-th most frequent one has a frequency in proportion to `k^-exponent`.
 struct Zipf {
     sums: Vec<f64>,
     order: Vec<u64>,
@@ -77,7 +77,7 @@ pub const NAMES: [&str; 14] = [
     "file server",
 ];
 
-/// `requests` requests of a workload for a cache of `cache` blocks.
+/// Generates `requests` requests of a workload for a cache of `cache` blocks.
 ///
 /// # Panics
 /// If there is no such workload.
@@ -102,13 +102,13 @@ pub fn synthetic(name: &str, cache: u64, requests: usize) -> Vec<Access> {
     }
 }
 
-/// Six times the cache, each block by its own frequency.
+/// Reads six times the cache, with a Zipf distribution over the blocks.
 fn zipf(cache: u64, exponent: f64, requests: usize, rng: &mut Rng) -> Vec<Access> {
     let zipf = Zipf::new(cache * 6, exponent, rng);
     (0..requests).map(|_| Access::read(zipf.next(rng), 1)).collect()
 }
 
-/// The same, and twice everything is read once from end to end, beside it at the same pace.
+/// A Zipf distribution over six times the cache, with two scans over all blocks beside it at the same rate.
 fn zipf_and_scans(cache: u64, requests: usize, rng: &mut Rng) -> Vec<Access> {
     let (all, zipf) = (cache * 6, Zipf::new(cache * 6, 0.9, rng));
     let begins = [requests * 3 / 10, requests * 13 / 20];
@@ -123,12 +123,12 @@ fn zipf_and_scans(cache: u64, requests: usize, rng: &mut Rng) -> Vec<Access> {
     (0..requests).map(one).collect()
 }
 
-/// Blocks 0 to `blocks`, again and again.
+/// Reads blocks 0 to `blocks`, repeatedly.
 fn in_a_loop(blocks: u64, requests: usize) -> Vec<Access> {
     (0..requests as u64).map(|i| Access::read(i % blocks, 1)).collect()
 }
 
-/// Every second request of each.
+/// Alternates between a Zipf distribution over six times the cache and a loop over three quarters of the cache.
 fn zipf_and_loop(cache: u64, requests: usize, rng: &mut Rng) -> Vec<Access> {
     let (all, length, zipf) = (cache * 6, cache * 3 / 4, Zipf::new(cache * 6, 0.9, rng));
     let one = |i: u64| match i % 2 {
@@ -138,7 +138,7 @@ fn zipf_and_loop(cache: u64, requests: usize, rng: &mut Rng) -> Vec<Access> {
     (0..requests as u64).map(one).collect()
 }
 
-/// Four in five requests go to a range of half the cache, which is `times` times another one.
+/// Sends four in five requests to a range of half the cache, which has `times` successive positions.
 fn shifting(cache: u64, requests: usize, times: usize, rng: &mut Rng) -> Vec<Access> {
     let (all, hot) = (cache * 6, cache / 2);
     let mut base = 0;
@@ -152,7 +152,7 @@ fn shifting(cache: u64, requests: usize, times: usize, rng: &mut Rng) -> Vec<Acc
     (0..requests).map(one).collect()
 }
 
-/// What was read lately is read again, the sooner the likelier; one in seven is new.
+/// Reads recent blocks again, the more recent the likelier; one request in seven reads a new block.
 fn recency(requests: usize, rng: &mut Rng) -> Vec<Access> {
     let (mut blocks, mut new): (Vec<u64>, u64) = (Vec::with_capacity(requests), 0);
     for i in 0..requests {
@@ -167,8 +167,10 @@ fn recency(requests: usize, rng: &mut Rng) -> Vec<Access> {
     blocks.into_iter().map(|b| Access::read(b, 1)).collect()
 }
 
-/// Two in five requests go to an index of a quarter of the cache, the others to a table of five times the cache; one in
-/// ten writes what it has read; now and then 16 MiB of the table are read in order.
+/// A database: two in five requests go to an index of a quarter of the cache, the others to a table of five times the
+/// cache.
+///
+/// One request in ten writes the block that it has read. From time to time 16 MiB of the table are read in order.
 fn database(cache: u64, requests: usize, rng: &mut Rng) -> Vec<Access> {
     let (index, table) = (Zipf::new(cache / 4, 0.8, rng), Zipf::new(cache * 5, 0.8, rng));
     let mut accesses = Vec::with_capacity(requests);
@@ -191,7 +193,7 @@ fn database(cache: u64, requests: usize, rng: &mut Rng) -> Vec<Access> {
     accesses
 }
 
-/// Half of the requests read 4 KiB, half 128 KiB, each kind from three times the cache.
+/// Half of the requests read 4 KiB and half 128 KiB, each kind from three times the cache.
 fn mixed_sizes(cache: u64, requests: usize, rng: &mut Rng) -> Vec<Access> {
     let (small, large) = (Zipf::new(cache * 3, 0.9, rng), Zipf::new(cache * 3 / 32, 0.9, rng));
     let one = |_| match rng.below(2) {
@@ -201,8 +203,10 @@ fn mixed_sizes(cache: u64, requests: usize, rng: &mut Rng) -> Vec<Access> {
     (0..requests).map(one).collect()
 }
 
-/// Files of 16 to 256 KiB, by their frequency: three in ten times one is written, else read; and with each, two of the
-/// blocks of metadata (an eighth of the cache) are read, and one is written with a file.
+/// A file server: files of 16 KiB to 256 KiB, with a Zipf distribution.
+///
+/// Three in ten accesses write the file, the others read it. Each also reads two blocks of metadata (an eighth of the
+/// cache); with a written file one of the two is written instead.
 fn file_server(cache: u64, requests: usize, rng: &mut Rng) -> Vec<Access> {
     let (meta, files) = (cache / 8, cache * 6 / 64);
     let popular = Zipf::new(files, 0.8, rng);
@@ -226,11 +230,12 @@ fn file_server(cache: u64, requests: usize, rng: &mut Rng) -> Vec<Access> {
     accesses
 }
 
-/// Requests of a trace, one a line: microseconds, `R` or `W`, offset and length in bytes, behind a line of names.
-/// Positions are moved back by `shift_bytes` and rounded outward to whole blocks.
+/// Parses a trace with one request a line: microseconds, `R` or `W`, offset and length in bytes. The first line has names.
+///
+/// Positions are reduced by `shift_bytes` and rounded outward to whole blocks.
 ///
 /// # Errors
-/// If a line is something else.
+/// If a line has another form.
 pub fn from_csv(text: &str, shift_bytes: u64) -> Result<Vec<Access>, String> {
     let parse = |(nr, line): (usize, &str)| {
         let wrong = || format!("line {}: expected time, R or W, offset and length, found {line}", nr + 1);
@@ -248,8 +253,9 @@ pub fn from_csv(text: &str, shift_bytes: u64) -> Result<Vec<Access>, String> {
     text.lines().enumerate().skip(1).map(parse).collect()
 }
 
-/// The share of the blocks read, from request `from` on, that a cache of `cache` blocks could have had if it had known
-/// the future: whatever is read or written is kept or not, just as it will be used next (Belady's rule, with bypass).
+/// The hit ratio of an optimal cache of `cache` blocks that knows the future, from request `from` on.
+///
+/// Each block that is read or written is cached or not depending on its next use (Belady's rule, with bypass).
 pub fn optimum(accesses: &[Access], cache: usize, from: usize) -> f64 {
     let end = accesses.iter().map(|a| a.block + a.blocks).max().unwrap_or(0) as usize;
     let blocks: Vec<(usize, bool, bool)> = accesses
@@ -260,7 +266,7 @@ pub fn optimum(accesses: &[Access], cache: usize, from: usize) -> f64 {
     const NEVER: usize = usize::MAX;
     let (mut next, mut after) = (vec![NEVER; blocks.len()], vec![NEVER; end]);
     for (i, (block, write, _)) in blocks.iter().enumerate().rev() {
-        // What is overwritten before it is read need not be there.
+        // A block that is overwritten before it is read need not be cached.
         next[i] = after[*block];
         after[*block] = if *write { NEVER } else { i };
     }

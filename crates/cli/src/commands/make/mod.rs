@@ -1,6 +1,8 @@
 //! `ubcache make`: formats cache and backing devices (format section 13).
 //!
-//! The command refuses before the first byte is written: it first claims and checks all devices and builds their superblocks.
+//! Owns the order: the command claims and checks all devices and builds their superblocks before it writes the first byte.
+
+mod contents;
 
 use std::fmt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -11,15 +13,12 @@ use blockio::{Backend, Driver, DriverOptions, FileDevice, OpenOptions, probe_sig
 use clap::{Args, ValueEnum};
 use format::geometry::{MIN_BUCKETS, MIN_BUCKETS_KERNEL};
 use format::superblock::{BackingFormat, CacheFormat, SUPERBLOCK_BYTES, label_bytes};
-use format::{
-    BackingState, BackingSuper, CacheMode, CacheSuper, Identity, RawSuperblock, Replacement, Sector, Sectors,
-    Uuid, identify,
-};
-use io::Disk;
+use format::{BackingSuper, CacheMode, CacheSuper, RawSuperblock, Replacement, Sector, Sectors, Uuid};
+use io::{DeviceInfo, Disk};
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::superblock::{self, HEAD};
+use crate::superblock::HEAD;
 use crate::{out, size};
 
 /// Replacement policy: which data is evicted for new data.
@@ -53,7 +52,7 @@ pub(crate) struct Make {
     #[arg(long, value_name = "SIZE", value_parser = size::parse_sectors)]
     block: Option<Sectors>,
     /// Where data begins on the backing devices, in sectors of 512 bytes
-    #[arg(long, value_name = "SECTORS", default_value_t = 16)]
+    #[arg(long, value_name = "SECTORS", default_value_t = 16, value_parser = parse_offset)]
     data_offset: u64,
     /// Write to the cache first and to the backing device later [default: to both at once]
     #[arg(long)]
@@ -70,20 +69,58 @@ pub(crate) struct Make {
     /// UUID of the cache set [default: a random one; none for backing devices alone]
     #[arg(long, value_name = "UUID", value_parser = parse_uuid)]
     cset_uuid: Option<Uuid>,
-    /// Overwrite superblocks of bcache
+    /// Overwrite superblocks of bcache, unless dirty data would be lost
     #[arg(long)]
     wipe: bool,
-    /// Overwrite whatever is on the devices
+    /// Overwrite superblocks of bcache and lose their dirty data, which exists nowhere else
+    #[arg(long)]
+    wipe_dirty: bool,
+    /// Overwrite whatever is on the devices, unless dirty data would be lost
     #[arg(long)]
     force: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Print what make-bcache prints
+    #[arg(long, hide = true, conflicts_with = "json")]
+    as_bcache_tools: bool,
 }
 
-fn parse_uuid(text: &str) -> Result<Uuid, String> {
-    let uuid: Uuid = text.parse().map_err(|_| "expected a UUID".to_owned())?;
-    if uuid.is_nil() { Err("expected a UUID other than zero".into()) } else { Ok(uuid) }
+/// The text is no number of sectors.
+#[derive(Debug, thiserror::Error)]
+#[error("expected sectors of 512 bytes, for example 2048")]
+struct OffsetError(#[source] std::num::ParseIntError);
+
+fn parse_offset(text: &str) -> Result<u64, OffsetError> {
+    text.parse().map_err(OffsetError)
+}
+
+/// Refuses blocks that are smaller than the sectors of a device.
+fn block_fits(block: Sectors, device: &DeviceInfo) -> Result<(), Failure> {
+    let (wanted, sector) = (block.bytes(), device.logical_block_bytes);
+    if wanted >= u64::from(sector) {
+        return Ok(());
+    }
+    Err(Failure::Failed(format!(
+        "--block {wanted} is smaller than the {sector}-byte sectors of {}: use --block {sector}, or leave it out",
+        device.name
+    )))
+}
+
+/// The reason why a text is no UUID for a new set.
+#[derive(Debug, thiserror::Error)]
+enum UuidError {
+    /// It has not the form of a UUID.
+    #[error("expected a UUID")]
+    NoUuid(#[source] format::ParseUuidError),
+    /// It is the UUID that means "no set".
+    #[error("expected a UUID other than zero")]
+    Zero,
+}
+
+fn parse_uuid(text: &str) -> Result<Uuid, UuidError> {
+    let uuid: Uuid = text.parse().map_err(UuidError::NoUuid)?;
+    if uuid.is_nil() { Err(UuidError::Zero) } else { Ok(uuid) }
 }
 
 fn random_uuid() -> Uuid {
@@ -119,6 +156,30 @@ struct Made {
     data_sectors: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cache_mode: Option<&'static str>,
+}
+
+/// The report in the form of make-bcache, which scripts parse.
+struct ToolsReport<'a>(&'a Report);
+
+impl fmt::Display for ToolsReport<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { set_uuid, devices, .. } = self.0;
+        let set = set_uuid.as_deref().unwrap_or("00000000-0000-0000-0000-000000000000");
+        for d in devices {
+            write!(f, "UUID:\t\t\t{}\nSet UUID:\t\t{set}\nversion:\t\t{}\n", d.uuid, d.version)?;
+            if let (Some(n), Some(bucket), Some(first)) = (d.nbuckets, d.bucket_sectors, d.first_bucket) {
+                write!(
+                    f,
+                    "nbuckets:\t\t{n}\nblock_size:\t\t{}\nbucket_size:\t\t{bucket}\n",
+                    d.block_sectors
+                )?;
+                write!(f, "nr_in_set:\t\t1\nnr_this_dev:\t\t0\nfirst_bucket:\t\t{first}\n")?;
+            } else if let Some(offset) = d.data_offset {
+                write!(f, "block_size:\t\t{}\ndata_offset:\t\t{offset}\n", d.block_sectors)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Display for Report {
@@ -192,7 +253,7 @@ impl Make {
         self.backing.iter().chain(&self.cache).map(PathBuf::as_path)
     }
 
-    /// The same device under two names would be formatted twice.
+    /// Refuses a device that is given twice, because it would be formatted twice.
     fn refuse_repeats(&self) -> Result<(), Failure> {
         let mut seen: Vec<((u64, u64, u64), &Path)> = Vec::new();
         for path in self.devices() {
@@ -220,6 +281,7 @@ impl Make {
         self.refuse_contents(&disks).await?;
         let logical = disks.iter().map(|(_, d)| d.info().logical_block_bytes).max().unwrap_or(512);
         let block = self.block.unwrap_or(Sectors::from_bytes_ceil(u64::from(logical)));
+        disks.iter().try_for_each(|(_, disk)| block_fits(block, disk.info()))?;
         let set = match (self.cset_uuid, self.cache.is_empty()) {
             (Some(uuid), _) => Some(uuid),
             (None, false) => Some(random_uuid()),
@@ -244,40 +306,17 @@ impl Make {
         let report = Report {
             schema_version: 1,
             set_uuid: set.map(|u| u.to_string()),
-            // The cache device is printed first.
+            // The cache device is listed first.
             devices: {
                 let mut made: Vec<Made> = targets.into_iter().map(|t| t.made).collect();
                 made.rotate_right(self.cache.len());
                 made
             },
         };
-        out::document(self.json, &report)
-    }
-
-    /// Names everything that would be destroyed without the operator's word.
-    async fn refuse_contents(&self, disks: &[(&Path, Disk)]) -> Result<(), Failure> {
-        let mut refused = Vec::new();
-        for (path, disk) in disks {
-            let bytes =
-                if disk.info().sectors < HEAD { Vec::new() } else { superblock::read_bytes(disk).await? };
-            let found = probe_signature(path).map_err(|e| Failure::at(path, "cannot be read", e))?;
-            if identify(&bytes) != Identity::NotBcache {
-                if !self.wipe && !self.force {
-                    refused.push(format!(
-                        "{}: {}: overwrite it with --wipe",
-                        path.display(),
-                        describe(&bytes)
-                    ));
-                }
-            } else if let Some(found) = found
-                && !self.force
-            {
-                refused.push(format!("{}: holds {found}: overwrite it with --force", path.display()));
-            }
+        match self.as_bcache_tools {
+            true => out::print(&ToolsReport(&report).to_string()),
+            false => out::document(self.json, &report),
         }
-        let Some(last) = refused.pop() else { return Ok(()) };
-        refused.iter().for_each(|one| out::message("error", one));
-        Err(Failure::Failed(last))
     }
 
     fn cache_target(&self, path: &Path, disk: Disk, block: Sectors, set: Uuid) -> Result<Target, Failure> {
@@ -360,7 +399,7 @@ impl Make {
         };
         let sb = BackingSuper::format(&want).map_err(|e| Failure::because(&info.name, e))?;
         if !self.data_offset.is_multiple_of(block.0) {
-            // The kernel would serve such a device and cache nothing of it.
+            // The kernel would serve such a device without caching its data.
             return Err(fail(format!(
                 "data offset: expected a multiple of the block size of {block} sectors, found {}",
                 self.data_offset
@@ -386,7 +425,7 @@ impl Make {
     }
 }
 
-/// Checks a new superblock as a later start does: formatting does not know the logical block size.
+/// Checks a new superblock as a later start does. The function that builds it does not know the logical block size.
 fn recheck(
     info: &io::DeviceInfo,
     head: &[u8],
@@ -396,35 +435,10 @@ fn recheck(
     checked.map_err(|e| Failure::because(&info.name, e))
 }
 
-/// A bcache superblock in a few words.
-fn describe(bytes: &[u8]) -> String {
-    let Ok(raw) = RawSuperblock::from_prefix(bytes) else { return "holds a bcache superblock".into() };
-    // Of a device of any size: what it says about itself is wanted, not whether it is usable.
-    let any = Sectors(u64::MAX);
-    let damaged = |e: format::Corrupt| format!("holds a bcache superblock that is damaged ({e})");
-    if identify(bytes) == Identity::Cache {
-        return match raw.check_cache(any, 0) {
-            Ok(sb) => format!("is the cache device {} of cache set {}", sb.uuid(), sb.set_uuid()),
-            Err(e) => damaged(e),
-        };
-    }
-    match raw.check_backing(any, 0) {
-        Ok(sb) => {
-            let dirty = match sb.state() {
-                BackingState::Dirty => " (its cache set holds data that is nowhere else)",
-                _ => "",
-            };
-            let label = if sb.label().is_empty() { String::new() } else { format!(" {:?}", sb.label()) };
-            format!("is the bcache backing device {}{label}, state {}{dirty}", sb.uuid(), sb.state().name())
-        }
-        Err(e) => damaged(e),
-    }
-}
-
 /// Signatures that are erased at most: ZFS alone has 128 of them.
 const MAX_SIGNATURES: usize = 1000;
 
-/// Overwrites old signatures on the device.
+/// Erases old signatures on the device.
 async fn erase_signatures(target: &Target) -> Result<(), Failure> {
     let disk = &target.disk;
     let block = u64::from(disk.info().logical_block_bytes);
@@ -439,7 +453,7 @@ async fn erase_signatures(target: &Target) -> Result<(), Failure> {
     Err(Failure::Failed(format!("{}: its old contents cannot be erased", target.path.display())))
 }
 
-/// Writes the sectors before the superblock, which are zeroed by custom, and the superblock.
+/// Writes the superblock, and zeros to the sectors before it, as other tools do.
 async fn write_head(target: &Target) -> Result<(), Failure> {
     let disk = &target.disk;
     let mut buffer = disk.runtime().pool().zeroed(HEAD.bytes() as usize);

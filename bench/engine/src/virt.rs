@@ -1,8 +1,8 @@
-//! Slow devices in virtual time: what a workload takes on throttled disks, without a machine that has them.
+//! Slow devices in virtual time: the duration of a workload on throttled disks, without such disks.
 //!
-//! Owns a clock that jumps to whatever happens next, and disks with limits of requests and bytes a second (with a tenth
-//! of a second's worth let through after a rest, as QEMU does it). Contents are kept in pages; those that are one
-//! repeated word cost nothing. Nothing here is random, and a run takes as long as the processor needs for it.
+//! Owns a clock that jumps to the next event, and disks with limits of requests and bytes per second. After an idle time a
+//! disk permits a burst of a tenth of a second's worth, as QEMU does. Contents are stored in pages; a page of one repeated
+//! word takes no memory. Nothing here is random, and a run takes only processor time. Must not know the workload.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ impl Clock for JumpingClock {
 /// Runs a task to its end in virtual time.
 ///
 /// # Panics
-/// If the task waits for something that never happens.
+/// If the task waits for an event that never happens.
 pub fn run<F: Future<Output = ()> + 'static>(task: impl FnOnce(Handle) -> F) {
     let clock = Rc::new(JumpingClock(Cell::new(Nanos(1))));
     let rt = Runtime::new(clock.clone(), 1);
@@ -49,19 +49,19 @@ pub fn run<F: Future<Output = ()> + 'static>(task: impl FnOnce(Handle) -> F) {
 /// The limits of a disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Requests a second, 0 for no limit. Flushes do not count.
+    /// Requests per second, 0 for no limit. Flushes do not count.
     pub iops: u64,
-    /// Bytes a second, 0 for no limit.
+    /// Bytes per second, 0 for no limit.
     pub bytes_per_second: u64,
     /// The duration of every request.
     pub latency: Nanos,
 }
 
-/// Memory behind a few microseconds.
+/// Memory with a latency of 5 µs.
 pub const RAM: Limits = Limits { iops: 0, bytes_per_second: 5_000_000_000, latency: Nanos(5_000) };
-/// The benchmarks' SSD: 3000 requests a second.
+/// The SSD of the benchmarks: 3000 requests per second.
 pub const SSD: Limits = Limits { iops: 3000, bytes_per_second: 0, latency: Nanos(50_000) };
-/// The benchmarks' disk: 150 requests and 150 MB a second.
+/// The disk of the benchmarks: 150 requests and 150 MB per second.
 pub const HDD: Limits = Limits { iops: 150, bytes_per_second: 150_000_000, latency: Nanos(50_000) };
 
 /// The requests to a disk.
@@ -80,17 +80,17 @@ pub struct Asked {
 }
 
 enum Page {
-    /// One word, again and again.
+    /// One word, repeated.
     Word(u64),
     Bytes(Box<[u8]>),
 }
 
-/// A disk. See the module head.
+/// A disk with limits, in virtual time.
 pub struct SlowDisk {
     info: DeviceInfo,
     rt: Handle,
     limits: Limits,
-    /// The contents of a page that was never written.
+    /// Returns the word of a page that was never written.
     fresh: fn(u64) -> u64,
     pages: RefCell<BTreeMap<u64, Page>>,
     requests_due: Cell<u64>,
@@ -100,7 +100,7 @@ pub struct SlowDisk {
 }
 
 impl SlowDisk {
-    /// A disk whose page `n` holds the word `fresh(n)`, again and again.
+    /// Makes a disk whose page `n` consists of the repeated word `fresh(n)`.
     pub fn new(
         rt: &Handle,
         name: &str,
@@ -132,12 +132,12 @@ impl SlowDisk {
         })
     }
 
-    /// The requests to it so far.
+    /// The counts of the requests to the disk so far.
     pub fn asked(&self) -> Asked {
         self.asked.get()
     }
 
-    /// The word that page `n` consists of, if it is one.
+    /// The word of which page `n` consists; `None` if it has other contents.
     pub fn word(&self, n: u64) -> Option<u64> {
         match self.pages.borrow().get(&n) {
             None => Some((self.fresh)(n)),
@@ -146,7 +146,7 @@ impl SlowDisk {
         }
     }
 
-    /// When a request that is sent now ends.
+    /// The time at which a request that is sent now ends.
     fn ends(&self, request: &Request) -> Nanos {
         const BURST: u64 = 100_000_000;
         let now = self.rt.now().0;
@@ -219,7 +219,7 @@ fn store(page: &mut Page, skip: usize, source: &[u8]) {
     *page = Page::Bytes(whole);
 }
 
-/// Fills a buffer with a word, again and again.
+/// Fills a buffer with a repeated word.
 pub fn fill(target: &mut [u8], word: u64) {
     target.chunks_exact_mut(8).for_each(|w| w.copy_from_slice(&word.to_le_bytes()));
 }
@@ -251,7 +251,7 @@ impl Device for SlowDisk {
 pub struct SlowRig {
     /// The set.
     pub set: engine::CacheSet,
-    /// Its device.
+    /// The cached device of the set.
     pub volume: Rc<engine::Volume>,
     /// The cache device.
     pub cache: Rc<SlowDisk>,
@@ -264,7 +264,7 @@ pub use rig::DATA_OFFSET;
 /// Formats two disks and opens them as a set.
 ///
 /// # Panics
-/// If the set does not come up.
+/// If the set cannot be opened.
 pub async fn slow_rig(
     rt: &Handle,
     (cache_sectors, cache_limits): (Sectors, Limits),

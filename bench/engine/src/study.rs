@@ -1,7 +1,7 @@
-//! One workload on one replacement policy: the engine in virtual time.
+//! Runs one workload on one replacement policy: the engine in virtual time.
 //!
-//! The cache is 128 MiB (256 buckets) on an SSD with 3000 requests a second, the disk behind it does 150. One client,
-//! one request at a time. Streams are cached like everything else, so that replacement is all that differs.
+//! The cache is 128 MiB (256 buckets) on an SSD with 3000 requests per second; the disk behind it does 150. One client
+//! sends one request at a time. Streams are cached like other requests, so only the replacement differs.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -13,10 +13,10 @@ use crate::virt::{HDD, SSD, run, slow_rig};
 use crate::workloads::Access;
 
 const BLOCK_SECTORS: u64 = 8;
-/// Blocks that the cache device has room for, metadata included.
+/// Number of blocks for which the cache device has room, including metadata.
 pub const CACHE_BLOCKS: u64 = 128 * 256;
 
-/// A policy: its name here, `cache_replacement_policy`, `replacement`.
+/// A policy: its name in the tables, `cache_replacement_policy`, `replacement`.
 pub type Policy = (&'static str, &'static str, &'static str);
 
 /// The compared policies.
@@ -30,17 +30,17 @@ pub const POLICIES: [Policy; 4] = [
 /// The results, from the first counted request on.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Outcome {
-    /// Share of reads that did not come from the disk.
+    /// Share of the reads that the cache answered.
     pub hits: f64,
     /// Bytes written to the cache device.
     pub cache_written: u64,
-    /// Requests to the disk.
+    /// Number of requests to the disk.
     pub disk_requests: u64,
-    /// Seconds that the requests took.
+    /// Duration of the requests in seconds.
     pub seconds: f64,
 }
 
-/// Plays `accesses` and counts from the request `from` on.
+/// Runs `accesses`, and counts from request `from` on.
 ///
 /// # Panics
 /// If a request fails.

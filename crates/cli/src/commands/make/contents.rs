@@ -1,0 +1,133 @@
+//! The contents of devices that `make` would overwrite.
+//!
+//! Owns the refusal to overwrite them: it names each device, what it holds and the option that overwrites it. Dirty data,
+//! which exists nowhere else, has an option of its own. Never writes.
+
+use std::path::Path;
+
+use blockio::probe_signature;
+use format::{BackingState, Identity, Inode, RawSuperblock, Sectors, identify};
+use inspect::view::SlotKind;
+use inspect::{FileSource, Mode, SetView};
+use io::Disk;
+
+use super::Make;
+use crate::failure::Failure;
+use crate::superblock::{self, HEAD};
+use crate::{out, size};
+
+/// What overwriting a device destroys.
+struct Contents {
+    /// The contents in a few words.
+    text: String,
+    dirty: Dirty,
+}
+
+/// Whether data would be lost that exists nowhere else.
+#[derive(Clone, Copy)]
+enum Dirty {
+    No,
+    Yes,
+    /// The metadata is damaged.
+    Unknown,
+}
+
+impl Make {
+    /// Refuses to overwrite what the operator has not named.
+    pub(super) async fn refuse_contents(&self, disks: &[(&Path, Disk)]) -> Result<(), Failure> {
+        let mut refused = Vec::new();
+        for (path, disk) in disks {
+            refused.extend(self.refusal(path, disk).await?);
+        }
+        let Some(last) = refused.pop() else { return Ok(()) };
+        refused.iter().for_each(|one| out::message("error", one));
+        Err(Failure::Failed(last))
+    }
+
+    /// Why a device is not overwritten; `None` if it is.
+    async fn refusal(&self, path: &Path, disk: &Disk) -> Result<Option<String>, Failure> {
+        let found = probe_signature(path).map_err(|e| Failure::at(path, "cannot be read", e))?;
+        let bytes =
+            if disk.info().sectors < HEAD { Vec::new() } else { superblock::read_bytes(disk).await? };
+        let path_text = path.display();
+        if identify(&bytes) == Identity::NotBcache {
+            return Ok(found
+                .filter(|_| !self.force)
+                .map(|found| format!("{path_text}: holds {found}: overwrite it with --force")));
+        }
+        if self.wipe_dirty {
+            return Ok(None);
+        }
+        let Contents { text, dirty } = describe(path, &bytes);
+        let advice = match dirty {
+            Dirty::No if self.wipe || self.force => return Ok(None),
+            Dirty::No => "overwrite it with --wipe",
+            Dirty::Yes => "write the dirty data back with `ubcache flush`, or lose it with --wipe-dirty",
+            Dirty::Unknown => "look at it with `ubcache check`, or lose its dirty data with --wipe-dirty",
+        };
+        Ok(Some(format!("{path_text}: {text}: {advice}")))
+    }
+}
+
+/// The contents of a device with a superblock of bcache.
+fn describe(path: &Path, bytes: &[u8]) -> Contents {
+    let unknown = |text: String| Contents { text, dirty: Dirty::Unknown };
+    let Ok(raw) = RawSuperblock::from_prefix(bytes) else {
+        return unknown("holds a bcache superblock".to_owned());
+    };
+    // The device may have another size than its superblock says. Whether it is usable does not matter here.
+    let any = Sectors(u64::MAX);
+    let damaged =
+        |e: format::Corrupt| unknown(format!("holds a bcache superblock that cannot be used ({e})"));
+    if identify(bytes) == Identity::Cache {
+        return match raw.check_cache(any, 0) {
+            Ok(sb) => {
+                let name = format!("is the cache device {} of cache set {}", sb.uuid(), sb.set_uuid());
+                with_dirty_data(path, name)
+            }
+            Err(e) => damaged(e),
+        };
+    }
+    match raw.check_backing(any, 0) {
+        Ok(sb) => {
+            let (dirty, data) = match sb.state() {
+                BackingState::Dirty => (Dirty::Yes, " (its cache set holds data that is nowhere else)"),
+                _ => (Dirty::No, ""),
+            };
+            let label = if sb.label().is_empty() { String::new() } else { format!(" {:?}", sb.label()) };
+            let state = sb.state().name();
+            let text = format!("is the bcache backing device {}{label}, state {state}{data}", sb.uuid());
+            Contents { text, dirty }
+        }
+        Err(e) => damaged(e),
+    }
+}
+
+/// A cache device of this name, with the dirty data of each device and volume of its set.
+fn with_dirty_data(path: &Path, name: String) -> Contents {
+    let view = FileSource::open(path)
+        .map_err(|e| e.to_string())
+        .and_then(|source| SetView::open(&source, Mode::Strict).map_err(|e| e.to_string()));
+    let view = match view {
+        Ok(view) => view,
+        Err(e) => {
+            let text = format!("{name}, whose dirty data cannot be counted ({e})");
+            return Contents { text, dirty: Dirty::Unknown };
+        }
+    };
+    let dirty = |inode: Inode| Sectors(view.totals_of(inode).dirty_sectors);
+    let parts: Vec<String> = view
+        .slots
+        .iter()
+        .filter(|(inode, slot)| slot.kind != SlotKind::Invalidated && dirty(**inode) != Sectors::ZERO)
+        .map(|(inode, slot)| {
+            let of = if slot.label.is_empty() { slot.uuid.to_string() } else { format!("{:?}", slot.label) };
+            format!("{} of {of}", size::human(dirty(*inode).bytes()))
+        })
+        .collect();
+    if parts.is_empty() {
+        return Contents { text: name, dirty: Dirty::No };
+    }
+    let text = format!("{name}, with dirty data that exists nowhere else: {}", parts.join(", "));
+    Contents { text, dirty: Dirty::Yes }
+}

@@ -1,0 +1,72 @@
+//! Mistakes in the configuration file.
+//!
+//! Owns one variant for each mistake, with its message, the line, and the error that found it. Must not know where the file is.
+
+use std::net::{AddrParseError, SocketAddr};
+
+use blockio::BusyPollError;
+use engine::tunables::TunableError;
+use serve::exports::SpecError;
+use serve::tunables::{names, unknown};
+
+use super::MOST_ADDRESSES;
+use super::presets::PRESETS;
+
+/// A mistake in the file, and its line.
+#[derive(Debug, thiserror::Error)]
+#[error("{}{why}", in_line(*line))]
+pub(crate) struct ConfigError {
+    /// Counted from 1; none if the whole file is meant.
+    pub(crate) line: Option<usize>,
+    #[source]
+    pub(crate) why: Mistake,
+}
+
+/// What a mistake is.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Mistake {
+    /// It is no TOML, or has an unknown key or a value of another type.
+    #[error("{}", .0.message())]
+    Syntax(#[source] toml::de::Error),
+    /// A setting needs another one.
+    #[error("{setting}: expected {missing} as well")]
+    Alone { setting: String, missing: String },
+    #[error("listen: expected at most {MOST_ADDRESSES} addresses")]
+    TooManyAddresses,
+    #[error("listen: expected token_file as well: TCP requires a token")]
+    NoToken,
+    #[error(
+        "listen: {found:?}: expected ADDRESS:PORT with an address in numbers, such as 127.0.0.1:9420 or [::1]:9420"
+    )]
+    Address { found: String, source: AddrParseError },
+    #[error("listen: {0}: can be reached from other hosts: expected tls_certificate and tls_key as well")]
+    OpenAddress(SocketAddr),
+    #[error("busy_poll: expected \"auto\", \"never\" or microseconds")]
+    BusyPollType,
+    #[error("busy_poll: {0}")]
+    BusyPoll(#[source] BusyPollError),
+    #[error("preset {found:?}: expected one of {}", PRESETS.iter().map(|p| p.0).collect::<Vec<_>>().join(", "))]
+    Preset { found: String },
+    #[error("{found:?}: {source}")]
+    Export { found: String, source: SpecError },
+    /// An export that the configuration does not allow. The rule is of crate `serve`, which says it in words only.
+    #[error("{0}")]
+    OpenExport(String),
+    /// Two volumes would have one place. The rule has no error of its own.
+    #[error("{0}")]
+    SharedPlace(String),
+    #[error("{}", unknown(name, names()))]
+    NoTunable { name: String },
+    #[error("{name} is a tunable of volumes: write it in [tunables] or [volume.ID.tunables]")]
+    OfVolumes { name: String },
+    #[error("{name} is a tunable of sets: write it in [tunables] or [set.ID.tunables]")]
+    OfSets { name: String },
+    #[error("{name}: {found} cannot be the value of a tunable")]
+    TunableType { name: String, found: &'static str },
+    #[error(transparent)]
+    Tunable(TunableError),
+}
+
+fn in_line(line: Option<usize>) -> String {
+    line.map_or_else(String::new, |line| format!("line {line}: "))
+}
