@@ -75,8 +75,10 @@ fn line(event: &SetEvent) -> (&'static str, String) {
         SetEvent::Replayed { keys: 0, .. } => ("", String::new()),
         SetEvent::Replayed { entries, keys } => {
             // A clean stop leaves no keys to replay.
-            let why = "after a crash, or a stop by a kernel";
-            ("", format!("journal replayed {why}: {keys} keys in {entries} entries"))
+            let text = format!(
+                "journal replayed after a crash, or a stop by a kernel: {keys} keys in {entries} entries"
+            );
+            ("", text)
         }
         SetEvent::Initialised => ("", "the cache set was initialised by its first start".into()),
         SetEvent::Failed { why } => ("error", format!("the cache set is disabled: {why}")),

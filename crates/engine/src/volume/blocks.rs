@@ -84,7 +84,7 @@ impl Blocks {
 
 /// The range of a request, widened to whole blocks of the cache and of both devices, but not beyond the volume.
 pub(super) fn widened(volume: &Volume, cache: &Cache, range: (Sector, Sector)) -> (Sector, Sector) {
-    let backing = volume.backing.as_ref().map_or(Blocks(1), |b| Blocks::of_disk(&b.disk()));
+    let backing = volume.backing.as_ref().map_or(Blocks(1), |b| Blocks::of_disk(b.disk()));
     let blocks = Blocks::of(&cache.geometry).max(Blocks::of_disk(cache.device.disk())).max(backing);
     let (first, last) = blocks.around(range);
     (first.max(volume.offset), last.min(volume.offset + volume.size()).max(range.1))

@@ -109,7 +109,7 @@ pub(super) async fn remove_cached(
     };
     count_bypass(volume, cache, BypassReason::Discard, sectors);
     // Only whole blocks go to the device: a discard is a hint, and zeros at the edges are written like data.
-    let split = Blocks::of_disk(&backing.disk()).max(Blocks::of(&cache.geometry)).split((start, end));
+    let split = Blocks::of_disk(backing.disk()).max(Blocks::of(&cache.geometry)).split((start, end));
     if let Direct::Zeroes(ZeroFlags { fua, .. }) = op {
         for (a, b) in split.edges() {
             zero_edge(target, a, b, *fua).await?;
@@ -268,7 +268,7 @@ pub(super) async fn remove_uncached(
     op: &Direct,
 ) -> Result<(), VolumeError> {
     let Some(backing) = volume.backing() else { return Err(VolumeError::Stopped(volume.name())) };
-    let split = Blocks::of_disk(&backing.disk()).split((start, start + sectors));
+    let split = Blocks::of_disk(backing.disk()).split((start, start + sectors));
     if let Direct::Zeroes(ZeroFlags { fua, .. }) = op {
         for (a, b) in split.edges() {
             let zeros = volume.rt.pool().zeroed((b - a).bytes() as usize);

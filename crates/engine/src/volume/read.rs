@@ -66,7 +66,7 @@ pub(super) async fn read_directly(
     let Some(backing) = volume.backing() else {
         return (buffer, Err(VolumeError::Stopped(volume.name())));
     };
-    if Blocks::of_disk(&backing.disk()).are_whole(start, sectors) {
+    if Blocks::of_disk(backing.disk()).are_whole(start, sectors) {
         let spare = buffer.len();
         let done = backing.read_data(start, sectors, buffer, offset_bytes).await;
         if let Err(e) = &done.result {
@@ -75,7 +75,7 @@ pub(super) async fn read_directly(
         let buffer = done.buffer.unwrap_or_else(|| volume.rt.pool().take(spare));
         return (buffer, done.result.map_err(VolumeError::from));
     }
-    let (future, skip) = start_aligned(&backing.disk(), &backing.meter(), start, sectors);
+    let (future, skip) = start_aligned(backing.disk(), backing.meter(), start, sectors);
     let done = future.await;
     let len = sectors.bytes() as usize;
     let result = match (done.result, done.buffer) {
@@ -322,7 +322,7 @@ fn start_pieces(target: Target<'_>, pieces: Vec<Piece>, caches: bool) -> Vec<Rea
                 (Some(f), skip)
             }
             (None, Some(b)) => {
-                let (f, skip) = start_aligned(&b.disk(), &b.meter(), piece.start, size);
+                let (f, skip) = start_aligned(b.disk(), b.meter(), piece.start, size);
                 (Some(f), skip)
             }
             // A hole of a flash-only volume.
@@ -402,7 +402,7 @@ async fn piece_failed(
                 cache.device.observe_data(&Err(e.clone()));
             }
             let Some(b) = backing.filter(|_| !dirty) else { return Err(error) };
-            let (future, skip) = start_aligned(&b.disk(), &b.meter(), piece.start, size);
+            let (future, skip) = start_aligned(b.disk(), b.meter(), piece.start, size);
             let done = future.await;
             done.result?;
             if let Some(data) = done.buffer {

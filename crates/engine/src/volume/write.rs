@@ -214,7 +214,7 @@ async fn choose_path(
     let (first, last) = outer;
     let unaligned = outer != write.range();
     let takes_as_it_is =
-        |b: &Rc<BackingDevice>| Blocks::of_disk(&b.disk()).are_whole(write.start, write.sectors());
+        |b: &Rc<BackingDevice>| Blocks::of_disk(b.disk()).are_whole(write.start, write.sectors());
     let mut merged = None;
     if unaligned
         && (!volume.backing.as_ref().is_some_and(takes_as_it_is)
@@ -483,7 +483,7 @@ async fn wait_for_room(volume: &Volume, cache: &Rc<Cache>) -> Result<(), NotTake
 /// Writes to the backing device of a volume without a cache.
 pub(super) async fn write_uncached(volume: &Volume, write: &Write) -> Result<(), VolumeError> {
     let Some(backing) = volume.backing() else { return Err(VolumeError::Stopped(volume.name())) };
-    let (first, last) = Blocks::of_disk(&backing.disk()).around(write.range());
+    let (first, last) = Blocks::of_disk(backing.disk()).around(write.range());
     let _range = volume.ranges.change(first, last).await;
     volume.ranges.writeback_done(first, last).await;
     let blocks;
