@@ -122,7 +122,7 @@ fn parse_chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
 }
 
 /// Received ciphertext that rustls has not processed.
-struct Incoming {
+struct Ciphertext {
     buffer: Buffer,
     range: Range<usize>,
 }
@@ -131,7 +131,7 @@ struct Incoming {
 pub(crate) struct Tls {
     session: RefCell<ServerConnection>,
     /// `None` while a receive is under way.
-    incoming: RefCell<Option<Incoming>>,
+    incoming: RefCell<Option<Ciphertext>>,
     /// The buffer in which records are collected; `None` while they are sent.
     outgoing: RefCell<Option<Buffer>>,
     /// Locked from the making of records to the end of their send.
@@ -150,7 +150,7 @@ impl Tls {
         let buffer = || pool.try_take(CIPHER_BYTES).ok_or(TlsError::NoMemory);
         let tls = Tls {
             session: RefCell::new(session),
-            incoming: RefCell::new(Some(Incoming { buffer: buffer()?, range: 0..0 })),
+            incoming: RefCell::new(Some(Ciphertext { buffer: buffer()?, range: 0..0 })),
             outgoing: RefCell::new(Some(buffer()?)),
             sending: Mutex::default(),
         };
@@ -274,20 +274,20 @@ impl Tls {
     /// Receives ciphertext; false at the end of the stream. All earlier ciphertext must have been processed.
     async fn receive<S: Socket>(&self, socket: &S) -> io::Result<bool> {
         // `None` only if a receive was dropped, which ends the connection.
-        let Some(Incoming { buffer, .. }) = self.incoming.borrow_mut().take() else {
+        let Some(Ciphertext { buffer, .. }) = self.incoming.borrow_mut().take() else {
             return Err(io::ErrorKind::BrokenPipe.into());
         };
         let whole = 0..buffer.len();
         let (buffer, result) = socket.recv(buffer, whole).await;
         let n = *result.as_ref().unwrap_or(&0);
-        *self.incoming.borrow_mut() = Some(Incoming { buffer, range: 0..n });
+        *self.incoming.borrow_mut() = Some(Ciphertext { buffer, range: 0..n });
         result.map(|n| n > 0)
     }
 
     /// Passes some of the received ciphertext to rustls; false if there is none.
     fn feed(&self) -> Result<bool, rustls::Error> {
         let mut incoming = self.incoming.borrow_mut();
-        let Some(Incoming { buffer, range }) = incoming.as_mut() else { return Ok(false) };
+        let Some(Ciphertext { buffer, range }) = incoming.as_mut() else { return Ok(false) };
         let mut bytes = buffer.as_slice().get(range.clone()).unwrap_or_default();
         if bytes.is_empty() {
             return Ok(false);
