@@ -65,14 +65,14 @@ impl CommandFile {
         assert!(buffer.capacity() >= self.memory_bytes, "the driver may touch {} bytes", self.memory_bytes);
         assert!(buffer.get_mut().is_some(), "a shared buffer cannot be given to a driver");
         let state = match self.reactor.start(CommandOp::new(self.file.clone(), code, head, buffer)) {
-            Ok(id) => State::Running(id),
-            Err(op) => State::Refused(op.into_answer().1),
+            Ok(id) => CommandState::Running(id),
+            Err(op) => CommandState::Refused(op.into_answer().1),
         };
         CommandFuture { reactor: self.reactor.clone(), state }
     }
 }
 
-enum State {
+enum CommandState {
     Running(OpId),
     Refused(Option<Buffer>),
     Taken,
@@ -82,7 +82,7 @@ enum State {
 #[must_use = "a command that nobody waits for keeps its buffer"]
 pub struct CommandFuture {
     reactor: Reactor,
-    state: State,
+    state: CommandState,
 }
 
 impl Future for CommandFuture {
@@ -92,12 +92,12 @@ impl Future for CommandFuture {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.state {
-            State::Refused(buffer) => {
+            CommandState::Refused(buffer) => {
                 let buffer = buffer.take();
-                self.state = State::Taken;
+                self.state = CommandState::Taken;
                 Poll::Ready((-libc::ECANCELED, buffer))
             }
-            State::Running(id) => {
+            CommandState::Running(id) => {
                 let id = *id;
                 let ended = self.reactor.with(id, |op: &mut CommandOp| {
                     if !op.has_ended() {
@@ -108,17 +108,17 @@ impl Future for CommandFuture {
                 if !ended {
                     return Poll::Pending;
                 }
-                self.state = State::Taken;
+                self.state = CommandState::Taken;
                 Poll::Ready(self.reactor.take::<CommandOp>(id).into_answer())
             }
-            State::Taken => panic!("polled after it was ready"),
+            CommandState::Taken => panic!("polled after it was ready"),
         }
     }
 }
 
 impl Drop for CommandFuture {
     fn drop(&mut self) {
-        let State::Running(id) = self.state else { return };
+        let CommandState::Running(id) = self.state else { return };
         let ended = self.reactor.with(id, |op: &mut CommandOp| {
             op.abandon();
             op.has_ended()

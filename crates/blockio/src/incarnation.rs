@@ -55,9 +55,9 @@ struct Host {
 }
 
 /// Major and minor number of a device.
-type Numbers = (u32, u32);
+type DeviceNumber = (u32, u32);
 
-fn numbers(dev: u64) -> Numbers {
+fn numbers(dev: u64) -> DeviceNumber {
     (rustix::fs::major(dev), rustix::fs::minor(dev))
 }
 
@@ -103,7 +103,7 @@ impl Host {
     }
 
     /// The incarnations of all devices of the btrfs to which `member` belongs.
-    fn of_btrfs(&self, member: Numbers, level: usize) -> io::Result<Incarnation> {
+    fn of_btrfs(&self, member: DeviceNumber, level: usize) -> io::Result<Incarnation> {
         let name = self.directory(member)?.file_name().map(ToOwned::to_owned).unwrap_or_default();
         for file_system in fs::read_dir(self.sys.join("fs/btrfs"))? {
             let devices = file_system?.path().join("devices");
@@ -114,11 +114,11 @@ impl Host {
         Ok(Incarnation::Unknown(format!("{}: not among the devices of a btrfs", name.display())))
     }
 
-    fn directory(&self, (major, minor): Numbers) -> io::Result<PathBuf> {
+    fn directory(&self, (major, minor): DeviceNumber) -> io::Result<PathBuf> {
         fs::canonicalize(self.sys.join(format!("dev/block/{major}:{minor}")))
     }
 
-    fn of_block_device(&self, device: Numbers, level: usize) -> io::Result<Incarnation> {
+    fn of_block_device(&self, device: DeviceNumber, level: usize) -> io::Result<Incarnation> {
         let mut directory = self.directory(device)?;
         if directory.join("partition").exists()
             && let Some(disk) = directory.parent()
@@ -192,7 +192,7 @@ impl Host {
 }
 
 /// The device from which a file system without a device number of its own is mounted.
-fn mounted_from(file_system: Numbers) -> io::Result<Option<PathBuf>> {
+fn mounted_from(file_system: DeviceNumber) -> io::Result<Option<PathBuf>> {
     let mount = mountinfo::mounts()?.into_iter().find(|m| m.device == file_system);
     Ok(mount.map(|m| PathBuf::from(m.source)).filter(|source| source.starts_with("/dev")))
 }
@@ -290,7 +290,7 @@ mod tests {
         }
 
         /// Adds a disk at `place` below `devices`, with some attributes.
-        fn disk(&self, (major, minor): Numbers, place: &str, attributes: &[(&str, &str)]) {
+        fn disk(&self, (major, minor): DeviceNumber, place: &str, attributes: &[(&str, &str)]) {
             let directory = self.0.path().join("devices").join(place);
             for (name, value) in attributes {
                 let file = directory.join(name);
@@ -301,7 +301,7 @@ mod tests {
             symlink(&directory, self.0.path().join(format!("dev/block/{major}:{minor}"))).unwrap();
         }
 
-        fn of(&self, device: Numbers) -> Incarnation {
+        fn of(&self, device: DeviceNumber) -> Incarnation {
             self.host().of_block_device(device, 0).unwrap()
         }
     }

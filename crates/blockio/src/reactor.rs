@@ -23,7 +23,7 @@ use crate::operation::device::DeviceOp;
 use crate::operation::socket::{MsgBlock, SocketOp};
 use crate::operation::{Fate, Op, Operation, Step};
 use crate::polled::Polled;
-use crate::registered::Numbers;
+use crate::registered::BufferNumbers;
 pub(crate) use crate::slots::OpId;
 use crate::slots::Slots;
 use crate::uring::Uring;
@@ -37,14 +37,14 @@ const SPARE_BLOCKS: usize = 64;
 /// same time.
 const NEIGHBOURS: usize = 8;
 
-enum Backend {
+enum RunningBackend {
     Uring(Box<Uring>),
     Polled(Polled),
 }
 
-struct Inner {
+struct ReactorState {
     slots: Slots,
-    backend: Backend,
+    backend: RunningBackend,
     /// Results that were taken from a backend and are not processed yet. The field keeps its storage between two turns.
     results: Vec<(u64, i32)>,
     /// Results of calls on this thread. They wait for the next turn like all other results, so that a task whose operations
@@ -77,11 +77,11 @@ pub struct ReactorCounts {
 /// The interface through which devices and sockets do their I/O. Cheap to clone; belongs to one driver's thread.
 #[derive(Clone)]
 pub struct Reactor {
-    shared: Rc<Shared>,
+    shared: Rc<SharedReactor>,
 }
 
-struct Shared {
-    inner: RefCell<Inner>,
+struct SharedReactor {
+    inner: RefCell<ReactorState>,
     workers: Workers,
     wake: Arc<Wake>,
     is_uring: bool,
@@ -91,7 +91,7 @@ struct Shared {
     #[allow(clippy::vec_box, reason = "the kernel knows the block's address while it is in use")]
     spare_blocks: RefCell<Vec<Box<MsgBlock>>>,
     pool: ::io::BufferPool,
-    numbers: Rc<Numbers>,
+    numbers: Rc<BufferNumbers>,
 }
 
 /// The end of an operation, which is reported when the slots are no longer borrowed.
@@ -109,12 +109,12 @@ impl Reactor {
         predictor: PollPredictor,
     ) -> Reactor {
         let is_uring = uring.is_some();
-        let numbers = Numbers::new(uring.as_ref());
+        let numbers = BufferNumbers::new(uring.as_ref());
         let backend = match uring {
-            Some(u) => Backend::Uring(Box::new(u)),
-            None => Backend::Polled(Polled::default()),
+            Some(u) => RunningBackend::Uring(Box::new(u)),
+            None => RunningBackend::Polled(Polled::default()),
         };
-        let inner = Inner {
+        let inner = ReactorState {
             slots: Slots::default(),
             backend,
             results: Vec::new(),
@@ -124,7 +124,7 @@ impl Reactor {
             quiet: false,
         };
         Reactor {
-            shared: Rc::new(Shared {
+            shared: Rc::new(SharedReactor {
                 inner: RefCell::new(inner),
                 workers: Workers::new(max_threads, wake.clone()),
                 wake,
@@ -147,13 +147,13 @@ impl Reactor {
     ///
     /// It is meant for buffers that are used many times.
     pub fn register(&self, buffer: &mut ::io::Buffer, bytes: usize) {
-        if let Backend::Uring(u) = &mut self.shared.inner.borrow_mut().backend {
+        if let RunningBackend::Uring(u) = &mut self.shared.inner.borrow_mut().backend {
             self.shared.numbers.register(u, buffer, bytes);
         }
     }
 
     /// The numbers of registered memory.
-    pub(crate) fn numbers(&self) -> &Rc<Numbers> {
+    pub(crate) fn numbers(&self) -> &Rc<BufferNumbers> {
         &self.shared.numbers
     }
 
@@ -241,15 +241,15 @@ impl Reactor {
     }
 
     /// Carries out `step`: passes its command, if it has one, to the backend or a helper thread, or calls it on this thread.
-    fn issue(&self, backend: &mut Backend, here: &mut Vec<(u64, i32)>, id: OpId, step: Step) {
+    fn issue(&self, backend: &mut RunningBackend, here: &mut Vec<(u64, i32)>, id: OpId, step: Step) {
         let (cmd, taken) = match (step, backend) {
             (Step::Done | Step::Apart, _) => return,
             (Step::NextHere(cmd), _) => {
                 here.push((id.0, cmd.call()));
                 (cmd, true)
             }
-            (Step::Next(cmd), Backend::Uring(u)) => (cmd, u.push_cmd(id.0, cmd)),
-            (Step::Next(cmd), Backend::Polled(p)) if cmd.is_socket() => {
+            (Step::Next(cmd), RunningBackend::Uring(u)) => (cmd, u.push_cmd(id.0, cmd)),
+            (Step::Next(cmd), RunningBackend::Polled(p)) if cmd.is_socket() => {
                 p.push_socket(id.0, cmd);
                 (cmd, true)
             }
@@ -294,8 +294,8 @@ impl Reactor {
     /// Whether the backend can send commands to devices.
     pub(crate) fn takes_commands(&self) -> bool {
         match &self.shared.inner.borrow().backend {
-            Backend::Uring(u) => u.takes_commands,
-            Backend::Polled(_) => false,
+            RunningBackend::Uring(u) => u.takes_commands,
+            RunningBackend::Polled(_) => false,
         }
     }
 
@@ -318,7 +318,7 @@ impl Reactor {
     /// Submits all queued entries without waiting, and takes in the results that have arrived. Returns their number.
     pub(crate) fn turn(&self) -> usize {
         self.release_held();
-        if let Backend::Uring(u) = &mut self.shared.inner.borrow_mut().backend {
+        if let RunningBackend::Uring(u) = &mut self.shared.inner.borrow_mut().backend {
             self.shared.numbers.tell(u);
             if u.wants_call() {
                 self.count(|c| c.kernel_calls += 1);
@@ -332,8 +332,8 @@ impl Reactor {
     pub(crate) fn has_results(&self) -> bool {
         let inner = self.shared.inner.borrow();
         let polled = match &inner.backend {
-            Backend::Uring(_) => false,
-            Backend::Polled(p) => p.has_done(),
+            RunningBackend::Uring(_) => false,
+            RunningBackend::Polled(p) => p.has_done(),
         };
         polled || !inner.here.is_empty() || self.shared.workers.has_done()
     }
@@ -343,11 +343,11 @@ impl Reactor {
         self.release_held();
         self.count(|c| c.waits += 1);
         match &mut self.shared.inner.borrow_mut().backend {
-            Backend::Uring(u) => {
+            RunningBackend::Uring(u) => {
                 u.arm(&self.shared.wake, deadline, now);
                 self.wait_on_ring(u);
             }
-            Backend::Polled(p) => {
+            RunningBackend::Polled(p) => {
                 self.count(|c| c.kernel_calls += 1);
                 p.wait(&self.shared.wake, deadline.map(|d| d.since(now)));
             }
@@ -407,8 +407,8 @@ impl Reactor {
             self.shared.workers.take_done(&mut results);
             results.append(&mut inner.here);
             match &mut inner.backend {
-                Backend::Uring(u) => u.reap(&mut results),
-                Backend::Polled(p) => p.take_done(&mut results),
+                RunningBackend::Uring(u) => u.reap(&mut results),
+                RunningBackend::Polled(p) => p.take_done(&mut results),
             }
             results
         };
@@ -462,10 +462,10 @@ impl Reactor {
         let inner = &mut *self.shared.inner.borrow_mut();
         if inner.slots.busy().any(|(_, op)| op.is_under_way()) {
             // A driver returns these commands only when the process ends. Ring, files and buffers stay in memory until then
-            // (`Shared::drop`).
+            // (`SharedReactor::drop`).
             return;
         }
-        if let Backend::Uring(u) = &mut inner.backend {
+        if let RunningBackend::Uring(u) = &mut inner.backend {
             let mut late = Vec::new();
             u.quiesce(&mut late);
             debug_assert!(late.is_empty(), "every operation had ended");
@@ -489,16 +489,16 @@ impl Reactor {
     }
 }
 
-impl Backend {
+impl RunningBackend {
     fn cancel(&mut self, id: OpId) {
         match self {
-            Backend::Uring(u) => u.cancel(id.0),
-            Backend::Polled(p) => p.cancel(id.0),
+            RunningBackend::Uring(u) => u.cancel(id.0),
+            RunningBackend::Polled(p) => p.cancel(id.0),
         }
     }
 }
 
-impl Inner {
+impl ReactorState {
     fn advance(&mut self, reactor: &Reactor, id: OpId, result: i32) -> Option<Ended> {
         let op = self.slots.get(id);
         let step = op.advance(result);
@@ -525,14 +525,17 @@ impl Inner {
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedReactor {
     fn drop(&mut self) {
         let inner = self.inner.get_mut();
         if !inner.quiet {
             // A driver did not answer a command, or a panic came before the reactor was closed. The kernel may still write to
             // the memory of the slots and the ring, so that memory is leaked.
             std::mem::forget(std::mem::take(&mut inner.slots));
-            std::mem::forget(std::mem::replace(&mut inner.backend, Backend::Polled(Polled::default())));
+            std::mem::forget(std::mem::replace(
+                &mut inner.backend,
+                RunningBackend::Polled(Polled::default()),
+            ));
         }
     }
 }

@@ -35,7 +35,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 const STACK_BYTES: usize = 64 << 10;
 
 #[derive(Default)]
-struct State {
+struct RefillState {
     /// Bytes to keep resident; zero before the first call of [`Refill::hold`].
     bytes: usize,
     /// Number of calls of [`Refill::hold`], and of those that were answered.
@@ -47,20 +47,20 @@ struct State {
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct SharedRefill {
+    state: Mutex<RefillState>,
     changed: Condvar,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl SharedRefill {
+    fn lock(&self) -> MutexGuard<'_, RefillState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The thread that refills the heap. It runs until the process ends.
 pub struct Refill {
-    shared: Arc<Shared>,
+    shared: Arc<SharedRefill>,
 }
 
 impl Refill {
@@ -71,7 +71,7 @@ impl Refill {
     /// # Errors
     /// If the system refuses the thread.
     pub fn start() -> io::Result<Refill> {
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::<SharedRefill>::default();
         let theirs = shared.clone();
         let builder = thread::Builder::new().name("ubcache-heap".into()).stack_size(STACK_BYTES);
         builder.spawn(move || run(&theirs))?;
@@ -89,7 +89,7 @@ impl Refill {
         state.asked += 1;
         let mine = state.asked;
         self.shared.changed.notify_all();
-        let waiting = |state: &mut State| state.answered < mine;
+        let waiting = |state: &mut RefillState| state.answered < mine;
         let waited = self.shared.changed.wait_timeout_while(state, LONGEST_WAIT, waiting);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if state.answered < mine { 0 } else { state.ahead.min(bytes) }
@@ -106,7 +106,7 @@ impl Refill {
     }
 }
 
-fn run(shared: &Shared) {
+fn run(shared: &SharedRefill) {
     let mut resident = Resident::default();
     let (shortest, longest) = PERIODS;
     let mut period = longest;

@@ -14,23 +14,23 @@ use crate::uring::Uring;
 
 /// The numbers of a ring.
 #[derive(Default)]
-pub(crate) struct Numbers {
+pub(crate) struct BufferNumbers {
     free: RefCell<Vec<u16>>,
     /// Numbers whose memory is freed and which are still registered with the kernel.
     forgotten: RefCell<Vec<u16>>,
 }
 
-impl Registry for Numbers {
+impl Registry for BufferNumbers {
     fn forget(&self, number: u16) {
         self.forgotten.borrow_mut().push(number);
     }
 }
 
-impl Numbers {
+impl BufferNumbers {
     /// The numbers that `uring` has; none without a ring.
-    pub(crate) fn new(uring: Option<&Uring>) -> Rc<Numbers> {
+    pub(crate) fn new(uring: Option<&Uring>) -> Rc<BufferNumbers> {
         let count = uring.map_or(0, |u| u.numbers);
-        Rc::new(Numbers { free: RefCell::new((0..count).rev().collect()), ..Numbers::default() })
+        Rc::new(BufferNumbers { free: RefCell::new((0..count).rev().collect()), ..BufferNumbers::default() })
     }
 
     /// Registers the first `bytes` of `buffer` with the ring, if a number is free.

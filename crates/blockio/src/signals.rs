@@ -26,14 +26,14 @@ pub enum Signal {
 }
 
 #[derive(Default)]
-struct State {
+struct SignalState {
     /// Every signal since the handlers were installed. There are few, so the list stays short.
     received: Vec<Signal>,
     waiting: Vec<Waker>,
 }
 
 struct Hub {
-    state: Mutex<State>,
+    state: Mutex<SignalState>,
     /// Keeps the descriptor open that the handlers write to.
     _write_end: OwnedFd,
 }
@@ -41,7 +41,7 @@ struct Hub {
 static HUB: OnceLock<Result<Arc<Hub>, i32>> = OnceLock::new();
 static WRITE_FD: AtomicI32 = AtomicI32::new(-1);
 
-fn lock(hub: &Hub) -> MutexGuard<'_, State> {
+fn lock(hub: &Hub) -> MutexGuard<'_, SignalState> {
     // No code that can panic runs under the lock, so the data of a poisoned lock is consistent.
     hub.state.lock().unwrap_or_else(PoisonError::into_inner)
 }

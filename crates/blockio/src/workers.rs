@@ -81,7 +81,7 @@ impl Class {
 }
 
 #[derive(Default)]
-struct State {
+struct JobQueues {
     /// A class for each device that ever had a job, and one for closures; the first was served least recently.
     classes: Vec<Class>,
     threads: usize,
@@ -92,7 +92,7 @@ struct State {
     stop: bool,
 }
 
-impl State {
+impl JobQueues {
     fn startable(&self, max_threads: usize) -> usize {
         self.classes.iter().map(|c| c.startable(max_threads)).sum()
     }
@@ -127,8 +127,8 @@ impl State {
     }
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct SharedQueues {
+    state: Mutex<JobQueues>,
     work: Condvar,
     /// Announces that a thread has begun.
     begun: Condvar,
@@ -145,7 +145,7 @@ struct Done {
 
 /// A group of threads. If it is dropped, the threads end once their queues are empty.
 struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<SharedQueues>,
 }
 
 /// Devices that have threads of their own.
@@ -217,7 +217,7 @@ impl Workers {
 
 impl Pool {
     fn new(max_threads: usize, done: Arc<Done>) -> Pool {
-        let shared = Shared {
+        let shared = SharedQueues {
             state: Mutex::default(),
             work: Condvar::new(),
             begun: Condvar::new(),
@@ -289,7 +289,7 @@ impl Drop for Pool {
     }
 }
 
-fn run(shared: &Shared, job: Job) {
+fn run(shared: &SharedQueues, job: Job) {
     match job {
         Job::Cmd(user_data, cmd) => {
             let result = cmd.call();
@@ -300,7 +300,7 @@ fn run(shared: &Shared, job: Job) {
     }
 }
 
-fn serve(shared: &Shared) {
+fn serve(shared: &SharedQueues) {
     let mut state = lock(&shared.state);
     state.begun += 1;
     shared.begun.notify_one();
@@ -354,7 +354,7 @@ mod tests {
     /// These discards begin at once when the buckets become free. Before, a flush of the journal waited for all of them.
     #[test]
     fn a_flush_does_not_wait_behind_discards() {
-        let (mut state, fd) = (State::default(), 7);
+        let (mut state, fd) = (JobQueues::default(), 7);
         for n in 0..100 {
             state.push(Some(fd), Job::Cmd(n, Cmd::Discard { fd, offset: n * 4096, len: 4096 }));
         }

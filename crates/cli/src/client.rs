@@ -44,12 +44,12 @@ pub(crate) struct Control {
 }
 
 /// An answer of the daemon.
-pub(crate) struct Reply {
+pub(crate) struct DaemonReply {
     pub(crate) status: u16,
     pub(crate) body: Value,
 }
 
-impl Reply {
+impl DaemonReply {
     /// The body of a successful answer; else the error.
     pub(crate) fn ok(self) -> Result<Value, Failure> {
         if (200..300).contains(&self.status) {
@@ -188,7 +188,7 @@ impl Control {
     }
 
     /// Sends a request and waits for the answer.
-    pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Reply, Failure> {
+    pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<DaemonReply, Failure> {
         let mut answer = self.begin(method, path, body)?;
         let status = answer.status()?;
         let mut bytes = Vec::new();
@@ -196,7 +196,7 @@ impl Control {
         read.map_err(|e| answer.from.problem("the daemon does not answer", e))?;
         let mut body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
         self.made_fit(&mut body);
-        Ok(Reply { status, body })
+        Ok(DaemonReply { status, body })
     }
 
     /// Turns what the operator wrote into the name of a device for the daemon.
@@ -276,7 +276,9 @@ impl Control {
         if status != 200 {
             let mut text = String::new();
             let _ = answer.reader.take(MOST_BYTES).read_to_string(&mut text);
-            return Reply { status, body: serde_json::from_str(&text).unwrap_or(Value::Null) }.ok().map(drop);
+            return DaemonReply { status, body: serde_json::from_str(&text).unwrap_or(Value::Null) }
+                .ok()
+                .map(drop);
         }
         for line in answer.reader.lines() {
             let line = line.map_err(|e| {
@@ -377,7 +379,7 @@ mod tests {
 
     #[test]
     fn bad_news_are_words() {
-        let reply = |status, text: &str| Reply { status, body: serde_json::from_str(text).unwrap() };
+        let reply = |status, text: &str| DaemonReply { status, body: serde_json::from_str(text).unwrap() };
         assert!(reply(200, "{}").ok().is_ok());
         assert!(matches!(reply(400, r#"{"error": "no"}"#).ok(), Err(Failure::Usage(t)) if t == "no"));
         assert!(matches!(reply(409, r#"{"error": "no"}"#).ok(), Err(Failure::Failed(_))));

@@ -30,7 +30,7 @@ pub enum Ask {
 
 /// The answer to a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Reply {
+pub struct NbdReply {
     /// The tag of the request.
     pub tag: u64,
     /// The error number of the protocol, 0 for success.
@@ -217,7 +217,7 @@ impl Client {
     ///
     /// # Errors
     /// If the connection was closed or a reply is invalid.
-    pub fn receive(&mut self) -> io::Result<Reply> {
+    pub fn receive(&mut self) -> io::Result<NbdReply> {
         if !self.out.is_empty() {
             self.send()?;
         }
@@ -230,10 +230,10 @@ impl Client {
                                                                                request, found one to no request"))?;
         let mut data = vec![0; if error == 0 { len } else { 0 }];
         self.from.read_exact(&mut data)?;
-        Ok(Reply { tag, error, data })
+        Ok(NbdReply { tag, error, data })
     }
 
-    fn alone(&mut self) -> io::Result<Reply> {
+    fn alone(&mut self) -> io::Result<NbdReply> {
         let reply = self.receive()?;
         if reply.error == 0 {
             return Ok(reply);

@@ -30,7 +30,7 @@ use crate::web;
 
 pub(crate) use context::Api;
 
-use context::Shared;
+use context::SharedApi;
 use pictures::{buckets, disk_trace, set_history, volume_history};
 
 use change::{
@@ -157,7 +157,7 @@ async fn all_devices(api: &Api, sets: &[SetView]) -> Value {
     json!(views)
 }
 
-async fn status(State(api): Shared) -> Answered {
+async fn status(State(api): SharedApi) -> Answered {
     let sets = api.registry.views.sets().await;
     let devices = all_devices(&api, &sets).await;
     let errors = api.registry.shared.hub.last(LAST_ERRORS, |e| e.level != "info");
@@ -173,11 +173,11 @@ async fn status(State(api): Shared) -> Answered {
     }))
 }
 
-async fn sets(State(api): Shared) -> Answered {
+async fn sets(State(api): SharedApi) -> Answered {
     ok(json!({"sets": api.registry.views.sets().await}))
 }
 
-async fn one_set(State(api): Shared, Path(set): Path<String>) -> Answered {
+async fn one_set(State(api): SharedApi, Path(set): Path<String>) -> Answered {
     let id = api.registry.lookup.set_of(&set).await?;
     let found = api.registry.views.sets().await.into_iter().find(|s| s.id == id);
     match found {
@@ -186,7 +186,7 @@ async fn one_set(State(api): Shared, Path(set): Path<String>) -> Answered {
     }
 }
 
-async fn volumes(State(api): Shared) -> Answered {
+async fn volumes(State(api): SharedApi) -> Answered {
     let mut volumes = Vec::new();
     for set in api.registry.views.sets().await {
         for volume in set.figures.volumes {
@@ -198,7 +198,7 @@ async fn volumes(State(api): Shared) -> Answered {
     ok(json!({"volumes": volumes}))
 }
 
-async fn one_volume(State(api): Shared, Path(volume): Path<String>) -> Answered {
+async fn one_volume(State(api): SharedApi, Path(volume): Path<String>) -> Answered {
     let Found { worker, name, .. } = api.registry.lookup.find(&volume).await?;
     let figures = worker.snapshot().await?;
     match figures.volumes.into_iter().find(|v| v.name == name) {
@@ -212,16 +212,16 @@ async fn one_volume(State(api): Shared, Path(volume): Path<String>) -> Answered 
 }
 
 /// Answers what a name resolves to.
-async fn name(State(api): Shared, Path(name): Path<String>) -> Answered {
+async fn name(State(api): SharedApi, Path(name): Path<String>) -> Answered {
     ok(json!({"resolved": api.registry.lookup.named(&name).await?}))
 }
 
-async fn devices(State(api): Shared) -> Answered {
+async fn devices(State(api): SharedApi) -> Answered {
     let sets = api.registry.views.sets().await;
     ok(json!({"devices": all_devices(&api, &sets).await}))
 }
 
-async fn explain(State(api): Shared, Path(volume): Path<String>) -> Answered {
+async fn explain(State(api): SharedApi, Path(volume): Path<String>) -> Answered {
     let Found { worker, name, .. } = api.registry.lookup.find(&volume).await?;
     let figures = worker.figures().await?;
     let of_set =
@@ -234,7 +234,7 @@ async fn explain(State(api): Shared, Path(volume): Path<String>) -> Answered {
     ok(json!({"writeback": said.writeback, "bypassed": said.bypassed, "hits": said.hits}))
 }
 
-async fn metrics_text(State(api): Shared, headers: HeaderMap) -> Response {
+async fn metrics_text(State(api): SharedApi, headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|a| a.to_str().ok()).unwrap_or("");
     let format = metrics::Format::accepted(accept);
     let text = metrics::render(&api.registry.inventory.workers.engine_figures().await, format);
@@ -258,7 +258,7 @@ impl Stream for EventStream {
     }
 }
 
-async fn events(State(api): Shared) -> Result<Response, Refusal> {
+async fn events(State(api): SharedApi) -> Result<Response, Refusal> {
     let Some(receiver) = api.registry.shared.hub.listen() else {
         return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, "too many clients listen to events".into()));
     };

@@ -92,7 +92,7 @@ struct VolumeSection {
 
 /// A file that the configuration names, and the line that names it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Named {
+pub(crate) struct NamedFile {
     pub(crate) path: PathBuf,
     pub(crate) line: usize,
 }
@@ -102,9 +102,9 @@ pub(crate) struct Named {
 pub(crate) struct Tcp {
     /// Never empty.
     pub(crate) listen: Vec<SocketAddr>,
-    pub(crate) token_file: Named,
+    pub(crate) token_file: NamedFile,
     /// The certificate file and the key file; always present if an address is reachable from other hosts.
-    pub(crate) tls: Option<(Named, Named)>,
+    pub(crate) tls: Option<(NamedFile, NamedFile)>,
     pub(crate) metrics_without_token: bool,
 }
 
@@ -112,9 +112,9 @@ pub(crate) struct Tcp {
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Nbd {
     /// The certificate file and the key file.
-    pub(crate) tls: Option<(Named, Named)>,
+    pub(crate) tls: Option<(NamedFile, NamedFile)>,
     /// The file with the authorities that sign the certificates of clients.
-    pub(crate) client_ca: Option<Named>,
+    pub(crate) client_ca: Option<NamedFile>,
     pub(crate) allow_unauthenticated: bool,
 }
 
@@ -296,8 +296,8 @@ impl Parser<'_> {
         ConfigError { line: Some(line_of(self.text, place.span().start)), why }
     }
 
-    fn named(&self, file: &Spanned<PathBuf>) -> Named {
-        Named { path: file.get_ref().clone(), line: line_of(self.text, file.span().start) }
+    fn named(&self, file: &Spanned<PathBuf>) -> NamedFile {
+        NamedFile { path: file.get_ref().clone(), line: line_of(self.text, file.span().start) }
     }
 
     /// The certificate file and the key file, of which both or none must be named. The names of the settings begin with
@@ -307,7 +307,7 @@ impl Parser<'_> {
         prefix: &str,
         certificate: Option<&Spanned<PathBuf>>,
         key: Option<&Spanned<PathBuf>>,
-    ) -> Result<Option<(Named, Named)>, ConfigError> {
+    ) -> Result<Option<(NamedFile, NamedFile)>, ConfigError> {
         let expected = |alone, is, needs| {
             let (setting, missing) = (format!("{prefix}{is}"), format!("{prefix}{needs}"));
             self.at(alone, Mistake::Alone { setting, missing })

@@ -38,7 +38,7 @@ const LONGEST_STEP: Nanos = Nanos::from_secs(30);
 /// The columns of a sample; a value is `None` if nothing was measured.
 ///
 /// Charts need at most 24 bits of a value, so `f32` is enough and the ring of a volume takes some 100 kB.
-type Values = Vec<(&'static str, Option<f32>)>;
+type Samples = Vec<(&'static str, Option<f32>)>;
 
 struct Sample {
     /// Milliseconds since 1970.
@@ -55,24 +55,24 @@ struct Series {
 /// The rings of samples, by set and by volume.
 #[derive(Default)]
 pub(crate) struct History {
-    series: Mutex<BTreeMap<(Whose, String), Series>>,
+    series: Mutex<BTreeMap<(SeriesOf, String), Series>>,
     /// Time of the last request for samples, in milliseconds since 1970.
     asked_for_ms: AtomicU64,
 }
 
 /// The subject of a series.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Whose {
+pub(crate) enum SeriesOf {
     Set,
     Volume,
 }
 
 impl History {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Whose, String), Series>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(SeriesOf, String), Series>> {
         self.series.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, whose: Whose, name: &str, time_ms: u64, values: Values) {
+    fn add(&self, whose: SeriesOf, name: &str, time_ms: u64, values: Samples) {
         let mut all = self.lock();
         let series = all.entry((whose, name.to_owned())).or_default();
         let (columns, values) = values.into_iter().unzip();
@@ -97,7 +97,7 @@ impl History {
     }
 
     /// The samples after `since_ms`, in columns of equal length, one of which is `time_ms`. Empty for an unknown name.
-    pub(crate) fn after(&self, whose: Whose, name: &str, since_ms: u64) -> Map<String, Value> {
+    pub(crate) fn after(&self, whose: SeriesOf, name: &str, since_ms: u64) -> Map<String, Value> {
         self.asked_for_ms.store(wall_ms(), Ordering::Relaxed);
         let all = self.lock();
         let mut columns = Map::new();
@@ -205,13 +205,13 @@ fn take(history: &History, now: &metrics::Figures, then: &metrics::Figures, step
     for set in &now.sets {
         let name = set.status.set_uuid.to_string();
         if let Some(before) = then.sets.iter().find(|s| s.status.set_uuid == set.status.set_uuid) {
-            history.add(Whose::Set, &name, time, of_set(set, before, seconds));
+            history.add(SeriesOf::Set, &name, time, of_set(set, before, seconds));
         }
     }
     for (_, volume) in now.volumes() {
         let before = then.volumes().map(|(_, v)| v).find(|v| v.name == volume.name);
         if let Some(before) = before {
-            history.add(Whose::Volume, &volume.name, time, of_volume(volume, before, seconds));
+            history.add(SeriesOf::Volume, &volume.name, time, of_volume(volume, before, seconds));
         }
     }
 }
@@ -234,7 +234,7 @@ fn bypassed(v: &VolumeFigures, op: OpKind) -> u64 {
     reasons.map(|o| v.total.of(op, o)).fold(Tally::default(), Tally::plus).requests
 }
 
-fn of_volume(now: &VolumeFigures, then: &VolumeFigures, seconds: f64) -> Values {
+fn of_volume(now: &VolumeFigures, then: &VolumeFigures, seconds: f64) -> Samples {
     let rate = |of: &dyn Fn(&VolumeFigures) -> u64| per_second(of(now), of(then), seconds);
     let times = |op: OpKind| now.latencies.all_of(op).since(&then.latencies.all_of(op));
     let (reads, writes) = (times(OpKind::Read), times(OpKind::Write));
@@ -274,7 +274,7 @@ fn of_volume(now: &VolumeFigures, then: &VolumeFigures, seconds: f64) -> Values 
     ]
 }
 
-fn of_set(now: &SetFigures, then: &SetFigures, seconds: f64) -> Values {
+fn of_set(now: &SetFigures, then: &SetFigures, seconds: f64) -> Samples {
     let rate = |of: &dyn Fn(&SetFigures) -> u64| per_second(of(now), of(then), seconds);
     let requests = |s: &SetFigures, op: OpKind| {
         s.volumes.iter().map(|v| v.total.all_of(op)).fold(Tally::default(), Tally::plus)
@@ -310,29 +310,29 @@ fn of_set(now: &SetFigures, then: &SetFigures, seconds: f64) -> Values {
 mod tests {
     use super::*;
 
-    fn one(n: f32) -> Values {
+    fn one(n: f32) -> Samples {
         vec![("reads", Some(n)), ("read_p50_us", None)]
     }
 
     #[test]
     fn the_latest_samples_are_kept_and_asked_for_in_parts() {
         let history = History::default();
-        assert!(history.after(Whose::Volume, "a", 0).is_empty());
+        assert!(history.after(SeriesOf::Volume, "a", 0).is_empty());
         for n in 0..SAMPLES as u64 + 10 {
-            history.add(Whose::Volume, "a", 1000 + n, one(n as f32 / 4.0));
+            history.add(SeriesOf::Volume, "a", 1000 + n, one(n as f32 / 4.0));
         }
-        let all = history.after(Whose::Volume, "a", 0);
+        let all = history.after(SeriesOf::Volume, "a", 0);
         assert_eq!(all["time_ms"].as_array().unwrap().len(), SAMPLES);
         assert_eq!(all["time_ms"][0], 1010);
         assert_eq!((&all["reads"][0], &all["read_p50_us"][0]), (&json!(2.5), &Value::Null));
-        let rest = history.after(Whose::Volume, "a", 1000 + SAMPLES as u64 + 7);
+        let rest = history.after(SeriesOf::Volume, "a", 1000 + SAMPLES as u64 + 7);
         assert_eq!(rest["time_ms"], json!([1908, 1909]));
         assert_eq!(rest["reads"], json!([227, 227.3]));
-        assert!(history.after(Whose::Set, "a", 0).is_empty(), "a set is no volume");
+        assert!(history.after(SeriesOf::Set, "a", 0).is_empty(), "a set is no volume");
         history.forget(1909 + 900_000);
-        assert!(!history.after(Whose::Volume, "a", 0).is_empty());
+        assert!(!history.after(SeriesOf::Volume, "a", 0).is_empty());
         history.forget(1910 + 900_000);
-        assert!(history.after(Whose::Volume, "a", 0).is_empty());
+        assert!(history.after(SeriesOf::Volume, "a", 0).is_empty());
     }
 
     #[test]
@@ -346,7 +346,7 @@ mod tests {
         assert!(!due(at(1, true), 2, false) && !due(at(1, true), 3, false) && due(at(1, true), 4, false));
         let history = History::default();
         assert!(!history.is_watched(wall_ms()));
-        history.after(Whose::Volume, "a", 0);
+        history.after(SeriesOf::Volume, "a", 0);
         assert!(history.is_watched(wall_ms()) && !history.is_watched(wall_ms() + LOOKS_FOR_MS + 1000));
     }
 

@@ -41,13 +41,13 @@ const TRACE_LEASE: Nanos = Nanos::from_secs(10);
 /// A volume that is served.
 struct Served {
     volume: Rc<Volume>,
-    exports: Vec<Running>,
+    exports: Vec<RunningExport>,
     /// Why it cannot be reached as it should.
     problem: Option<String>,
 }
 
 /// An export of a volume, and what it was started by.
-struct Running {
+struct RunningExport {
     spec: Spec,
     sharing: Sharing,
     export: Box<dyn Export>,
@@ -159,7 +159,12 @@ impl<'a> Host<'a> {
         Ok(())
     }
 
-    async fn export(&self, spec: Spec, sharing: Sharing, volume: &Rc<Volume>) -> Result<Running, Failure> {
+    async fn export(
+        &self,
+        spec: Spec,
+        sharing: Sharing,
+        volume: &Rc<Volume>,
+    ) -> Result<RunningExport, Failure> {
         spec.prepare()?;
         let nbd = self.shared.nbd();
         spec.check(&nbd)?;
@@ -174,7 +179,7 @@ impl<'a> Host<'a> {
             ublk: serve::pressure::ublk_shape(),
         };
         let export = exports::start(&spec, &context).await?;
-        Ok(Running { spec, sharing, export })
+        Ok(RunningExport { spec, sharing, export })
     }
 
     /// Carries out orders until a stop, or until all senders of orders are dropped.
@@ -348,9 +353,9 @@ impl<'a> Host<'a> {
         let mut ended = Vec::new();
         for volume in &volumes {
             while let Some(Some(running)) = self.with(volume, |s| s.exports.pop()) {
-                let Running { spec, sharing, export } = running;
+                let RunningExport { spec, sharing, export } = running;
                 if let Err(Occupied { export, why }) = export.stop_if_free().await {
-                    self.with(volume, |s| s.exports.push(Running { spec, sharing, export }));
+                    self.with(volume, |s| s.exports.push(RunningExport { spec, sharing, export }));
                     self.export_again(ended).await;
                     return Err(in_use(&volume.name(), why.message().unwrap_or_default()));
                 }
@@ -561,7 +566,7 @@ async fn tune(whose: &str, values: Values, mut set: impl AsyncFnMut(&str, &str) 
     }
 }
 
-fn end_of(job: &jobs::Running, result: Result<End, Failure>) {
+fn end_of(job: &jobs::RunningJob, result: Result<End, Failure>) {
     job.0.ended(match result {
         Ok(end) => end,
         Err(e) => End::Failed(e.into()),

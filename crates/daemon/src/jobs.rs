@@ -1,6 +1,6 @@
 //! Jobs, which are long operations: their progress and their cancellation.
 //!
-//! Owns the list of running and ended jobs; newer jobs replace the oldest ended ones. The holder of a [`Running`] carries
+//! Owns the list of running and ended jobs; newer jobs replace the oldest ended ones. The holder of a [`RunningJob`] carries
 //! the job out. Progress is a number of bytes. Must not know what a job does.
 
 use std::collections::VecDeque;
@@ -186,9 +186,9 @@ fn eta(done: u64, total: u64, elapsed: f64) -> Option<u64> {
 }
 
 /// A job that is being carried out. If it is dropped without an end, the job has failed, because its set has stopped.
-pub(crate) struct Running(pub(crate) Arc<Job>);
+pub(crate) struct RunningJob(pub(crate) Arc<Job>);
 
-impl Drop for Running {
+impl Drop for RunningJob {
     fn drop(&mut self) {
         self.0.ended(End::Failed(SharedFailure::of_words("its set has stopped")));
     }
@@ -258,11 +258,11 @@ mod tests {
         job.progress(30, 100);
         assert_eq!((job.view().state, job.view().percent), ("running", 30));
         {
-            let running = Running(job.clone());
+            let running = RunningJob(job.clone());
             running.0.ended(End::Done);
         }
         assert_eq!((job.view().state, job.view().percent), ("done", 100));
-        drop(Running(jobs.begin("flush", "x", None).unwrap()));
+        drop(RunningJob(jobs.begin("flush", "x", None).unwrap()));
         assert_eq!(jobs.get(2).unwrap().view().state, "failed");
         assert_eq!(jobs.all().len(), 2);
     }

@@ -10,7 +10,7 @@ use engine::figures::{BucketFigures, BucketMap};
 use io::TraceFigures;
 use serve::{Answer, Command, Failure};
 
-use crate::jobs::Running;
+use crate::jobs::RunningJob;
 
 /// The devices that one thread serves.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -69,11 +69,11 @@ pub(crate) enum Order {
     /// Stop a volume and release its backing device without writing dirty data back.
     StopVolume(String, Reply<Result<(), Failure>>),
     /// Write all dirty data of a volume back and detach its backing device; if the flag is true, wipe afterwards.
-    Detach(String, bool, Running),
+    Detach(String, bool, RunningJob),
     /// Overwrite the space on the cache device that no volume needs.
-    Wipe(Running),
+    Wipe(RunningJob),
     /// Write all dirty data back, of this volume or of all volumes.
-    Flush(Option<String>, Running),
+    Flush(Option<String>, RunningJob),
     /// Stop everything, and end, unless a volume is in use; answered when nothing is exported any more.
     StopIfFree(Reply<Result<(), Failure>>),
     /// Stop everything, and end; waits for users of volumes.

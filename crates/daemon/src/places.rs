@@ -13,18 +13,18 @@ use crate::shared::Shared;
 use crate::state::Owner;
 
 /// The key and the name of a known volume.
-pub(crate) type Known = (Key, String);
+pub(crate) type VolumeKey = (Key, String);
 
 /// A place that a volume is to have, and whether it may.
 pub(crate) type Decided = (Spec, Result<Sharing, Failure>);
 
 /// Describes a volume in the form that all messages use.
-fn described((key, name): &Known) -> Named {
+fn described((key, name): &VolumeKey) -> Named {
     let uuid = (!key.id.contains('/')).then(|| key.id.clone());
     Named { name: Some(name.clone()), uuid, label: key.label.clone(), ..Named::default() }
 }
 
-fn conflict(place: &Spec, has: &Known, wants: &Known) -> String {
+fn conflict(place: &Spec, has: &VolumeKey, wants: &VolumeKey) -> String {
     format!(
         "{place}: belongs to {}, and the configuration gives it to {} as well: clients could get the wrong \
          volume; give each its \
@@ -37,7 +37,7 @@ fn conflict(place: &Spec, has: &Known, wants: &Known) -> String {
 }
 
 /// The export addresses that the configuration gives to a volume.
-fn wanted(config: &Config, (key, name): &Known) -> Vec<Spec> {
+fn wanted(config: &Config, (key, name): &VolumeKey) -> Vec<Spec> {
     config.exports(key, name).iter().filter_map(|text| text.parse().ok()).collect()
 }
 
@@ -47,8 +47,8 @@ fn excludes(one: &Spec, other: &Spec) -> bool {
 }
 
 /// Two of these volumes that are to be at one place.
-pub(crate) fn conflicts(config: &Config, volumes: &[Known]) -> Option<String> {
-    let mut before: Vec<(&Known, Spec)> = Vec::new();
+pub(crate) fn conflicts(config: &Config, volumes: &[VolumeKey]) -> Option<String> {
+    let mut before: Vec<(&VolumeKey, Spec)> = Vec::new();
     for volume in volumes {
         for place in wanted(config, volume) {
             if let Some((has, _)) = before.iter().find(|(_, there)| excludes(there, &place)) {
@@ -73,7 +73,7 @@ pub(crate) fn claim(shared: &Shared, key: &Key, name: &str) -> Result<Vec<Decide
     let _one = shared.claim_places();
     let config = shared.config().clone();
     let places = shared.state().places();
-    let others: Vec<(Known, Spec)> = places
+    let others: Vec<(VolumeKey, Spec)> = places
         .into_iter()
         .filter(|(_, owner)| owner.volume != key.id)
         .filter_map(|(place, owner)| still(shared, &config, &place, owner))
@@ -102,7 +102,7 @@ pub(crate) fn claim(shared: &Shared, key: &Key, name: &str) -> Result<Vec<Decide
 }
 
 /// The owner of an address, if the configuration still gives it to that volume.
-fn still(shared: &Shared, config: &Config, place: &str, owner: Owner) -> Option<(Known, Spec)> {
+fn still(shared: &Shared, config: &Config, place: &str, owner: Owner) -> Option<(VolumeKey, Spec)> {
     let place: Spec = place.parse().ok()?;
     let name = shared.state().known_name(&owner.volume)?;
     let volume = (Key { id: owner.volume, label: owner.label, set: false }, name);

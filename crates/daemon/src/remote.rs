@@ -14,7 +14,7 @@ use serve::Failure;
 use subtle::ConstantTimeEq;
 use tokio_rustls::TlsAcceptor;
 
-use crate::config::{Named, Tcp};
+use crate::config::{NamedFile, Tcp};
 
 /// Permitted lengths of a token in bytes.
 const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=512;
@@ -119,7 +119,7 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
 }
 
 impl Token {
-    fn read(file: &Named) -> Result<Token, Failure> {
+    fn read(file: &NamedFile) -> Result<Token, Failure> {
         let bytes = secret("token_file", file)?;
         let token = bytes.trim_ascii();
         let wanted = TOKEN_BYTES.contains(&token.len()) && token.iter().all(u8::is_ascii_graphic);
@@ -136,7 +136,7 @@ impl Token {
 }
 
 impl Tls {
-    fn read(certificate: &Named, key: &Named) -> Result<Tls, Failure> {
+    fn read(certificate: &NamedFile, key: &NamedFile) -> Result<Tls, Failure> {
         let of_certificate = |e: RemoteError| in_line("tls_certificate", certificate, e);
         let pem = serve::secret::read_public(&certificate.path);
         let pem = pem.map_err(|e| in_line("tls_certificate", certificate, e))?;
@@ -180,12 +180,12 @@ pub(crate) enum RemoteError {
 }
 
 /// The failure of the file that a line of the configuration names.
-pub(crate) fn in_line(key: &str, file: &Named, e: impl Error + Send + Sync + 'static) -> Failure {
+pub(crate) fn in_line(key: &str, file: &NamedFile, e: impl Error + Send + Sync + 'static) -> Failure {
     Failure::because(format_args!("line {}: {key}: {}", file.line, file.path.display()), e)
 }
 
 /// The contents of a secret file.
-fn secret(key: &str, file: &Named) -> Result<Vec<u8>, Failure> {
+fn secret(key: &str, file: &NamedFile) -> Result<Vec<u8>, Failure> {
     serve::secret::read_private(&file.path).map_err(|e| in_line(key, file, e))
 }
 
@@ -258,9 +258,9 @@ mod tests {
             let path = dir.path().join(name);
             std::fs::write(&path, text).unwrap();
             std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
-            Named { path, line: 7 }
+            NamedFile { path, line: 7 }
         };
-        let refused = |named: &Named| Token::read(named).err().unwrap().message().unwrap().to_owned();
+        let refused = |named: &NamedFile| Token::read(named).err().unwrap().message().unwrap().to_owned();
         assert!(Token::read(&file("good", &format!("{TOKEN}\n"), 0o640)).unwrap().is(TOKEN.as_bytes()));
         for mode in [0o604, 0o602, 0o644] {
             let said = refused(&file("open", TOKEN, mode));
@@ -275,8 +275,8 @@ mod tests {
             assert!(said.contains("visible ASCII"), "{said}");
             assert!(text.is_empty() || !said.contains(text), "{said}");
         }
-        assert!(refused(&Named { path: dir.path().into(), line: 7 }).contains("expected a file"));
-        let none = Named { path: dir.path().join("none"), line: 7 };
+        assert!(refused(&NamedFile { path: dir.path().into(), line: 7 }).contains("expected a file"));
+        let none = NamedFile { path: dir.path().join("none"), line: 7 };
         assert!(refused(&none).contains("cannot be opened"));
         let text = "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n";
         let said = Tls::read(&file("certificate", text, 0o644), &file("key", text, 0o600)).err().unwrap();

@@ -62,7 +62,7 @@ enum Action {
 
 /// An event about a device that may have to be probed.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Event {
+struct DeviceEvent {
     action: Action,
     /// Path of the device in `/dev`.
     device: PathBuf,
@@ -73,7 +73,7 @@ struct Event {
 /// A message of the socket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Heard {
-    Event(Event),
+    Event(DeviceEvent),
     /// The socket has lost events.
     Gap,
     /// A message that concerns no device that may have a superblock of bcache.
@@ -135,7 +135,7 @@ fn pairs<'a>(lines: impl Iterator<Item = &'a [u8]>) -> HashMap<&'a [u8], &'a [u8
 }
 
 /// Parses an event about a device that may have a superblock of bcache.
-fn event(speaker: Speaker, bytes: &[u8]) -> Option<Event> {
+fn event(speaker: Speaker, bytes: &[u8]) -> Option<DeviceEvent> {
     let properties = properties(speaker, bytes)?;
     let is = |key: &str, value: &str| properties.get(key.as_bytes()) == Some(&value.as_bytes());
     if !is("SUBSYSTEM", "block") {
@@ -148,7 +148,7 @@ fn event(speaker: Speaker, bytes: &[u8]) -> Option<Event> {
         _ => return None,
     };
     let device = device_of(properties.get(&b"DEVNAME"[..])?)?;
-    Some(Event { action, device, free: !is_of_others(&properties) })
+    Some(DeviceEvent { action, device, free: !is_of_others(&properties) })
 }
 
 /// Whether another program has the device as a part, or the device is not ready yet, by the properties of udev.
@@ -210,18 +210,18 @@ impl Waiting {
             Heard::Event(event) => Some(event),
         };
         match event {
-            Some(Event { action: Action::Remove, device, .. }) => {
+            Some(DeviceEvent { action: Action::Remove, device, .. }) => {
                 self.devices.remove(&device);
                 self.empty.remove(&device);
                 self.unplugged.get_or_insert(now + QUIET);
             }
-            Some(Event { action, device, free: false }) => {
+            Some(DeviceEvent { action, device, free: false }) => {
                 let came = self.devices.remove(&device).is_some_and(|(_, _, came)| came);
                 if (came || action == Action::Add) && self.empty.len() < MOST_WAITING {
                     self.empty.insert(device);
                 }
             }
-            Some(Event { action, device, free: true }) if self.devices.len() < MOST_WAITING => {
+            Some(DeviceEvent { action, device, free: true }) if self.devices.len() < MOST_WAITING => {
                 let was_empty = self.empty.remove(&device);
                 let (_, last, came) = self.devices.entry(device).or_insert((now, now, false));
                 *last = now;
@@ -412,7 +412,7 @@ mod tests {
 
     #[test]
     fn events_of_both_are_understood() {
-        let came = |action| Some(Event { action, device: "/dev/sdx".into(), free: true });
+        let came = |action| Some(DeviceEvent { action, device: "/dev/sdx".into(), free: true });
         assert_eq!(event(Speaker::Kernel, &kernel(&DISK)), came(Action::Add));
         let full = ["ACTION=change", "SUBSYSTEM=block", "DEVNAME=/dev/sdx", "ID_FS_TYPE=bcache"];
         assert_eq!(event(Speaker::Udev, &udev(&full)), came(Action::Change));
@@ -445,7 +445,7 @@ mod tests {
             assert_eq!(event(Speaker::Kernel, &kernel(&with(&[more]))), None, "{more}");
         }
         for more in OF_OTHERS {
-            let not_free = |e: Option<Event>| e.is_some_and(|e| !e.free);
+            let not_free = |e: Option<DeviceEvent>| e.is_some_and(|e| !e.free);
             assert!(not_free(event(Speaker::Udev, &udev(&with(&[more])))), "{more}");
             assert!(not_free(event(Speaker::Kernel, &kernel(&with(&[more])))), "{more}");
         }
@@ -480,11 +480,11 @@ mod tests {
     }
 
     fn heard(action: Action, name: &str) -> Heard {
-        Heard::Event(Event { action, device: Path::new("/dev").join(name), free: true })
+        Heard::Event(DeviceEvent { action, device: Path::new("/dev").join(name), free: true })
     }
 
     fn not_yet(action: Action, name: &str) -> Heard {
-        Heard::Event(Event { action, device: Path::new("/dev").join(name), free: false })
+        Heard::Event(DeviceEvent { action, device: Path::new("/dev").join(name), free: false })
     }
 
     #[test]

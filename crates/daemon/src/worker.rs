@@ -24,7 +24,7 @@ use serve::{Answer, Command, Failure, Snapshot, message, session};
 use crate::config::Key;
 use crate::host::{Host, Tasks};
 use crate::hub::Kind;
-use crate::jobs::{Job, Jobs, Running};
+use crate::jobs::{Job, Jobs, RunningJob};
 use crate::names::Named;
 use crate::order::{DiskTrace, Order, Plan};
 use crate::shared::Shared;
@@ -225,14 +225,14 @@ impl Worker {
         kind: &'static str,
         target: &str,
         on: Option<&Named>,
-        order: impl FnOnce(Running) -> Order,
+        order: impl FnOnce(RunningJob) -> Order,
     ) -> Result<Arc<Job>, Failure> {
         let Some(job) = jobs.begin(kind, target, on) else {
             return Err(Failure::Failed(
                 "too many jobs are running: wait for one to end, or cancel one".into(),
             ));
         };
-        self.order(order(Running(job.clone())))?;
+        self.order(order(RunningJob(job.clone())))?;
         Ok(job)
     }
 

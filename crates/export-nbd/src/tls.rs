@@ -142,7 +142,7 @@ fn parse_chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
 }
 
 /// Received ciphertext that rustls has not processed.
-struct Incoming {
+struct Ciphertext {
     buffer: Buffer,
     range: Range<usize>,
 }
@@ -160,7 +160,7 @@ pub(crate) struct Tls {
     config: Arc<rustls::ServerConfig>,
     session: RefCell<ServerConnection>,
     /// `None` while a receive is under way.
-    incoming: RefCell<Option<Incoming>>,
+    incoming: RefCell<Option<Ciphertext>>,
     /// The buffer in which records are collected; `None` while they are sent.
     outgoing: RefCell<Option<Buffer>>,
     /// Locked from the making of records to the end of their send.
@@ -180,7 +180,7 @@ impl Tls {
         let tls = Tls {
             config: config.config.clone(),
             session: RefCell::new(session),
-            incoming: RefCell::new(Some(Incoming { buffer: buffer()?, range: 0..0 })),
+            incoming: RefCell::new(Some(Ciphertext { buffer: buffer()?, range: 0..0 })),
             outgoing: RefCell::new(Some(buffer()?)),
             sending: Mutex::default(),
         };
@@ -212,7 +212,7 @@ impl Tls {
         Ok(Tls {
             config: parts.config,
             session: RefCell::new(parts.session),
-            incoming: RefCell::new(Some(Incoming { buffer: incoming, range: 0..n })),
+            incoming: RefCell::new(Some(Ciphertext { buffer: incoming, range: 0..n })),
             outgoing: RefCell::new(Some(buffer()?)),
             sending: Mutex::default(),
         })
@@ -220,7 +220,7 @@ impl Tls {
 
     /// Takes the state out. Nothing may be received or sent at the time, nor afterwards.
     pub(crate) fn take(&self) -> Result<TlsParts, TlsError> {
-        let Incoming { buffer, range } = self.incoming.borrow_mut().take().ok_or(TlsError::Closed)?;
+        let Ciphertext { buffer, range } = self.incoming.borrow_mut().take().ok_or(TlsError::Closed)?;
         let received = buffer.as_slice().get(range).unwrap_or_default().to_vec();
         let spent = ServerConnection::new(self.config.clone())?;
         let session = self.session.replace(spent);
@@ -328,20 +328,20 @@ impl Tls {
     /// Receives ciphertext; false at the end of the stream. All earlier ciphertext must have been processed.
     async fn receive<S: Socket>(&self, socket: &S) -> io::Result<bool> {
         // `None` only if a receive was dropped, which ends the connection.
-        let Some(Incoming { buffer, .. }) = self.incoming.borrow_mut().take() else {
+        let Some(Ciphertext { buffer, .. }) = self.incoming.borrow_mut().take() else {
             return Err(io::ErrorKind::BrokenPipe.into());
         };
         let whole = 0..buffer.len();
         let (buffer, result) = socket.recv(buffer, whole).await;
         let n = *result.as_ref().unwrap_or(&0);
-        *self.incoming.borrow_mut() = Some(Incoming { buffer, range: 0..n });
+        *self.incoming.borrow_mut() = Some(Ciphertext { buffer, range: 0..n });
         result.map(|n| n > 0)
     }
 
     /// Passes some of the received ciphertext to rustls; false if there is none.
     fn feed(&self) -> Result<bool, rustls::Error> {
         let mut incoming = self.incoming.borrow_mut();
-        let Some(Incoming { buffer, range }) = incoming.as_mut() else { return Ok(false) };
+        let Some(Ciphertext { buffer, range }) = incoming.as_mut() else { return Ok(false) };
         let mut bytes = buffer.as_slice().get(range.clone()).unwrap_or_default();
         if bytes.is_empty() {
             return Ok(false);

@@ -39,7 +39,7 @@ struct RawPrioSet {
 /// Entry of a prio set as it lies on the device.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct RawEntry {
+struct RawPrioEntry {
     prio: U16,
     generation: u8,
 }
@@ -47,12 +47,12 @@ struct RawEntry {
 const _: () = {
     assert!(size_of::<RawPrioSet>() == PRIO_HEADER_BYTES);
     assert!(align_of::<RawPrioSet>() == 1);
-    assert!(size_of::<RawEntry>() == PRIO_ENTRY_BYTES);
+    assert!(size_of::<RawPrioEntry>() == PRIO_ENTRY_BYTES);
     assert!(offset_of!(RawPrioSet, magic) == 8);
     assert!(offset_of!(RawPrioSet, seq) == 16);
     assert!(offset_of!(RawPrioSet, version) == 24);
     assert!(offset_of!(RawPrioSet, next_bucket) == 32);
-    assert!(offset_of!(RawEntry, generation) == 2);
+    assert!(offset_of!(RawPrioEntry, generation) == 2);
 };
 
 /// The stored priority and generation of one bucket.
@@ -117,7 +117,7 @@ pub fn parse_prio_set(
             Value::Num(u64::from(version)),
         ));
     }
-    let Ok((entries, _)) = <[RawEntry]>::ref_from_prefix_with_elems(rest, out.len()) else {
+    let Ok((entries, _)) = <[RawPrioEntry]>::ref_from_prefix_with_elems(rest, out.len()) else {
         let expected = Value::AtLeast(as_u64(out.len()));
         return bad("entries", 0, expected, Value::Num(as_u64(prio_capacity(bytes.len()))));
     };
@@ -146,7 +146,7 @@ pub fn encode_prio_set(bytes: &mut [u8], set_magic: SetMagic, header: PrioHeader
     let Some((front, rest)) = bytes.split_first_chunk_mut::<PRIO_HEADER_BYTES>() else { return };
     front.copy_from_slice(raw.as_bytes());
     for (to, from) in rest.chunks_exact_mut(PRIO_ENTRY_BYTES).zip(entries) {
-        let raw = RawEntry { prio: from.prio.into(), generation: from.generation.0 };
+        let raw = RawPrioEntry { prio: from.prio.into(), generation: from.generation.0 };
         to.copy_from_slice(raw.as_bytes());
     }
     let csum = crc64(bytes.get(8..).unwrap_or_default());

@@ -28,7 +28,7 @@ pub const FLAG_FLASH_ONLY: u32 = 1 << 0;
 /// A slot as it lies on the device.
 #[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct RawEntry {
+struct RawUuidEntry {
     uuid: [u8; 16],
     label: [u8; LABEL_BYTES],
     first_reg: U32,
@@ -61,16 +61,16 @@ struct RawEntryV0 {
 }
 
 const _: () = {
-    assert!(size_of::<RawEntry>() == UUID_ENTRY_BYTES);
-    assert!(align_of::<RawEntry>() == 1);
+    assert!(size_of::<RawUuidEntry>() == UUID_ENTRY_BYTES);
+    assert!(align_of::<RawUuidEntry>() == 1);
     assert!(size_of::<RawEntryV0>() == UUID_ENTRY_V0_BYTES);
-    assert!(offset_of!(RawEntry, label) == 16);
-    assert!(offset_of!(RawEntry, first_reg) == 48);
-    assert!(offset_of!(RawEntry, last_reg) == 52);
-    assert!(offset_of!(RawEntry, invalidated) == 56);
-    assert!(offset_of!(RawEntry, flags) == 60);
-    assert!(offset_of!(RawEntry, sectors) == 64);
-    assert!(offset_of!(RawEntry, reserved) == 72);
+    assert!(offset_of!(RawUuidEntry, label) == 16);
+    assert!(offset_of!(RawUuidEntry, first_reg) == 48);
+    assert!(offset_of!(RawUuidEntry, last_reg) == 52);
+    assert!(offset_of!(RawUuidEntry, invalidated) == 56);
+    assert!(offset_of!(RawUuidEntry, flags) == 60);
+    assert!(offset_of!(RawUuidEntry, sectors) == 64);
+    assert!(offset_of!(RawUuidEntry, reserved) == 72);
     assert!(offset_of!(RawEntryV0, invalidated) == 56);
 };
 
@@ -180,13 +180,13 @@ impl UuidEntry {
 
     /// Reads a slot.
     pub fn from_bytes(bytes: &[u8; UUID_ENTRY_BYTES]) -> UuidEntry {
-        let raw: RawEntry = zerocopy::transmute!(*bytes);
+        let raw: RawUuidEntry = zerocopy::transmute!(*bytes);
         raw.checked()
     }
 
     /// The slot's bytes.
     pub fn to_bytes(&self) -> [u8; UUID_ENTRY_BYTES] {
-        zerocopy::transmute!(RawEntry {
+        zerocopy::transmute!(RawUuidEntry {
             uuid: self.uuid.0,
             label: self.label,
             first_reg: self.first_reg.into(),
@@ -199,7 +199,7 @@ impl UuidEntry {
     }
 }
 
-impl RawEntry {
+impl RawUuidEntry {
     fn checked(&self) -> UuidEntry {
         UuidEntry {
             uuid: Uuid(self.uuid),
@@ -236,7 +236,7 @@ impl RawEntryV0 {
 /// # Errors
 /// If the length is not a multiple of 128 bytes.
 pub fn parse_uuid_table(bytes: &[u8], jset_version: u32) -> Result<Vec<UuidEntry>, Corrupt> {
-    let Ok(slots) = <[RawEntry]>::ref_from_bytes(bytes) else {
+    let Ok(slots) = <[RawUuidEntry]>::ref_from_bytes(bytes) else {
         return Err(Corrupt::new(
             Structure::UuidTable,
             "length",
@@ -246,7 +246,7 @@ pub fn parse_uuid_table(bytes: &[u8], jset_version: u32) -> Result<Vec<UuidEntry
         ));
     };
     if jset_version > 0 {
-        return Ok(slots.iter().map(RawEntry::checked).collect());
+        return Ok(slots.iter().map(RawUuidEntry::checked).collect());
     }
     let old = match <[RawEntryV0]>::ref_from_prefix_with_elems(bytes, slots.len()) {
         Ok((old, _)) => old,
@@ -301,7 +301,7 @@ pub fn check_uuid_table(entries: &[UuidEntry]) -> Result<(), Corrupt> {
             return Err(Corrupt::new(
                 Structure::UuidTable,
                 "sectors",
-                at.saturating_add(as_u64(offset_of!(RawEntry, sectors))),
+                at.saturating_add(as_u64(offset_of!(RawUuidEntry, sectors))),
                 Value::AtLeast(1),
                 Value::Num(0),
             ));

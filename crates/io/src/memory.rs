@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A budget of memory in bytes that all threads of a process share. A clone is cheap and is the same budget.
 #[derive(Clone)]
 pub struct MemoryBudget {
-    shared: Arc<Shared>,
+    shared: Arc<BudgetState>,
 }
 
-struct Shared {
+struct BudgetState {
     limit: u64,
     used: AtomicU64,
     peak: AtomicU64,
@@ -53,7 +53,7 @@ impl MemoryBudget {
     /// A budget of `limit` bytes, of which none are reserved.
     pub fn new(limit: u64) -> MemoryBudget {
         let (used, peak, refusals) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
-        MemoryBudget { shared: Arc::new(Shared { limit, used, peak, refusals }) }
+        MemoryBudget { shared: Arc::new(BudgetState { limit, used, peak, refusals }) }
     }
 
     /// A budget without a practical limit; it counts reservations too.
@@ -103,7 +103,7 @@ impl fmt::Debug for MemoryBudget {
     }
 }
 
-impl Shared {
+impl BudgetState {
     // Threads share only the counts through these atomics, and no other data, so relaxed order is enough.
     fn take(&self, bytes: u64) -> Result<(), OverBudget> {
         let mut used = self.used.load(Ordering::Relaxed);

@@ -16,7 +16,7 @@ use crate::executor::{Executor, JoinHandle, Schedule, Unpark};
 use crate::rng::Rng;
 use crate::timer::{Nanos, Sleep, Timers};
 
-struct Shared {
+struct RuntimeParts {
     executor: Executor,
     timers: Timers,
     completions: Completions,
@@ -27,13 +27,13 @@ struct Shared {
 
 /// A runtime, as its driver uses it.
 pub struct Runtime {
-    shared: Rc<Shared>,
+    shared: Rc<RuntimeParts>,
 }
 
 /// The handle of a runtime for tasks. Cheap to clone.
 #[derive(Clone)]
 pub struct Handle {
-    shared: Rc<Shared>,
+    shared: Rc<RuntimeParts>,
 }
 
 impl Runtime {
@@ -41,7 +41,7 @@ impl Runtime {
     pub fn new(clock: Rc<dyn Clock>, seed: u64) -> Runtime {
         let clock = Rc::new(TurnClock::new(clock));
         Runtime {
-            shared: Rc::new(Shared {
+            shared: Rc::new(RuntimeParts {
                 executor: Executor::default(),
                 timers: Timers::default(),
                 completions: Completions::new(clock.clone()),

@@ -14,7 +14,7 @@ use io::sync::Event;
 use io::{Handle, Nanos, VolumeError, WriteFlags, ZeroFlags};
 
 use crate::disk::Landmark;
-use crate::oracle::{Oracle, What};
+use crate::oracle::{ChangeKind, Oracle};
 use crate::stamp::{Content, SECTOR, decode, fill_data};
 use crate::world::World;
 
@@ -162,7 +162,7 @@ impl Client {
     /// Writes stamped sectors. Returns whether the write succeeded.
     pub async fn write(self: &Rc<Self>, start: u64, sectors: u64, fua: bool) -> bool {
         let Some((volume, _guard)) = self.enter((start, sectors), false).await else { return false };
-        let id = self.oracle.borrow_mut().begin(What::Data, start, sectors);
+        let id = self.oracle.borrow_mut().begin(ChangeKind::Data, start, sectors);
         // The data does not begin at the start of its buffer, like a part of a larger request of a client.
         let skip = (id as usize % 3) * SECTOR;
         let mut buffer = self.rt.pool().take(skip + sectors as usize * SECTOR);
@@ -248,7 +248,7 @@ impl Client {
     /// Discards sectors. Returns whether the discard succeeded.
     pub async fn discard(self: &Rc<Self>, start: u64, sectors: u64) -> bool {
         let Some((volume, _guard)) = self.enter((start, sectors), false).await else { return false };
-        let id = self.oracle.borrow_mut().begin(What::Discard, start, sectors);
+        let id = self.oracle.borrow_mut().begin(ChangeKind::Discard, start, sectors);
         self.log("discard", start, sectors, id, "begins");
         let result = volume.discard(Sector(start), Sectors(sectors)).await;
         self.log("discard", start, sectors, id, "ends");
@@ -263,7 +263,7 @@ impl Client {
     /// Writes zeros. Returns whether the request succeeded.
     pub async fn write_zeroes(self: &Rc<Self>, start: u64, sectors: u64, flags: ZeroFlags) -> bool {
         let Some((volume, _guard)) = self.enter((start, sectors), false).await else { return false };
-        let id = self.oracle.borrow_mut().begin(What::Zero, start, sectors);
+        let id = self.oracle.borrow_mut().begin(ChangeKind::Zero, start, sectors);
         self.log("zeroes", start, sectors, id, "begins");
         let result = volume.write_zeroes(Sector(start), Sectors(sectors), flags).await;
         self.log("zeroes", start, sectors, id, "ends");

@@ -53,7 +53,7 @@ fn is_torn_set(f: &Finding) -> bool {
 }
 
 /// The target of an extraction.
-pub enum What<'a> {
+pub enum ExtractedVolume<'a> {
     /// A cached device.
     Cached(&'a Image),
     /// The flash-only volume.
@@ -90,7 +90,7 @@ impl Sink for Collect {
 ///
 /// # Errors
 /// If the contents cannot be right.
-pub fn extract(cache: &Image, what: &What<'_>) -> Result<Option<Vec<u8>>, String> {
+pub fn extract(cache: &Image, what: &ExtractedVolume<'_>) -> Result<Option<Vec<u8>>, String> {
     let view = SetView::open(cache, Mode::BestEffort).map_err(|e| e.to_string())?;
     let mut bad = view.findings.list().iter().filter(|f| f.severity > Severity::Notice && !is_torn_set(f));
     if let Some(f) = bad.next() {
@@ -98,8 +98,8 @@ pub fn extract(cache: &Image, what: &What<'_>) -> Result<Option<Vec<u8>>, String
     }
     let best_effort = view.findings.list().iter().any(is_torn_set);
     let target = match what {
-        What::Cached(backing) => Target::Cached(*backing),
-        What::Flash => {
+        ExtractedVolume::Cached(backing) => Target::Cached(*backing),
+        ExtractedVolume::Flash => {
             let volume = view.volumes().next();
             match volume {
                 Some((inode, _)) => Target::Volume(inode),

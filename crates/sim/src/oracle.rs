@@ -18,7 +18,7 @@ pub type ChangeId = u32;
 
 /// The kind of a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum What {
+pub enum ChangeKind {
     /// A write of stamped data.
     Data,
     /// A write of zeros.
@@ -36,7 +36,7 @@ const HISTORY: usize = 6;
 
 #[derive(Clone, Debug)]
 struct Change {
-    what: What,
+    what: ChangeKind,
     start: u64,
     sectors: u64,
     issued: u64,
@@ -100,7 +100,7 @@ pub struct Oracle {
 impl Oracle {
     /// The oracle of a volume of `sectors` sectors, which have their stamps of write 0, or zeros.
     pub fn new(volume: u8, sectors: u64, zeros: bool) -> Oracle {
-        let what = if zeros { What::Zero } else { What::Data };
+        let what = if zeros { ChangeKind::Zero } else { ChangeKind::Data };
         let first = Change { what, start: 0, sectors, issued: 0, ended: 0, certain: true, durable: true };
         Oracle {
             volume,
@@ -120,12 +120,13 @@ impl Oracle {
         let mut add = |word: u64| sum = (sum ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
         for c in &self.changes {
             // A discard may have left the contents of any change that was issued before the discard ended.
-            let older = self.changes.iter().filter(|o| c.what == What::Discard && o.issued < c.ended).count();
+            let older =
+                self.changes.iter().filter(|o| c.what == ChangeKind::Discard && o.issued < c.ended).count();
             let what = match c.what {
-                What::Data => 0,
-                What::Zero => 1,
-                What::Discard => 2,
-                What::Observed(content) => content.fingerprint(),
+                ChangeKind::Data => 0,
+                ChangeKind::Zero => 1,
+                ChangeKind::Discard => 2,
+                ChangeKind::Observed(content) => content.fingerprint(),
             };
             [what, c.start, c.sectors, older as u64].into_iter().for_each(&mut add);
         }
@@ -166,7 +167,7 @@ impl Oracle {
     }
 
     /// Records that a change was issued.
-    pub fn begin(&mut self, what: What, start: u64, sectors: u64) -> ChangeId {
+    pub fn begin(&mut self, what: ChangeKind, start: u64, sectors: u64) -> ChangeId {
         let issued = self.tick();
         let id = self.changes.len() as ChangeId;
         self.changes.push(Change {
@@ -361,7 +362,7 @@ impl Oracle {
     /// Whether the contents may come from a change that was issued during the read.
     fn issued_meanwhile(&self, since: u64, sector: u64, found: Content) -> bool {
         // The newest changes come last. An observed discard has the time of the discard, so it does not end the search.
-        let old = |c: &Change| c.issued <= since && !matches!(c.what, What::Observed(_));
+        let old = |c: &Change| c.issued <= since && !matches!(c.what, ChangeKind::Observed(_));
         let newest_first = self.changes.iter().enumerate().rev();
         let mut newer = newest_first.take_while(|(_, c)| !old(c)).filter(|(_, c)| c.issued > since);
         newer.any(|(id, c)| c.covers(sector) && self.matches(id as ChangeId, sector, found))
@@ -389,11 +390,11 @@ impl Oracle {
             let mut fits = fits.iter();
             list.retain(|a| fits.next() == Some(&true) || self.changes[a.id as usize].ended > crash);
         }
-        let visible = |what: fn(What) -> bool| {
+        let visible = |what: fn(ChangeKind) -> bool| {
             let mut all = list.iter().filter(|a| a.visible && self.matches(a.id, sector, found));
             all.any(|a| what(self.changes[a.id as usize].what))
         };
-        let only_discards = !visible(|w| w != What::Discard) && visible(|w| w == What::Discard);
+        let only_discards = !visible(|w| w != ChangeKind::Discard) && visible(|w| w == ChangeKind::Discard);
         self.sectors[sector as usize] = list;
         if let ([one], true) = (matching, only_discards) {
             self.discard_settled(sector, found, *one, old);
@@ -404,7 +405,7 @@ impl Oracle {
     fn discard_settled(&mut self, sector: u64, found: Content, discard: ChangeId, old: bool) {
         let observed = self.changes.len() as ChangeId;
         let mut c = self.changes[discard as usize].clone();
-        (c.what, c.start, c.sectors) = (What::Observed(found), sector, 1);
+        (c.what, c.start, c.sectors) = (ChangeKind::Observed(found), sector, 1);
         self.changes.push(c);
         let list = &mut self.sectors[sector as usize];
         if old {
@@ -420,19 +421,19 @@ impl Oracle {
     fn matches(&self, id: ChangeId, sector: u64, found: Content) -> bool {
         let c = &self.changes[id as usize];
         match (c.what, found) {
-            (What::Data, Content::Data { volume, sector: s, write }) => {
+            (ChangeKind::Data, Content::Data { volume, sector: s, write }) => {
                 volume == self.volume && s == sector && write == id
             }
-            (What::Zero, Content::Zero) => true,
-            (What::Observed(content), found) => content == found,
-            (What::Discard, Content::Zero | Content::Garbage { .. }) => true,
-            (What::Discard, Content::Data { volume, sector: s, write }) => {
+            (ChangeKind::Zero, Content::Zero) => true,
+            (ChangeKind::Observed(content), found) => content == found,
+            (ChangeKind::Discard, Content::Zero | Content::Garbage { .. }) => true,
+            (ChangeKind::Discard, Content::Data { volume, sector: s, write }) => {
                 volume == self.volume
                     && s == sector
                     && self
                         .changes
                         .get(write as usize)
-                        .is_some_and(|w| w.what == What::Data && w.covers(sector) && w.issued < c.ended)
+                        .is_some_and(|w| w.what == ChangeKind::Data && w.covers(sector) && w.issued < c.ended)
             }
             _ => false,
         }
@@ -502,14 +503,14 @@ mod tests {
     #[test]
     fn readers_see_the_last_completed_write_or_one_under_way() {
         let mut o = Oracle::new(1, 8, false);
-        let a = o.begin(What::Data, 0, 4);
+        let a = o.begin(ChangeKind::Data, 0, 4);
         assert!(reads(&mut o, 2, &stamped(2, 0)) && reads(&mut o, 2, &stamped(2, a)));
         o.end(a, true, false);
         assert!(!reads(&mut o, 2, &stamped(2, 0)) && reads(&mut o, 2, &stamped(2, a)));
         assert!(!reads(&mut o, 2, &stamped(3, a)), "the right write in the wrong place");
         assert!(reads(&mut o, 5, &stamped(5, 0)));
         let r = o.begin_read(2, 1);
-        let b = o.begin(What::Data, 0, 4);
+        let b = o.begin(ChangeKind::Data, 0, 4);
         o.end(b, true, false);
         assert!(o.end_read(&r, &stamped(2, b)).is_ok(), "issued while the read was under way");
     }
@@ -517,10 +518,10 @@ mod tests {
     #[test]
     fn a_crash_brings_back_what_was_not_ruled_out() {
         let mut o = Oracle::new(1, 8, false);
-        let a = o.begin(What::Data, 0, 1);
+        let a = o.begin(ChangeKind::Data, 0, 1);
         o.end(a, true, false);
         let f = o.begin_flush();
-        let b = o.begin(What::Data, 0, 1);
+        let b = o.begin(ChangeKind::Data, 0, 1);
         o.end(b, true, false);
         o.end_flush(f, true);
         let mut after = o.clone();
@@ -539,13 +540,13 @@ mod tests {
     #[test]
     fn what_is_under_way_when_a_device_loses_data_may_be_lost() {
         let mut o = Oracle::new(1, 8, false);
-        let before = o.begin(What::Data, 0, 8);
+        let before = o.begin(ChangeKind::Data, 0, 8);
         o.end(before, true, false);
-        let under_way = o.begin(What::Data, 0, 8);
+        let under_way = o.begin(ChangeKind::Data, 0, 8);
         o.device_lost();
         o.end(under_way, true, false);
         assert!(reads(&mut o, 0, &stamped(0, before)) && reads(&mut o, 0, &stamped(0, under_way)));
-        let after = o.begin(What::Data, 0, 8);
+        let after = o.begin(ChangeKind::Data, 0, 8);
         o.end(after, true, false);
         assert!(!reads(&mut o, 0, &stamped(0, before)) && !reads(&mut o, 0, &stamped(0, under_way)));
     }
@@ -553,7 +554,7 @@ mod tests {
     #[test]
     fn a_failed_write_may_have_happened() {
         let mut o = Oracle::new(1, 8, true);
-        let a = o.begin(What::Data, 0, 2);
+        let a = o.begin(ChangeKind::Data, 0, 2);
         o.end(a, false, false);
         assert!(reads(&mut o, 0, &stamped(0, a)) && reads(&mut o, 0, &[0; SECTOR]));
         let r = o.begin_read(0, 1);
@@ -565,7 +566,7 @@ mod tests {
     #[test]
     fn a_discard_leaves_one_thing() {
         let mut o = Oracle::new(1, 8, false);
-        let d = o.begin(What::Discard, 0, 1);
+        let d = o.begin(ChangeKind::Discard, 0, 1);
         o.end(d, true, false);
         assert!(reads(&mut o, 0, &[0; SECTOR]) && reads(&mut o, 0, &stamped(0, 0)));
         assert!(!reads(&mut o, 0, &stamped(1, 0)));

@@ -269,7 +269,7 @@ pub enum Cut {
 
 /// One boot: from power on to power off.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Boot {
+pub struct BootPlan {
     /// Speed of the cache device.
     pub cache_speed: Speed,
     /// Speed of the backing devices.
@@ -340,7 +340,7 @@ pub struct Plan {
     /// Devices that report data as durable that is not. No seed has them; they are for tests of the simulator.
     pub lying: Option<Lying>,
     /// The boots.
-    pub boots: Vec<Boot>,
+    pub boots: Vec<BootPlan>,
 }
 
 impl Plan {

@@ -19,7 +19,7 @@ use crate::hardware::Hardware;
 use crate::image::Image;
 use crate::judge;
 use crate::oracle::Oracle;
-use crate::plan::{Boot, Cut, Faults, Lying, Plan, Settings, Substitute};
+use crate::plan::{BootPlan, Cut, Faults, Lying, Plan, Settings, Substitute};
 use crate::report::{Cost, Report};
 use crate::session::{Given, Session};
 use crate::stamp::{Content, SECTOR};
@@ -215,7 +215,7 @@ impl<'a> Run<'a> {
     }
 
     /// Runs one boot. Returns whether everything was stopped in order.
-    fn boot(&mut self, boot: &Boot) -> Result<bool, String> {
+    fn boot(&mut self, boot: &BootPlan) -> Result<bool, String> {
         self.report.boots += 1;
         self.report.alone += u64::from(boot.alone);
         self.report.absent += u64::from(!boot.absent.is_empty());
@@ -268,9 +268,9 @@ impl<'a> Run<'a> {
     }
 
     /// Gives the engine a substitute of the cache device, if the boot has one.
-    fn substitute(&mut self, boot: &Boot) -> Result<(), String> {
+    fn substitute(&mut self, boot: &BootPlan) -> Result<(), String> {
         let number = self.copies.len();
-        let is_wanted = |b: &Boot| b.substitute == Some(Substitute::Copy(number));
+        let is_wanted = |b: &BootPlan| b.substitute == Some(Substitute::Copy(number));
         let wanted = self.initialised && self.plan.boots.iter().any(is_wanted);
         self.copies.push(wanted.then(|| self.hardware.cache.image()));
         // There is no substitute while writes of the last process are in flight, or if devices report false durability.
@@ -284,7 +284,7 @@ impl<'a> Run<'a> {
     /// Prepares the faults and events of a boot.
     ///
     /// The returned cell gets the state to which the devices return after the boot, if the boot has such a state.
-    fn prepare(&mut self, boot: &Boot, late: Option<u64>) -> Rc<RefCell<Option<Older>>> {
+    fn prepare(&mut self, boot: &BootPlan, late: Option<u64>) -> Rc<RefCell<Option<Older>>> {
         self.hardware.cache.set_speed(boot.cache_speed);
         self.hardware.backings.iter().for_each(|b| b.set_speed(boot.backing_speed));
         if let Some(faults) = &boot.faults {
@@ -347,7 +347,7 @@ impl<'a> Run<'a> {
         self.knows_more = false;
     }
 
-    fn count_faults(&mut self, boot: &Boot) {
+    fn count_faults(&mut self, boot: &BootPlan) {
         let settings = self.settings.replace(boot.settings.clone());
         let r = &mut self.report;
         r.changed_settings += u64::from(settings.is_some_and(|s| s != boot.settings));
@@ -384,7 +384,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn end_boot(&mut self, machine: Machine, session: &Rc<Session>, boot: &Boot, in_order: bool) {
+    fn end_boot(&mut self, machine: Machine, session: &Rc<Session>, boot: &BootPlan, in_order: bool) {
         if in_order {
             self.report.stops += 1;
             self.cut_short = 0;
@@ -439,7 +439,7 @@ impl<'a> Run<'a> {
     }
 
     /// Reports a crash to the oracles, and counts it.
-    fn note_crash(&mut self, cut: Cut, boot: &Boot, session: &Session) {
+    fn note_crash(&mut self, cut: Cut, boot: &BootPlan, session: &Session) {
         // With memory that outlives the process, the death of the process loses no answered change.
         let strict = cut == Cut::Kill && self.memory.is_some() && boot.faults.is_none();
         for oracle in &self.oracles {
@@ -511,7 +511,7 @@ impl<'a> Run<'a> {
         judge::check(&cache, &backings)?;
         let mut judged = Vec::new();
         for (i, oracle) in self.oracles.iter().enumerate() {
-            let what = backings.get(i).map_or(judge::What::Flash, judge::What::Cached);
+            let what = backings.get(i).map_or(judge::ExtractedVolume::Flash, judge::ExtractedVolume::Cached);
             let Some(bytes) = judge::extract(&cache, &what)? else {
                 judged.push(None);
                 continue;

@@ -321,7 +321,7 @@ fn judge_images(cache: &Image, backings: &[Image], oracles: &[Rc<RefCell<Oracle>
     }
     judge::check(cache, backings)?;
     for (i, oracle) in oracles.iter().enumerate() {
-        let what = backings.get(i).map_or(judge::What::Flash, judge::What::Cached);
+        let what = backings.get(i).map_or(judge::ExtractedVolume::Flash, judge::ExtractedVolume::Cached);
         if let Some(bytes) = judge::extract(cache, &what)? {
             let oracle = oracle.borrow();
             for (sector, s) in bytes.chunks_exact(SECTOR).take(oracle.size() as usize).enumerate() {

@@ -92,7 +92,7 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
     }
 
     /// Removes pieces of a list of each boot: halves, quarters, single elements.
-    fn drop_pieces<T>(&mut self, list: fn(&mut crate::plan::Boot) -> &mut Vec<T>) {
+    fn drop_pieces<T>(&mut self, list: fn(&mut crate::plan::BootPlan) -> &mut Vec<T>) {
         for boot in 0..self.best.boots.len() {
             let mut piece = list(&mut self.best.boots[boot]).len();
             while piece > 0 {

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sim::disk::Landmark;
-use sim::plan::{Act, Boot, Cut, Faults, Plan, Request, Substitute};
+use sim::plan::{Act, BootPlan, Cut, Faults, Plan, Request, Substitute};
 
 const PLANS: u64 = 10_000;
 
@@ -111,7 +111,7 @@ fn of_faults(f: &Faults, all: &mut Set) {
     }
 }
 
-fn of_boot(plan: &Plan, b: &Boot) -> Set {
+fn of_boot(plan: &Plan, b: &BootPlan) -> Set {
     let mut all: Set = b.requests.iter().filter_map(|(_, r)| of_request(r)).collect();
     all.extend(b.acts.iter().map(|(_, a)| of_act(a)));
     if let Some(f) = &b.faults {
@@ -162,7 +162,7 @@ fn excused(a: &str, b: &str) -> bool {
 }
 
 /// Pairs of requests at one place: before, after; and what was between.
-fn follow(b: &Boot, near: &mut BTreeMap<(String, String, bool), u64>, last: &mut BTreeMap<String, u64>) {
+fn follow(b: &BootPlan, near: &mut BTreeMap<(String, String, bool), u64>, last: &mut BTreeMap<String, u64>) {
     let mode_at = |from: usize, to: usize| {
         let is_mode = |a: &Act| matches!(a, Act::Tune { name, .. } if name == "cache_mode");
         b.acts.iter().any(|(at, a)| (from as u64..to as u64).contains(&(at.saturating_sub(1))) && is_mode(a))

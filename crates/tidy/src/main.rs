@@ -15,6 +15,7 @@ mod references;
 mod rust;
 mod sizes;
 mod source;
+mod types;
 mod violation;
 mod words;
 
@@ -92,6 +93,7 @@ fn check(tree: &Tree) -> Result<Vec<Violation>, String> {
     all.extend(arrows::components(tree));
     all.extend(circles::check(tree));
     all.extend(impls::check(tree));
+    all.extend(types::check(tree));
     all.extend(references::check(tree));
     all.extend(words::check(tree));
     Ok(all)

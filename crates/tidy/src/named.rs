@@ -32,19 +32,19 @@ pub fn modules_named(
     module: Vec<String>,
     reexports: &BTreeMap<String, String>,
 ) -> BTreeSet<(usize, String)> {
-    let mut finder = Finder { module, reexports, named: BTreeSet::new() };
+    let mut finder = ModuleFinder { module, reexports, named: BTreeSet::new() };
     finder.visit_file(file);
     finder.named
 }
 
-struct Finder<'a> {
+struct ModuleFinder<'a> {
     module: Vec<String>,
     reexports: &'a BTreeMap<String, String>,
     /// The named components, with the lines.
     named: BTreeSet<(usize, String)>,
 }
 
-impl Finder<'_> {
+impl ModuleFinder<'_> {
     fn name(&mut self, names: &[String], line: usize) {
         let Some(component) = from_root(names, &self.module).and_then(|p| p.into_iter().next()) else {
             return;
@@ -94,7 +94,7 @@ impl Finder<'_> {
     }
 }
 
-impl<'ast> Visit<'ast> for Finder<'_> {
+impl<'ast> Visit<'ast> for ModuleFinder<'_> {
     fn visit_use_tree(&mut self, tree: &'ast UseTree) {
         for (names, line) in imports(tree) {
             self.name(&names, line);

@@ -19,7 +19,7 @@ const FIELDS: usize = 15;
 pub fn check(tree: &Tree) -> Vec<Violation> {
     let mut found: Vec<Violation> = tree.files.iter().filter_map(|f| file(&f.path, &f.text)).collect();
     for (source, product) in tree.product() {
-        let mut finder = Finder { path: &source.path, owner: None, of_trait: false, found: Vec::new() };
+        let mut finder = SizeFinder { path: &source.path, owner: None, of_trait: false, found: Vec::new() };
         finder.visit_file(product);
         found.extend(finder.found);
     }
@@ -34,7 +34,7 @@ fn file(path: &str, text: &str) -> Option<Violation> {
     is_code.then(|| Violation::new("sizes.file", path, 1, message).weighing(excess))
 }
 
-struct Finder<'a> {
+struct SizeFinder<'a> {
     path: &'a str,
     /// The type or trait whose block is visited.
     owner: Option<String>,
@@ -43,7 +43,7 @@ struct Finder<'a> {
     found: Vec<Violation>,
 }
 
-impl Finder<'_> {
+impl SizeFinder<'_> {
     fn report(&mut self, rule: &'static str, line: usize, item: &str, size: (usize, usize, &str)) {
         let (limit, number, what) = size;
         if number > limit {
@@ -72,7 +72,7 @@ impl Finder<'_> {
     }
 }
 
-impl<'ast> Visit<'ast> for Finder<'_> {
+impl<'ast> Visit<'ast> for SizeFinder<'_> {
     fn visit_item_fn(&mut self, f: &'ast syn::ItemFn) {
         self.inside(None, false, |s| {
             s.function(&f.sig, f.block.span().end().line);

@@ -95,7 +95,7 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
     for file in &tree.files {
         if let Some(rust) = &file.rust {
             found.extend(module_file(file));
-            let mut finder = Finder { path: &file.path, found: Vec::new() };
+            let mut finder = NameFinder { path: &file.path, found: Vec::new() };
             finder.visit_file(&rust.whole);
             found.extend(finder.found);
         }
@@ -170,12 +170,12 @@ fn parts(identifier: &str) -> Vec<String> {
     words
 }
 
-struct Finder<'a> {
+struct NameFinder<'a> {
     path: &'a str,
     found: Vec<Violation>,
 }
 
-impl Finder<'_> {
+impl NameFinder<'_> {
     fn declared(&mut self, identifier: &Ident) {
         let name = identifier.to_string();
         let words = parts(&name);
@@ -215,7 +215,7 @@ macro_rules! declarations {
     };
 }
 
-impl<'ast> Visit<'ast> for Finder<'_> {
+impl<'ast> Visit<'ast> for NameFinder<'_> {
     declarations! {
         visit_item_struct: ItemStruct,
         visit_item_enum: ItemEnum,

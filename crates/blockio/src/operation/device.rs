@@ -15,7 +15,7 @@ use super::{Fate, Op, Operation, Step, kind};
 use crate::claim::Opened;
 use crate::cmd::{Cmd, MAX_TRANSFER_BYTES};
 use crate::gather::{self, Gathered};
-use crate::registered::Numbers;
+use crate::registered::BufferNumbers;
 use crate::workers::DeviceThreads;
 
 /// Number of zero bytes that are written at once if the kernel has no better operation.
@@ -37,12 +37,16 @@ pub(crate) struct DeviceFile {
     pub(crate) zero_ways: Cell<ZeroWays>,
     zeros: RefCell<Option<Buffer>>,
     gathers: gather::Spare,
-    numbers: Rc<Numbers>,
+    numbers: Rc<BufferNumbers>,
 }
 
 impl DeviceFile {
     /// A file whose operations use these threads, if there are any, and memory that the ring knows by these numbers.
-    pub(crate) fn new(opened: Opened, threads: Option<DeviceThreads>, numbers: Rc<Numbers>) -> DeviceFile {
+    pub(crate) fn new(
+        opened: Opened,
+        threads: Option<DeviceThreads>,
+        numbers: Rc<BufferNumbers>,
+    ) -> DeviceFile {
         DeviceFile {
             // Through the page cache, the ring waits for reads without a thread, so the flag is not needed.
             nowait: Cell::new(threads.is_some() && opened.direct),

@@ -11,12 +11,12 @@ use format::{SECTOR_BYTES, Sectors};
 
 const PIECE_BYTES: usize = 1 << 16;
 
-type Piece = Option<Box<[u8]>>;
+type MemPiece = Option<Box<[u8]>>;
 
 /// A RAM device. Ranges that were never written read as zeros.
 pub struct MemDisk {
     info: DeviceInfo,
-    pieces: RefCell<Vec<Piece>>,
+    pieces: RefCell<Vec<MemPiece>>,
 }
 
 impl MemDisk {
@@ -50,7 +50,7 @@ impl MemDisk {
 
     /// Calls `f` for each piece of the range of `request`: with the piece, the range inside the piece, and the position of its
     /// first byte in the request.
-    fn each(&self, request: &Request, mut f: impl FnMut(&mut Piece, std::ops::Range<usize>, usize)) {
+    fn each(&self, request: &Request, mut f: impl FnMut(&mut MemPiece, std::ops::Range<usize>, usize)) {
         let pieces = &mut *self.pieces.borrow_mut();
         // `submit` has checked that the range lies in the device, and the size of the device fits into memory.
         let start = request.sector.bytes() as usize;

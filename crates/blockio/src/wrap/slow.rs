@@ -135,7 +135,7 @@ struct Waiting {
     passed: u32,
 }
 
-struct State {
+struct DiskQueue {
     head: Head,
     queue: VecDeque<Waiting>,
     /// Time at which the model has served all requests so far.
@@ -143,7 +143,7 @@ struct State {
     serving: bool,
 }
 
-impl State {
+impl DiskQueue {
     fn next(&mut self) -> Option<Waiting> {
         let overtaken = self.queue.front().is_some_and(|w| w.passed >= MAX_PASSED);
         let at = match self.head.model.queueing {
@@ -166,15 +166,15 @@ impl State {
     }
 }
 
-struct Inner {
+struct SharedSlowDisk {
     disk: Disk,
     info: DeviceInfo,
-    state: RefCell<State>,
+    state: RefCell<DiskQueue>,
 }
 
 /// A device that is as slow as a disk with a moving head.
 pub struct SlowDisk {
-    inner: Rc<Inner>,
+    inner: Rc<SharedSlowDisk>,
 }
 
 impl SlowDisk {
@@ -183,9 +183,9 @@ impl SlowDisk {
         let info = DeviceInfo { rotational: true, ..device.info().clone() };
         let head =
             Head { model, disk_sectors: info.sectors.0, at: 0, unflushed: false, rng: Rng::new(model.seed) };
-        let state = State { head, queue: VecDeque::new(), busy_until: Nanos(0), serving: false };
+        let state = DiskQueue { head, queue: VecDeque::new(), busy_until: Nanos(0), serving: false };
         let disk = Disk::new(device, rt);
-        SlowDisk { inner: Rc::new(Inner { disk, info, state: RefCell::new(state) }) }
+        SlowDisk { inner: Rc::new(SharedSlowDisk { disk, info, state: RefCell::new(state) }) }
     }
 }
 
@@ -211,7 +211,7 @@ impl Device for SlowDisk {
 }
 
 /// Serves one request after the other until none waits.
-async fn serve(inner: &Inner) {
+async fn serve(inner: &SharedSlowDisk) {
     let rt = inner.disk.runtime();
     // The model does not make up for time that passed without work.
     let now = rt.now();

@@ -46,7 +46,7 @@ pub(crate) struct Flush {
 
 /// The result of the command.
 #[derive(Serialize)]
-struct Report {
+struct FlushReport {
     schema_version: u32,
     set_uuid: String,
     flushed: Vec<Flushed>,
@@ -71,7 +71,7 @@ struct Missing {
     dirty_bytes: u64,
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for FlushReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.flushed.is_empty() && self.missing.is_empty() {
             writeln!(f, "cache set {}: nothing is dirty", self.set_uuid)?;
@@ -111,7 +111,7 @@ impl Flush {
         if report.missing.is_empty() { Ok(()) } else { Err(Failure::Found) }
     }
 
-    async fn flush(&self, driver: &Driver) -> Result<Report, Failure> {
+    async fn flush(&self, driver: &Driver) -> Result<FlushReport, Failure> {
         let none = Simulation::default();
         let mut devices = Devices::open(driver, Some(&self.cache), &self.backing, none).await?;
         let source = FileSource::open(&self.cache)?;
@@ -124,7 +124,7 @@ impl Flush {
         let Some((cache, superblock)) = devices.cache.take() else {
             return Err(Failure::Failed("no cache device".into()));
         };
-        let mut report = Report {
+        let mut report = FlushReport {
             schema_version: 1,
             set_uuid: superblock.set_uuid().to_string(),
             flushed: Vec::new(),

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use ubcache_cli::nbd_client::{Ask, Client, Reply};
+use ubcache_cli::nbd_client::{Ask, Client, NbdReply};
 
 use crate::world::{DEADLINE, SECTOR};
 
@@ -283,7 +283,7 @@ impl Traffic {
     }
 }
 
-fn take(load: &mut Load, request: Open, reply: &Reply) {
+fn take(load: &mut Load, request: Open, reply: &NbdReply) {
     let oracle = &mut load.oracle;
     match request {
         Open::Write { start, count, version, .. } if reply.error != 0 => {

@@ -15,11 +15,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use serve::{Command, Failure};
 
-use super::context::{Api, Shared};
+use super::context::{Api, SharedApi};
 use crate::answer::{Answered, Refusal, ok, parse, to_the_end};
 use crate::audit::Audit;
 use crate::components::{By, Found};
-use crate::jobs::{End, Job, Running};
+use crate::jobs::{End, Job, RunningJob};
 use crate::names::Named;
 use crate::order::Order;
 use crate::settings::Of;
@@ -57,7 +57,7 @@ struct Register {
     accept_replacement: bool,
 }
 
-pub(super) async fn register(State(api): Shared, Extension(audit): Audited, body: Bytes) -> Answered {
+pub(super) async fn register(State(api): SharedApi, Extension(audit): Audited, body: Bytes) -> Answered {
     let wanted: Register = parse(&body)?;
     if let Some(relative) = wanted.devices.iter().find(|d| !d.is_absolute()) {
         return Err(Refusal::malformed(format!("{}: expected an absolute path", relative.display())));
@@ -91,7 +91,7 @@ struct Unregister {
     device: String,
 }
 
-pub(super) async fn unregister(State(api): Shared, Extension(audit): Audited, body: Bytes) -> Answered {
+pub(super) async fn unregister(State(api): SharedApi, Extension(audit): Audited, body: Bytes) -> Answered {
     let wanted: Unregister = parse(&body)?;
     audit.does(format!("unregister {}", wanted.device));
     if let Ok(named) = api.registry.lookup.named(&wanted.device).await {
@@ -110,7 +110,7 @@ struct Attach {
     backing: String,
 }
 
-pub(super) async fn attach(State(api): Shared, Extension(audit): Audited, body: Bytes) -> Answered {
+pub(super) async fn attach(State(api): SharedApi, Extension(audit): Audited, body: Bytes) -> Answered {
     let wanted: Attach = parse(&body)?;
     audit.does(format!("attach {} {}", wanted.cache, wanted.backing));
     for name in [&wanted.cache, &wanted.backing] {
@@ -129,7 +129,7 @@ pub(super) async fn attach(State(api): Shared, Extension(audit): Audited, body: 
 }
 
 pub(super) async fn stop(
-    State(api): Shared,
+    State(api): SharedApi,
     Extension(audit): Audited,
     Path(volume): Path<String>,
 ) -> Answered {
@@ -149,7 +149,7 @@ struct Create {
 }
 
 pub(super) async fn create(
-    State(api): Shared,
+    State(api): SharedApi,
     Extension(audit): Audited,
     Path(set): Path<String>,
     body: Bytes,
@@ -170,7 +170,7 @@ pub(super) async fn create(
     ok(json!({"resolved": named}))
 }
 
-pub(super) async fn reload(State(api): Shared, Extension(audit): Audited) -> Answered {
+pub(super) async fn reload(State(api): SharedApi, Extension(audit): Audited) -> Answered {
     audit.does("reload");
     let asked = audit.asked();
     let work = async move { api.registry.reload.reload(&api.config_path, &asked).await };
@@ -226,14 +226,14 @@ impl Whose {
 }
 
 /// A change of a tunable, or its reset to the configured value if `put` is `None`.
-struct Change {
+struct TunableChange {
     whose: Whose,
     key: String,
     put: Option<Put>,
 }
 
-async fn change(api: Arc<Api>, audit: Audit, change: Change) -> Answered {
-    let Change { whose, key, put } = change;
+async fn change(api: Arc<Api>, audit: Audit, change: TunableChange) -> Answered {
+    let TunableChange { whose, key, put } = change;
     let action = match &put {
         Some(put) => format!("set {key}={}", put.value),
         None => format!("reset {key}"),
@@ -257,40 +257,40 @@ async fn change(api: Arc<Api>, audit: Audit, change: Change) -> Answered {
     ok(json!({"changed": to_the_end(work).await?, "resolved": named}))
 }
 
-pub(super) async fn set_tunables(State(api): Shared, Path(set): Path<String>) -> Answered {
+pub(super) async fn set_tunables(State(api): SharedApi, Path(set): Path<String>) -> Answered {
     api.registry.lookup.set(&set).await?;
     ok(json!({"tunables": api.registry.settings.tunables(Of::Set(&set)).await?}))
 }
 
-pub(super) async fn set_tunable(State(api): Shared, Path((set, key)): Path<(String, String)>) -> Answered {
+pub(super) async fn set_tunable(State(api): SharedApi, Path((set, key)): Path<(String, String)>) -> Answered {
     api.registry.lookup.set(&set).await?;
     ok(json!({"tunable": api.registry.settings.tunable(Of::Set(&set), &key).await?}))
 }
 
 pub(super) async fn change_set_tunable(
-    State(api): Shared,
+    State(api): SharedApi,
     Extension(audit): Audited,
     Path((set, key)): Path<(String, String)>,
     body: Bytes,
 ) -> Answered {
-    change(api, audit, Change { whose: Whose::Set(set), key, put: Some(parse(&body)?) }).await
+    change(api, audit, TunableChange { whose: Whose::Set(set), key, put: Some(parse(&body)?) }).await
 }
 
 pub(super) async fn reset_set_tunable(
-    State(api): Shared,
+    State(api): SharedApi,
     Extension(audit): Audited,
     Path((set, key)): Path<(String, String)>,
 ) -> Answered {
-    change(api, audit, Change { whose: Whose::Set(set), key, put: None }).await
+    change(api, audit, TunableChange { whose: Whose::Set(set), key, put: None }).await
 }
 
-pub(super) async fn volume_tunables(State(api): Shared, Path(volume): Path<String>) -> Answered {
+pub(super) async fn volume_tunables(State(api): SharedApi, Path(volume): Path<String>) -> Answered {
     let Found { name, .. } = api.registry.lookup.find(&volume).await?;
     ok(json!({"tunables": api.registry.settings.tunables(Of::Volume(&name)).await?}))
 }
 
 pub(super) async fn volume_tunable(
-    State(api): Shared,
+    State(api): SharedApi,
     Path((volume, key)): Path<(String, String)>,
 ) -> Answered {
     let Found { name, .. } = api.registry.lookup.find(&volume).await?;
@@ -298,20 +298,20 @@ pub(super) async fn volume_tunable(
 }
 
 pub(super) async fn change_volume_tunable(
-    State(api): Shared,
+    State(api): SharedApi,
     Extension(audit): Audited,
     Path((volume, key)): Path<(String, String)>,
     body: Bytes,
 ) -> Answered {
-    change(api, audit, Change { whose: Whose::Volume(volume), key, put: Some(parse(&body)?) }).await
+    change(api, audit, TunableChange { whose: Whose::Volume(volume), key, put: Some(parse(&body)?) }).await
 }
 
 pub(super) async fn reset_volume_tunable(
-    State(api): Shared,
+    State(api): SharedApi,
     Extension(audit): Audited,
     Path((volume, key)): Path<(String, String)>,
 ) -> Answered {
-    change(api, audit, Change { whose: Whose::Volume(volume), key, put: None }).await
+    change(api, audit, TunableChange { whose: Whose::Volume(volume), key, put: None }).await
 }
 
 #[derive(Deserialize)]
@@ -321,14 +321,14 @@ struct Mode {
 }
 
 pub(super) async fn cache_mode(
-    State(api): Shared,
+    State(api): SharedApi,
     Extension(audit): Audited,
     Path(volume): Path<String>,
     body: Bytes,
 ) -> Answered {
     let Mode { mode } = parse(&body)?;
     let put = Some(Put { value: mode, runtime: false });
-    change(api, audit, Change { whose: Whose::Volume(volume), key: "cache_mode".into(), put }).await
+    change(api, audit, TunableChange { whose: Whose::Volume(volume), key: "cache_mode".into(), put }).await
 }
 
 #[derive(Deserialize)]
@@ -338,19 +338,23 @@ struct Label {
 }
 
 pub(super) async fn label(
-    State(api): Shared,
+    State(api): SharedApi,
     Extension(audit): Audited,
     Path(volume): Path<String>,
     body: Bytes,
 ) -> Answered {
     let Label { label } = parse(&body)?;
     let put = Some(Put { value: label, runtime: false });
-    change(api, audit, Change { whose: Whose::Volume(volume), key: "label".into(), put }).await
+    change(api, audit, TunableChange { whose: Whose::Volume(volume), key: "label".into(), put }).await
 }
 
 // ---- jobs ----
 
-pub(super) async fn gc(State(api): Shared, Extension(audit): Audited, Path(set): Path<String>) -> Answered {
+pub(super) async fn gc(
+    State(api): SharedApi,
+    Extension(audit): Audited,
+    Path(set): Path<String>,
+) -> Answered {
     audit.does(format!("gc {set}"));
     let (worker, named) = set_of(&api, &audit, &set).await?;
     to_the_end(async move { worker.command(Command::Gc).await }).await?;
@@ -371,7 +375,7 @@ struct Detach {
 }
 
 pub(super) async fn detach(
-    State(api): Shared,
+    State(api): SharedApi,
     Extension(audit): Audited,
     Path(volume): Path<String>,
     body: Bytes,
@@ -385,7 +389,7 @@ pub(super) async fn detach(
 }
 
 pub(super) async fn flush(
-    State(api): Shared,
+    State(api): SharedApi,
     Extension(audit): Audited,
     Path(volume): Path<String>,
 ) -> Result<Response, Refusal> {
@@ -397,7 +401,7 @@ pub(super) async fn flush(
 }
 
 pub(super) async fn flush_set(
-    State(api): Shared,
+    State(api): SharedApi,
     Extension(audit): Audited,
     Path(set): Path<String>,
 ) -> Result<Response, Refusal> {
@@ -410,7 +414,7 @@ pub(super) async fn flush_set(
 }
 
 pub(super) async fn wipe(
-    State(api): Shared,
+    State(api): SharedApi,
     Extension(audit): Audited,
     Path(set): Path<String>,
 ) -> Result<Response, Refusal> {
@@ -433,7 +437,7 @@ struct Check {
 }
 
 pub(super) async fn check(
-    State(api): Shared,
+    State(api): SharedApi,
     Extension(audit): Audited,
     body: Bytes,
 ) -> Result<Response, Refusal> {
@@ -446,13 +450,13 @@ pub(super) async fn check(
     let Some(job) = api.registry.jobs.begin("check", &wanted.devices.join(" "), None) else {
         return Err(Refusal(StatusCode::CONFLICT, "too many jobs are running".into()));
     };
-    let running = Running(job.clone());
+    let running = RunningJob(job.clone());
     tokio::task::spawn_blocking(move || check_now(&paths, wanted.quick, wanted.in_use, &running));
     accepted(&job, None)
 }
 
 /// Checks devices on the calling thread. A device that another process writes to is checked only with `in_use`.
-fn check_now(paths: &[PathBuf], quick: bool, in_use: bool, job: &Running) {
+fn check_now(paths: &[PathBuf], quick: bool, in_use: bool, job: &RunningJob) {
     let probe = || -> Result<End, Failure> {
         let opener = serve::read_only::ReadOnlyOpener::new(in_use, "\"in_use\": true")?;
         let devices = paths.iter().map(|p| opener.open(p)).collect::<Result<Vec<_>, _>>()?;
@@ -476,7 +480,7 @@ fn check_now(paths: &[PathBuf], quick: bool, in_use: bool, job: &Running) {
     job.0.ended(probe().unwrap_or_else(|e: Failure| End::Failed(e.into())));
 }
 
-pub(super) async fn jobs(State(api): Shared) -> Answered {
+pub(super) async fn jobs(State(api): SharedApi) -> Answered {
     ok(json!({"jobs": api.registry.jobs.all()}))
 }
 
@@ -485,12 +489,12 @@ fn job_of(api: &Api, id: &str) -> Result<Arc<Job>, Refusal> {
     found.ok_or_else(|| Refusal(StatusCode::NOT_FOUND, format!("there is no job {id}")))
 }
 
-pub(super) async fn one_job(State(api): Shared, Path(id): Path<String>) -> Answered {
+pub(super) async fn one_job(State(api): SharedApi, Path(id): Path<String>) -> Answered {
     ok(json!({"job": job_of(&api, &id)?.view()}))
 }
 
 pub(super) async fn cancel_job(
-    State(api): Shared,
+    State(api): SharedApi,
     Extension(audit): Audited,
     Path(id): Path<String>,
 ) -> Answered {

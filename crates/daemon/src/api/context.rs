@@ -18,4 +18,4 @@ pub(crate) struct Api {
 }
 
 /// The argument by which a handler gets the shared state.
-pub(crate) type Shared = State<Arc<Api>>;
+pub(crate) type SharedApi = State<Arc<Api>>;

@@ -8,10 +8,10 @@ use engine::figures::BucketMap;
 use io::{Op, Purpose, Traced};
 use serde_json::{Map, Value, json};
 
-use super::context::Shared;
+use super::context::SharedApi;
 use crate::answer::{Answered, Refusal, ok};
 use crate::components::Found;
-use crate::history::{self, Whose};
+use crate::history::{self, SeriesOf};
 
 /// Default and largest number of cells of the bucket picture.
 const CELLS: (u64, u64) = (1024, 4096);
@@ -36,27 +36,27 @@ fn samples(whose: &str, name: &str, columns: Map<String, Value>) -> Answered {
 }
 
 pub(super) async fn volume_history(
-    State(api): Shared,
+    State(api): SharedApi,
     Path(volume): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Answered {
     let since = number(query.as_deref(), "since_ms")?.unwrap_or(0);
     let Found { name, .. } = api.registry.lookup.find(&volume).await?;
-    samples("volume", &name, api.registry.history.after(Whose::Volume, &name, since))
+    samples("volume", &name, api.registry.history.after(SeriesOf::Volume, &name, since))
 }
 
 pub(super) async fn set_history(
-    State(api): Shared,
+    State(api): SharedApi,
     Path(set): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Answered {
     let since = number(query.as_deref(), "since_ms")?.unwrap_or(0);
     let id = api.registry.lookup.set_of(&set).await?;
-    samples("set", &id, api.registry.history.after(Whose::Set, &id, since))
+    samples("set", &id, api.registry.history.after(SeriesOf::Set, &id, since))
 }
 
 pub(super) async fn buckets(
-    State(api): Shared,
+    State(api): SharedApi,
     Path(set): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Answered {
@@ -90,7 +90,7 @@ fn map_of(map: &BucketMap) -> Value {
 }
 
 pub(super) async fn disk_trace(
-    State(api): Shared,
+    State(api): SharedApi,
     Path(volume): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Answered {

@@ -40,21 +40,21 @@ impl Scope {
     }
 }
 
-struct Running {
+struct RunningCommand {
     what: String,
     scope: Scope,
     since: Instant,
 }
 
 #[derive(Default)]
-struct State {
-    running: BTreeMap<u64, Running>,
+struct ClaimState {
+    running: BTreeMap<u64, RunningCommand>,
     last: u64,
 }
 
 /// See the module head.
 pub(crate) struct Changes {
-    state: Mutex<State>,
+    state: Mutex<ClaimState>,
     ended: Notify,
     waits_for: Duration,
 }
@@ -79,7 +79,7 @@ impl Drop for Claim<'_> {
 }
 
 impl Changes {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ClaimState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -91,7 +91,7 @@ impl Changes {
         }
         state.last += 1;
         let number = state.last;
-        let running = Running { what: what.to_owned(), scope: scope.clone(), since: Instant::now() };
+        let running = RunningCommand { what: what.to_owned(), scope: scope.clone(), since: Instant::now() };
         state.running.insert(number, running);
         Ok(Claim { changes: self, number })
     }

@@ -11,7 +11,7 @@ use super::inventory::Inventory;
 use super::views::{DeviceView, Views};
 use crate::config::{Config, Key};
 use crate::hub::Kind;
-use crate::places::{self, Known};
+use crate::places::{self, VolumeKey};
 use crate::probe::Role;
 use crate::shared::Shared;
 use crate::worker::Phase;
@@ -53,7 +53,7 @@ impl Exports {
     }
 
     /// The served volumes, by the keys of their sections in the configuration.
-    async fn volumes(&self) -> Vec<Known> {
+    async fn volumes(&self) -> Vec<VolumeKey> {
         let mut all = Vec::new();
         for worker in self.inventory.workers.all().into_iter().filter(|w| w.phase() == Phase::Serving) {
             if let Ok(figures) = worker.snapshot().await {

@@ -23,7 +23,7 @@ use crate::state::Known;
 
 /// The results of probes at the known paths.
 #[derive(Default)]
-struct Found {
+struct FoundDevices {
     /// Devices that may be served.
     right: Vec<Probe>,
     /// Devices at a stored path that have another UUID than the stored one.
@@ -108,7 +108,7 @@ impl Startup {
     }
 
     /// Probes the stored, configured and found devices, and marks those that the operator has named.
-    async fn probe_known(&self, scanned: &[PathBuf], known: &BTreeMap<PathBuf, Known>) -> Found {
+    async fn probe_known(&self, scanned: &[PathBuf], known: &BTreeMap<PathBuf, Known>) -> FoundDevices {
         let configured = self.shared.config().devices.clone();
         self.admission.name_all(known.values().filter(|k| k.named).map(|k| k.uuid.clone()));
         let mut paths: Vec<PathBuf> = known.keys().chain(&configured).cloned().collect();
@@ -116,7 +116,7 @@ impl Startup {
         paths.dedup();
         let asked_for = paths.len();
         paths.extend(scanned.iter().filter(|p| !known.contains_key(*p)).cloned());
-        let mut found = Found::default();
+        let mut found = FoundDevices::default();
         for (n, (path, probed)) in probe_all(paths).await.into_iter().enumerate() {
             let probe = match probed {
                 Ok(probe) => probe,
@@ -146,7 +146,7 @@ impl Startup {
     async fn find_moved(
         &self,
         known: &BTreeMap<PathBuf, Known>,
-        found: &mut Found,
+        found: &mut FoundDevices,
         elsewhere: impl FnOnce() -> Vec<PathBuf> + Send + 'static,
     ) -> BTreeMap<String, PathBuf> {
         let mut moved = BTreeMap::new();

@@ -13,7 +13,7 @@ use super::key::Key;
 const VOLUME: &str = "{volume}";
 
 /// The key of a registered set, or the key and the name of a registered volume.
-type Known = (Key, Option<String>);
+type ConfiguredPlace = (Key, Option<String>);
 
 /// The first export that gives one address to two volumes, with the error message.
 pub(super) fn shared<'f>(
@@ -51,7 +51,7 @@ fn fixed(spec: &Spanned<String>) -> Option<Spec> {
 }
 
 /// Whether the section with this name applies to one of these sets or volumes.
-fn matches(id: &str, known: &[Known], set: bool) -> bool {
+fn matches(id: &str, known: &[ConfiguredPlace], set: bool) -> bool {
     let mut same = known.iter().filter(|(key, _)| key.set == set);
     same.any(|(key, _)| key.id == id || key.section_label().as_deref() == Some(id))
 }
@@ -59,7 +59,7 @@ fn matches(id: &str, known: &[Known], set: bool) -> bool {
 /// Messages about the sections of volumes that apply to none of the known volumes.
 pub(super) fn unmatched_volumes<'a>(
     sections: impl Iterator<Item = &'a String>,
-    known: &[Known],
+    known: &[ConfiguredPlace],
 ) -> Vec<String> {
     let uuid_of = |name: &str| {
         let named = known.iter().find(|(_, n)| n.as_deref() == Some(name));
@@ -78,7 +78,10 @@ pub(super) fn unmatched_volumes<'a>(
 }
 
 /// Messages about the sections of sets that apply to none of the known sets.
-pub(super) fn unmatched_sets<'a>(sections: impl Iterator<Item = &'a String>, known: &[Known]) -> Vec<String> {
+pub(super) fn unmatched_sets<'a>(
+    sections: impl Iterator<Item = &'a String>,
+    known: &[ConfiguredPlace],
+) -> Vec<String> {
     let text = |id: &String| {
         format!(
             "[set.{}] has no effect: expected the UUID of a set, found none that is registered",

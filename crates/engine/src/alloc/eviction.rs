@@ -7,7 +7,7 @@ use format::{BucketNr, Geometry, Inode, Ptr, Sector, Sectors};
 
 use super::Buckets;
 use crate::policy::aging::Aging;
-use crate::policy::replacement::{Candidates, Fill, PolicyEntry, ReplacementPolicy, Space};
+use crate::policy::replacement::{Candidates, FillKind, PolicyEntry, ReplacementPolicy, Space};
 
 /// Whether priorities were aged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,7 +77,7 @@ impl Eviction {
     }
 
     /// A bucket was taken, to be filled with data of this kind.
-    pub(super) fn on_fill(&mut self, bucket: BucketNr, fill: Fill) {
+    pub(super) fn on_fill(&mut self, bucket: BucketNr, fill: FillKind) {
         if self.observes
             && let Some(policy) = &mut self.policy
         {

@@ -28,7 +28,7 @@ use io::sync::Permit;
 
 pub(crate) use buckets::{Buckets, GEN_AGE_LIMIT, Holds, Use};
 pub(crate) use eviction::{Aged, Eviction};
-pub(crate) use open::{OpenBuckets, Piece, Placed, Stream};
+pub(crate) use open::{DataKind, OpenBuckets, PlaceRequest, Placed};
 use pool::Pool;
 pub(crate) use pool::Purpose;
 use prio::PrioChain;
@@ -39,7 +39,7 @@ pub(crate) use walks::WalkRequests;
 use crate::device::CacheDevice;
 use crate::error::EngineError;
 use crate::journal::Journal;
-use crate::policy::replacement::{Fill, Saving};
+use crate::policy::replacement::{FillKind, Saving};
 
 /// Counts of the allocator's own work.
 #[derive(Clone, Copy, Default, Debug)]
@@ -235,19 +235,19 @@ impl Allocator {
     }
 
     /// Takes a place in an open bucket, if there is room now. The bucket stays pinned until [`Allocator::release`].
-    pub(crate) fn try_place(&self, stream: Stream, at: (Inode, Sector), want: Sectors) -> Option<Placed> {
+    pub(crate) fn try_place(&self, kind: DataKind, at: (Inode, Sector), want: Sectors) -> Option<Placed> {
         let buckets = &mut *self.buckets.borrow_mut();
-        let purpose = if stream == Stream::Moving { Purpose::Moving } else { Purpose::Data };
-        let piece = Piece { stream, at, want, hint: 0 };
-        self.open.borrow_mut().place(piece, buckets, |b| {
+        let purpose = if kind == DataKind::Moving { Purpose::Moving } else { Purpose::Data };
+        let request = PlaceRequest { kind, at, want, hint: 0 };
+        self.open.borrow_mut().place(request, buckets, |b| {
             let taken = self.pool.try_take(purpose, b)?;
-            if stream == Stream::Dirty {
+            if kind == DataKind::Dirty {
                 self.pool.fills();
             }
             // Metadata of file systems is worth more than the data of other read misses.
-            let fill = if stream == Stream::Clean { Fill::FirstRead } else { Fill::Lasting };
+            let fill = if kind == DataKind::Clean { FillKind::FirstRead } else { FillKind::Lasting };
             self.eviction.borrow_mut().on_fill(taken, fill);
-            if stream == Stream::Meta {
+            if kind == DataKind::Meta {
                 b.age_slowly(taken);
             }
             Some(taken)

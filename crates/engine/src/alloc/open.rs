@@ -1,6 +1,6 @@
 //! The open buckets, to which new data is written.
 //!
-//! Owns the buckets that are being filled. Each kind of data ([`Stream`]) has its own buckets, so that dirty data,
+//! Owns the buckets that are being filled. Each kind of data ([`DataKind`]) has its own buckets, so that dirty data,
 //! clean data, flash-only volumes and moved data are reclaimed independently. A write that continues the last piece of
 //! an open bucket of its kind goes to that bucket; other writes go to the bucket of their kind that was used last. So
 //! data that is written together is stored together (semantics section 7.4).
@@ -14,7 +14,7 @@ use super::Buckets;
 
 /// The kind of data in a bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Stream {
+pub(crate) enum DataKind {
     /// Dirty data of cached devices.
     Dirty,
     /// Clean copies.
@@ -31,8 +31,8 @@ pub(crate) enum Stream {
 
 /// A piece of data that needs a place.
 #[derive(Clone, Copy)]
-pub(crate) struct Piece {
-    pub(crate) stream: Stream,
+pub(crate) struct PlaceRequest {
+    pub(crate) kind: DataKind,
     /// The position on its device.
     pub(crate) at: (Inode, Sector),
     /// The number of sectors; the place may be shorter.
@@ -51,7 +51,7 @@ pub(crate) struct Placed {
 /// An open bucket.
 struct Open {
     bucket: BucketNr,
-    stream: Stream,
+    kind: DataKind,
     /// Next free sector inside the bucket.
     used: Sectors,
     /// The position on its device at which the last piece ended.
@@ -73,7 +73,8 @@ pub(crate) struct OpenBuckets {
 const MAX_PIECE: Sectors = Sectors(65528);
 
 impl OpenBuckets {
-    /// Makes the open buckets of a set with this geometry: enough for its streams, and few enough for a fast search.
+    /// Makes the open buckets of a set with this geometry: enough for all kinds of data, and few enough for a fast
+    /// search.
     pub(crate) fn of_set(g: &Geometry) -> OpenBuckets {
         let limit = (g.nbuckets / 64).clamp(4, 64) as usize;
         OpenBuckets::new(limit, g.bucket_sectors, g.block_sectors)
@@ -84,8 +85,8 @@ impl OpenBuckets {
     }
 
     /// The index of the open bucket that fits a write best.
-    fn choose(&self, stream: Stream, at: (Inode, Sector), hint: u16) -> Option<usize> {
-        let mine = || self.open.iter().enumerate().filter(|(_, o)| o.stream == stream);
+    fn choose(&self, kind: DataKind, at: (Inode, Sector), hint: u16) -> Option<usize> {
+        let mine = || self.open.iter().enumerate().filter(|(_, o)| o.kind == kind);
         let follows = mine().find(|(_, o)| o.last == at);
         let same = || mine().filter(|(_, o)| o.hint == hint).max_by_key(|(_, o)| o.last_used);
         follows.or_else(same).map(|(i, _)| i)
@@ -94,14 +95,14 @@ impl OpenBuckets {
     /// Takes a place for a piece or for its begin. `fresh` supplies a new bucket; returns `None` if there is none.
     pub(crate) fn place(
         &mut self,
-        piece: Piece,
+        request: PlaceRequest,
         buckets: &mut Buckets,
         fresh: impl FnOnce(&mut Buckets) -> Option<BucketNr>,
     ) -> Option<Placed> {
-        let Piece { stream, at, want, hint } = piece;
+        let PlaceRequest { kind, at, want, hint } = request;
         let (bucket_sectors, block_sectors) = (self.bucket_sectors, self.block_sectors);
         self.clock += 1;
-        let i = match self.choose(stream, at, hint) {
+        let i = match self.choose(kind, at, hint) {
             Some(i) => i,
             None => match fresh(buckets) {
                 Some(bucket) => {
@@ -109,7 +110,7 @@ impl OpenBuckets {
                     buckets.pin(bucket);
                     self.open.push(Open {
                         bucket,
-                        stream,
+                        kind,
                         used: Sectors::ZERO,
                         last: at,
                         hint,
@@ -119,7 +120,7 @@ impl OpenBuckets {
                 }
                 // No new bucket is ready: use any open bucket of the kind.
                 None => {
-                    let shared = self.open.iter().enumerate().filter(|(_, o)| o.stream == stream);
+                    let shared = self.open.iter().enumerate().filter(|(_, o)| o.kind == kind);
                     shared.max_by_key(|(_, o)| o.last_used)?.0
                 }
             },

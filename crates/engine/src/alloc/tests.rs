@@ -335,7 +335,7 @@ fn open_buckets_by_the_size_of_the_cache() {
             let at = (Inode(n), Sector(0));
             let fresh = |_: &mut Buckets| Some(bucket);
             let placed = open.place(
-                Piece { stream: Stream::Dirty, at, want: Sectors(8), hint: n as u16 },
+                PlaceRequest { kind: DataKind::Dirty, at, want: Sectors(8), hint: n as u16 },
                 &mut buckets,
                 fresh,
             );
@@ -394,7 +394,7 @@ fn a_cache_fills_up_by_what_is_taken() {
 /// An open bucket, described by its last piece: the volume, the end, the hint and the time.
 struct OpenedBucket {
     bucket: BucketNr,
-    stream: Stream,
+    kind: DataKind,
     used: u64,
     put: (Inode, Sector, u16, usize),
 }
@@ -411,7 +411,7 @@ proptest! {
             1..200,
         )
     ) {
-        let streams = [Stream::Dirty, Stream::Clean, Stream::Volume];
+        let kinds = [DataKind::Dirty, DataKind::Clean, DataKind::Volume];
         let (limit, block) = (4, Sectors(8));
         let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
         (FIRST..NBUCKETS).for_each(|b| buckets.invalidate(BucketNr(b)));
@@ -419,16 +419,16 @@ proptest! {
         let mut open = OpenBuckets::new(limit, BUCKET, block);
         let mut naive: Vec<OpenedBucket> = Vec::new();
         let mut pins = vec![0u16; NBUCKETS as usize];
-        for (now, (stream, inode, slot, want, hint, has_room)) in pieces.into_iter().enumerate() {
-            let (stream, at) = (streams[stream], (Inode(inode), Sector(slot * 8)));
+        for (now, (kind, inode, slot, want, hint, has_room)) in pieces.into_iter().enumerate() {
+            let (kind, at) = (kinds[kind], (Inode(inode), Sector(slot * 8)));
             let newest = |open: &[OpenedBucket], fits: &dyn Fn(&OpenedBucket) -> bool| {
-                let mine = open.iter().filter(|o| o.stream == stream && fits(o));
+                let mine = open.iter().filter(|o| o.kind == kind && fits(o));
                 mine.max_by_key(|o| o.put.3).map(|o| o.bucket)
             };
             // The last pieces of two buckets can end at the same position; either bucket is correct.
             let follow: Vec<BucketNr> = naive
                 .iter()
-                .filter(|o| o.stream == stream && (o.put.0, o.put.1) == at)
+                .filter(|o| o.kind == kind && (o.put.0, o.put.1) == at)
                 .map(|o| o.bucket)
                 .collect();
             let same = newest(&naive, &|o| o.put.2 == hint);
@@ -438,7 +438,7 @@ proptest! {
             } else {
                 follow
             };
-            let placed = open.place(Piece { stream, at, want: Sectors(want), hint }, &mut buckets, |buckets| {
+            let placed = open.place(PlaceRequest { kind, at, want: Sectors(want), hint }, &mut buckets, |buckets| {
                 let b = fresh?;
                 free.pop();
                 buckets.take(b, false);
@@ -452,7 +452,7 @@ proptest! {
             prop_assert!(may.contains(&b), "{b} for {at:?}, expected one of {may:?}");
             if !naive.iter().any(|o| o.bucket == b) {
                 pins[b.0 as usize] += 1;
-                naive.push(OpenedBucket { bucket: b, stream, used: 0, put: (at.0, at.1, hint, now) });
+                naive.push(OpenedBucket { bucket: b, kind, used: 0, put: (at.0, at.1, hint, now) });
                 if naive.len() > limit {
                     let coldest = (0..naive.len()).min_by_key(|i| naive[*i].put.3).unwrap();
                     pins[naive.swap_remove(coldest).bucket.0 as usize] -= 1;
@@ -488,10 +488,10 @@ fn a_wipe_closes_what_it_has_before_it() {
     for marked in [10, 11] {
         let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
         let mut open = OpenBuckets::new(4, BUCKET, Sectors(1));
-        let place = |open: &mut OpenBuckets, buckets: &mut Buckets, stream, at, fresh: u32| {
+        let place = |open: &mut OpenBuckets, buckets: &mut Buckets, kind, at, fresh: u32| {
             let fresh = BucketNr(fresh);
             let placed = open.place(
-                Piece { stream, at: (Inode(1), Sector(at)), want: Sectors(8), hint: 0 },
+                PlaceRequest { kind, at: (Inode(1), Sector(at)), want: Sectors(8), hint: 0 },
                 buckets,
                 |b| {
                     b.invalidate(fresh);
@@ -501,14 +501,14 @@ fn a_wipe_closes_what_it_has_before_it() {
             );
             buckets.bucket_of(placed.unwrap().ptr).0
         };
-        assert_eq!(place(&mut open, &mut buckets, Stream::Dirty, 0, 10), 10);
-        assert_eq!(place(&mut open, &mut buckets, Stream::Clean, 100, 11), 11);
+        assert_eq!(place(&mut open, &mut buckets, DataKind::Dirty, 0, 10), 10);
+        assert_eq!(place(&mut open, &mut buckets, DataKind::Clean, 100, 11), 11);
         buckets.mark_for_wipe();
         buckets.wiped(BucketNr(21 - marked));
         open.close_marked(&mut buckets);
         let is = |bucket| if bucket == marked { bucket + 10 } else { bucket };
-        assert_eq!(place(&mut open, &mut buckets, Stream::Dirty, 8, 20), is(10));
-        assert_eq!(place(&mut open, &mut buckets, Stream::Clean, 108, 21), is(11));
+        assert_eq!(place(&mut open, &mut buckets, DataKind::Dirty, 8, 20), is(10));
+        assert_eq!(place(&mut open, &mut buckets, DataKind::Clean, 108, 21), is(11));
     }
 }
 

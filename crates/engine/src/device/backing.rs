@@ -11,7 +11,7 @@ use format::{BackingState, BackingSuper, CacheMode, RegistrationNr, Sector, Sect
 use io::sync::{Mutex, Permit};
 use io::{Buffer, Disk, IoError, JoinHandle, Purpose};
 
-use super::{FlushGate, Meter, SUPERBLOCK_SECTOR, Tick, Watched, read_backing};
+use super::{FlushGate, Meter, MeteredIo, SUPERBLOCK_SECTOR, Tick, read_backing};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::events::{Events, SetEvent};
@@ -147,7 +147,7 @@ impl BackingDevice {
         sectors: Sectors,
         buffer: Buffer,
         offset_bytes: usize,
-    ) -> Watched {
+    ) -> MeteredIo {
         self.meter.read(&self.disk, sector, sectors, buffer, offset_bytes)
     }
 
@@ -159,7 +159,7 @@ impl BackingDevice {
         buffer: Buffer,
         offset_bytes: usize,
         fua: bool,
-    ) -> Watched {
+    ) -> MeteredIo {
         self.meter.write(&self.disk, (sector, sectors), buffer, offset_bytes, fua)
     }
 
@@ -170,13 +170,13 @@ impl BackingDevice {
         sectors: Sectors,
         buffer: Buffer,
         offset_bytes: usize,
-    ) -> Watched {
+    ) -> MeteredIo {
         let disk = self.disk.with_purpose(Purpose::Writeback);
         self.meter.read(&disk, sector, sectors, buffer, offset_bytes)
     }
 
     /// Starts a write of dirty data.
-    pub(crate) fn write_back(&self, sector: Sector, sectors: Sectors, buffer: Buffer) -> Watched {
+    pub(crate) fn write_back(&self, sector: Sector, sectors: Sectors, buffer: Buffer) -> MeteredIo {
         let disk = self.disk.with_purpose(Purpose::Writeback);
         self.meter.write(&disk, (sector, sectors), buffer, 0, false)
     }

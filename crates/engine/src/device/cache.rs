@@ -5,7 +5,7 @@
 //! sections 14.2 and 14.3). A failed set stays failed until it is opened again.
 //!
 //! Invariants: the crash log is invalid from the first error after which the device may have lost data; data of a read
-//! that was under way when the set failed is not used ([`Turn`]).
+//! that was under way when the set failed is not used ([`ReadEpoch`]).
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use format::{CacheSuper, Geometry, Sector, Sectors, SetMagic};
 use io::{Buffer, Disk, Handle, IoError};
 
-use super::{CrashLog, FlushGate, Meter, SUPERBLOCK_SECTOR, Tick, Turn, Watched};
+use super::{CrashLog, FlushGate, Meter, MeteredIo, ReadEpoch, SUPERBLOCK_SECTOR, Tick};
 use crate::error::{EngineError, Place};
 use crate::events::{Events, SetEvent};
 use crate::stats::{CacheErrors, ErrorVerdict, SetCounters};
@@ -44,8 +44,8 @@ pub(crate) struct CacheDevice {
     errors: RefCell<CacheErrors>,
     limits: Cell<ErrorLimits>,
     counters: RefCell<SetCounters>,
-    /// Counts wipes and failures; see [`Turn`].
-    turns: Cell<u64>,
+    /// Counts wipes and failures; see [`ReadEpoch`].
+    read_epochs: Cell<u64>,
     failed: RefCell<Option<Arc<EngineError>>>,
     stopping: Cell<bool>,
     /// Wakes every task of the set that waits, so that it checks the state of the set again.
@@ -68,7 +68,7 @@ impl CacheDevice {
             errors: RefCell::new(CacheErrors::new()),
             limits: Cell::default(),
             counters: RefCell::default(),
-            turns: Cell::new(0),
+            read_epochs: Cell::new(0),
             failed: RefCell::default(),
             stopping: Cell::new(false),
             wake: OnceCell::new(),
@@ -152,14 +152,14 @@ impl CacheDevice {
         self.superblock.borrow().discard() && self.disk.info().discard
     }
 
-    /// The present turn; see [`Turn`].
-    pub(crate) fn turn(&self) -> Turn {
-        Turn { number: self.turns.get(), flush_failed: self.gate.has_failed() }
+    /// The present read epoch; see [`ReadEpoch`].
+    pub(crate) fn read_epoch(&self) -> ReadEpoch {
+        ReadEpoch { number: self.read_epochs.get(), flush_failed: self.gate.has_failed() }
     }
 
-    /// Begins a new turn: every read of cached data that is under way will look its key up again.
-    pub(crate) fn next_turn(&self) {
-        self.turns.set(self.turns.get() + 1);
+    /// Begins a new read epoch: every read of cached data that is under way will look its key up again.
+    pub(crate) fn next_read_epoch(&self) {
+        self.read_epochs.set(self.read_epochs.get() + 1);
     }
 }
 
@@ -222,7 +222,7 @@ impl CacheDevice {
         }
         *self.failed.borrow_mut() = Some(why);
         // The device may have lost data, so data that is being read from it must not be used.
-        self.next_turn();
+        self.next_read_epoch();
         if let Some(wake) = self.wake.get() {
             wake();
         }
@@ -287,7 +287,7 @@ impl CacheDevice {
         sectors: Sectors,
         buffer: Buffer,
         offset_bytes: usize,
-    ) -> Watched {
+    ) -> MeteredIo {
         self.meter.read(&self.disk, sector, sectors, buffer, offset_bytes)
     }
 
@@ -298,7 +298,7 @@ impl CacheDevice {
         sectors: Sectors,
         buffer: Buffer,
         offset_bytes: usize,
-    ) -> Watched {
+    ) -> MeteredIo {
         self.meter.write(&self.disk, (sector, sectors), buffer, offset_bytes, false)
     }
 

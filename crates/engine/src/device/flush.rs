@@ -21,11 +21,11 @@ pub(crate) struct Tick(u64);
 
 /// Sends the flushes of one device, and records which writes they have made durable.
 pub(crate) struct FlushGate {
-    state: Rc<State>,
+    state: Rc<FlushState>,
 }
 
 /// The state that the task of a flush shares with the tasks that wait.
-struct State {
+struct FlushState {
     disk: Disk,
     /// The tick of the latest write.
     now: Cell<Tick>,
@@ -39,7 +39,7 @@ struct State {
 
 impl FlushGate {
     pub(crate) fn new(disk: Disk) -> FlushGate {
-        let state = State {
+        let state = FlushState {
             disk,
             now: Cell::new(Tick(1)),
             flushed: Cell::new(Tick(0)),

@@ -31,9 +31,9 @@ impl Meter {
         read(&self.model.borrow())
     }
 
-    fn begin(self: &Rc<Self>, start: Sector, sectors: Sectors) -> Watch {
+    fn begin(self: &Rc<Self>, start: Sector, sectors: Sectors) -> MeterGuard {
         let observed = self.model.borrow_mut().begin(start, sectors, self.rt.turn_time());
-        Watch { meter: self.clone(), observed: Some(observed) }
+        MeterGuard { meter: self.clone(), observed: Some(observed) }
     }
 
     /// Starts a read of `disk`, the device of this meter.
@@ -44,9 +44,9 @@ impl Meter {
         sectors: Sectors,
         buffer: Buffer,
         offset_bytes: usize,
-    ) -> Watched {
-        let watch = self.begin(start, sectors);
-        Watched { future: disk.start_read(start, sectors, buffer, offset_bytes), watch }
+    ) -> MeteredIo {
+        let guard = self.begin(start, sectors);
+        MeteredIo { future: disk.start_read(start, sectors, buffer, offset_bytes), guard }
     }
 
     /// Starts a write to `disk`, the device of this meter.
@@ -57,24 +57,24 @@ impl Meter {
         buffer: Buffer,
         offset_bytes: usize,
         fua: bool,
-    ) -> Watched {
-        let watch = self.begin(start, sectors);
-        Watched { future: disk.start_write(start, sectors, buffer, offset_bytes, fua), watch }
+    ) -> MeteredIo {
+        let guard = self.begin(start, sectors);
+        MeteredIo { future: disk.start_write(start, sectors, buffer, offset_bytes, fua), guard }
     }
 
     /// Makes the device count as busy until the guard is dropped, for a flush, which is not a request for data.
-    pub(crate) fn busy(self: &Rc<Self>) -> Busy {
-        Busy(self.begin(Sector(0), Sectors::ZERO))
+    pub(crate) fn busy(self: &Rc<Self>) -> BusyGuard {
+        BusyGuard(self.begin(Sector(0), Sectors::ZERO))
     }
 }
 
 /// Counts a request in the model until it is dropped.
-struct Watch {
+struct MeterGuard {
     meter: Rc<Meter>,
     observed: Option<Observed>,
 }
 
-impl Watch {
+impl MeterGuard {
     fn end(&mut self, well: bool) {
         if let Some(observed) = self.observed.take() {
             let model = &mut *self.meter.model.borrow_mut();
@@ -86,16 +86,16 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for MeterGuard {
     fn drop(&mut self) {
         self.end(false);
     }
 }
 
 /// See [`Meter::busy`].
-pub(crate) struct Busy(Watch);
+pub(crate) struct BusyGuard(MeterGuard);
 
-impl Drop for Busy {
+impl Drop for BusyGuard {
     fn drop(&mut self) {
         self.0.end(true);
     }
@@ -103,18 +103,18 @@ impl Drop for Busy {
 
 /// A request whose costs are measured; its future has the result.
 #[must_use = "an operation that nobody waits for has no ordering"]
-pub(crate) struct Watched {
+pub(crate) struct MeteredIo {
     future: IoFuture,
-    watch: Watch,
+    guard: MeterGuard,
 }
 
-impl Future for Watched {
+impl Future for MeteredIo {
     type Output = Completion;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Completion> {
         let done = Pin::new(&mut self.future).poll(cx);
         if let Poll::Ready(completion) = &done {
-            self.watch.end(completion.result.is_ok());
+            self.guard.end(completion.result.is_ok());
         }
         done
     }

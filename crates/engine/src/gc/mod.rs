@@ -52,7 +52,7 @@ pub(crate) struct GcCounters {
 }
 
 /// The components that the garbage collector uses.
-pub(crate) struct Wiring {
+pub(crate) struct GcParts {
     pub(crate) device: Rc<CacheDevice>,
     pub(crate) backings: Rc<BackingDevices>,
     pub(crate) journal: Rc<Journal>,
@@ -66,7 +66,7 @@ pub(crate) struct Wiring {
 pub(crate) struct Gc {
     rt: Handle,
     geometry: Geometry,
-    wiring: Wiring,
+    parts: GcParts,
     settings: Cell<GcSettings>,
     /// Held during a walk: there is one at a time.
     lock: Mutex,
@@ -75,11 +75,11 @@ pub(crate) struct Gc {
 }
 
 impl Gc {
-    pub(crate) fn new(wiring: Wiring) -> Gc {
+    pub(crate) fn new(parts: GcParts) -> Gc {
         Gc {
-            rt: wiring.device.disk().runtime().clone(),
-            geometry: wiring.device.geometry(),
-            wiring,
+            rt: parts.device.disk().runtime().clone(),
+            geometry: parts.device.geometry(),
+            parts,
             settings: Cell::default(),
             lock: Mutex::default(),
             is_walking: Cell::new(false),
@@ -110,7 +110,7 @@ impl Gc {
     /// Whether the slot belongs to a volume of the set. Data of other slots is not copied, because a wipe may already
     /// have passed the bucket to which it would go.
     fn is_in_use(&self, inode: Inode) -> bool {
-        self.wiring.uuids.is_live(inode) && !self.wiring.index.is_invalid_slot(inode)
+        self.parts.uuids.is_live(inode) && !self.parts.index.is_invalid_slot(inode)
     }
 }
 
@@ -118,36 +118,36 @@ impl Gc {
 pub(crate) async fn gc_task(gc: Rc<Gc>) {
     loop {
         let due = || {
-            let buckets = gc.wiring.alloc.buckets();
+            let buckets = gc.parts.alloc.buckets();
             // A walk is due when there were as many invalidations as there are buckets.
             buckets.invalidated_since_gc() > u64::from(buckets.len())
         };
-        gc.wiring
+        gc.parts
             .alloc
             .walks()
-            .wait_until(|| gc.wiring.device.is_stopping() || gc.wiring.alloc.walks().is_wanted() || due())
+            .wait_until(|| gc.parts.device.is_stopping() || gc.parts.alloc.walks().is_wanted() || due())
             .await;
-        if gc.wiring.device.is_stopping() {
+        if gc.parts.device.is_stopping() {
             return;
         }
         if let Err(e) = collect(&gc).await {
-            gc.wiring.device.fail(e);
+            gc.parts.device.fail(e);
             return;
         }
-        gc.wiring.alloc.recheck();
+        gc.parts.alloc.recheck();
     }
 }
 
 /// Runs one whole walk, and packs data afterwards if `copy_gc_enabled` is set.
 pub(crate) async fn collect(gc: &Rc<Gc>) -> Result<(), EngineError> {
     let _one = gc.lock.lock().await;
-    gc.wiring.alloc.walks().begun();
+    gc.parts.alloc.walks().begun();
     gc.is_walking.set(true);
     let began = gc.rt.now();
     let result = walk(gc).await;
     gc.is_walking.set(false);
     result?;
-    gc.wiring.tasks.times().borrow_mut().gc_ended(began, gc.rt.now());
+    gc.parts.tasks.times().borrow_mut().gc_ended(began, gc.rt.now());
     gc.count(|c| c.walks += 1);
     if gc.settings.get().packs {
         moving::run(gc, moving::Packing::Partial).await?;
@@ -156,27 +156,27 @@ pub(crate) async fn collect(gc: &Rc<Gc>) -> Result<(), EngineError> {
 }
 
 async fn walk(gc: &Rc<Gc>) -> Result<(), EngineError> {
-    let invalid: BTreeSet<Inode> = gc.wiring.index.invalid_slots();
-    let started = gc.wiring.index.tree().next_birth();
-    let mut oldest: Vec<Gen> = gc.wiring.alloc.buckets().generations();
+    let invalid: BTreeSet<Inode> = gc.parts.index.invalid_slots();
+    let started = gc.parts.index.tree().next_birth();
+    let mut oldest: Vec<Gen> = gc.parts.alloc.buckets().generations();
     let mut passed: Option<Bound> = None;
     loop {
-        gc.wiring.device.check()?;
-        let id = gc.wiring.index.tree().next_leaf(passed);
+        gc.parts.device.check()?;
+        let id = gc.parts.index.tree().next_leaf(passed);
         let Some(id) = id else { break };
-        gc.wiring.index.load_leaf(id).await?;
+        gc.parts.index.load_leaf(id).await?;
         gc.rt.yield_now().await;
         if clean_leaf(gc, id, &invalid, started).await? {
             // The leaf was replaced: continue with the leaf at the same place.
             continue;
         }
         let bound = {
-            let tree = gc.wiring.index.tree();
+            let tree = gc.parts.index.tree();
             // The leaf was loaded above. If it was dropped from memory or replaced since, it is handled again.
             let Some(node) = tree.try_node(id).filter(|n| n.level == 0 && n.leaf().extents.is_some()) else {
                 continue;
             };
-            let buckets = gc.wiring.alloc.buckets();
+            let buckets = gc.parts.alloc.buckets();
             tree.oldest_pointers(id, &buckets, &mut oldest);
             node.bound
         };
@@ -184,16 +184,16 @@ async fn walk(gc: &Rc<Gc>) -> Result<(), EngineError> {
     }
     // No leaf has keys of the invalid slots any more, so no later journal entry has. An earlier entry may have some,
     // because data that is moved during the walk gets new keys until its leaf is purged.
-    let purged_seq = gc.wiring.journal.open_seq();
+    let purged_seq = gc.parts.journal.open_seq();
     // After these leaves are written, no entry from before the walk is replayed, and no node on disk has pointers that
     // the walk has missed because they were replaced in memory.
-    let changed: Vec<NodeId> = gc.wiring.index.tree().changed_leaves();
-    gc.wiring.index.write_leaves_in_background(changed).await?;
-    gc.wiring.journal.commit_roots(|| Urgency::CanWait, |_| ()).await?;
-    gc.wiring.index.tree().oldest_dead_pointers(&gc.wiring.alloc.buckets(), &mut oldest);
-    gc.wiring.alloc.buckets_mut().finish_gc(&oldest);
-    if gc.wiring.journal.oldest_needed() >= purged_seq {
-        gc.wiring.index.slots_are_empty(&invalid);
+    let changed: Vec<NodeId> = gc.parts.index.tree().changed_leaves();
+    gc.parts.index.write_leaves_in_background(changed).await?;
+    gc.parts.journal.commit_roots(|| Urgency::CanWait, |_| ()).await?;
+    gc.parts.index.tree().oldest_dead_pointers(&gc.parts.alloc.buckets(), &mut oldest);
+    gc.parts.alloc.buckets_mut().finish_gc(&oldest);
+    if gc.parts.journal.oldest_needed() >= purged_seq {
+        gc.parts.index.slots_are_empty(&invalid);
     }
     Ok(())
 }
@@ -207,30 +207,30 @@ async fn clean_leaf(
     started: u64,
 ) -> Result<bool, EngineError> {
     let survey = {
-        let tree = &mut *gc.wiring.index.tree_mut();
+        let tree = &mut *gc.parts.index.tree_mut();
         let loaded = tree.try_node(id).is_some_and(|n| n.level == 0 && n.leaf().extents.is_some());
         if !loaded {
             return Ok(false);
         }
-        let buckets = &mut *gc.wiring.alloc.buckets_mut();
+        let buckets = &mut *gc.parts.alloc.buckets_mut();
         if !invalid.is_empty() {
             tree.purge(id, buckets, |inode, _| !invalid.contains(&inode));
         }
         tree.survey(id, buckets)
     };
     let always = gc.settings.get().always_rewrites && created_before(gc, id, started);
-    let must = gc.wiring.index.tree().node(id).leaf().must_rewrite;
+    let must = gc.parts.index.tree().node(id).leaf().must_rewrite;
     // Replacing a leaf also replaces the nodes above it if their pointers are too old.
-    let dead_age = gc.wiring.index.tree().dead_age_above(id, &gc.wiring.alloc.buckets());
+    let dead_age = gc.parts.index.tree().dead_age_above(id, &gc.parts.alloc.buckets());
     if must || always || is_stale(&survey, dead_age) {
-        gc.wiring.index.wait_room_for_roots().await?;
-        gc.wiring.index.rewrite(&[id]).await?;
+        gc.parts.index.wait_room_for_roots().await?;
+        gc.parts.index.rewrite(&[id]).await?;
         return Ok(true);
     }
     let group = small_siblings(gc, id, survey.live);
     if group.len() > 1 {
-        gc.wiring.index.wait_room_for_roots().await?;
-        gc.wiring.index.rewrite(&group).await?;
+        gc.parts.index.wait_room_for_roots().await?;
+        gc.parts.index.rewrite(&group).await?;
         return Ok(true);
     }
     Ok(false)
@@ -245,17 +245,17 @@ fn is_stale(survey: &Survey, dead_age: u8) -> bool {
 /// Whether a leaf is older than the walk: a walk never rewrites leaves that it has made itself (docs/compat.md, item
 /// 25).
 fn created_before(gc: &Gc, id: NodeId, started: u64) -> bool {
-    gc.wiring.index.tree().node(id).birth < started
+    gc.parts.index.tree().node(id).birth < started
 }
 
 /// The leaf and the leaves behind it that have the same parent, are in memory, and together fit into one node with a
 /// third of its room to spare.
 fn small_siblings(gc: &Gc, id: NodeId, live: usize) -> Vec<NodeId> {
-    let tree = gc.wiring.index.tree();
-    let buckets = gc.wiring.alloc.buckets();
+    let tree = gc.parts.index.tree();
+    let buckets = gc.parts.alloc.buckets();
     let siblings = successors(Some(id), |at| next_sibling(&tree, *at));
     let behind = siblings.clone().skip(1).map(|s| tree.survey(s, &buckets).live);
-    let count = fitting(gc.wiring.index.leaf_words(), once(live).chain(behind));
+    let count = fitting(gc.parts.index.leaf_words(), once(live).chain(behind));
     siblings.take(count).collect()
 }
 

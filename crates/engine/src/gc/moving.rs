@@ -17,14 +17,14 @@ use format::{BucketNr, Inode, Ptr, Sector, Sectors};
 use io::Buffer;
 
 use super::Gc;
-use crate::alloc::{Placed, Purpose, Stream};
+use crate::alloc::{DataKind, Placed, Purpose};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::index::{Bound, Durability, Kind};
 use crate::policy::cost::Costs;
 
 /// A live extent in a bucket that is to be emptied.
-struct Found {
+struct LiveExtent {
     inode: Inode,
     start: Sector,
     size: Sectors,
@@ -33,8 +33,8 @@ struct Found {
 }
 
 /// A piece of an extent that is being copied.
-struct Piece<'a> {
-    found: &'a Found,
+struct MovePiece<'a> {
+    found: &'a LiveExtent,
     at: Sector,
     from: Ptr,
     placed: Placed,
@@ -76,12 +76,12 @@ pub(super) enum Packing {
 /// Whether dirty data takes more than twice the buckets that it would fill (1.5 times when room is short), while enough
 /// buckets are in use for this to matter.
 fn is_fragmented(gc: &Gc) -> bool {
-    let buckets = gc.wiring.alloc.buckets();
+    let buckets = gc.parts.alloc.buckets();
     let in_use_percent = buckets.in_use_percent() as u8;
     if in_use_percent < COMPACT_FROM_PERCENT {
         return false;
     }
-    let dirty: u64 = gc.wiring.index.tree().all_dirty().map(|(_, n)| n.0).sum();
+    let dirty: u64 = gc.parts.index.tree().all_dirty().map(|(_, n)| n.0).sum();
     let used = u64::from(buckets.len() - buckets.available()) * gc.geometry.bucket_sectors.0;
     is_thin(in_use_percent, used, dirty)
 }
@@ -95,18 +95,18 @@ fn is_thin(in_use_percent: u8, used: u64, dirty: u64) -> bool {
 /// the data again costs more than moving it.
 fn is_wasteful(gc: &Gc) -> bool {
     {
-        let buckets = gc.wiring.alloc.buckets();
+        let buckets = gc.parts.alloc.buckets();
         let filled = u64::from(buckets.len() - buckets.unused()) * gc.geometry.bucket_sectors.0;
-        if gc.wiring.alloc.has_plenty() || !is_quarter_empty(filled, buckets.live_total()) {
+        if gc.parts.alloc.has_plenty() || !is_quarter_empty(filled, buckets.live_total()) {
             return false;
         }
     }
-    let Some(move_one) = gc.wiring.device.meter().model(|m| m.is_known().then(|| m.costs().per_request()))
+    let Some(move_one) = gc.parts.device.meter().model(|m| m.is_known().then(|| m.costs().per_request()))
     else {
         return false;
     };
     let worth = |costs: Costs| costs.per_request().0 > move_one.0.saturating_mul(WORTH_MOVING);
-    gc.wiring.backings.any_by_cost(worth)
+    gc.parts.backings.any_by_cost(worth)
 }
 
 /// Whether a quarter of the `filled` sectors of buckets has no live data.
@@ -117,7 +117,7 @@ fn is_quarter_empty(filled: u64, live: Sectors) -> bool {
 /// The kind of buckets that should be packed now, if any.
 fn due(gc: &Gc) -> Option<Packing> {
     if is_fragmented(gc) {
-        let short = gc.wiring.alloc.buckets().in_use_percent() as u8 >= SHORT_FROM_PERCENT;
+        let short = gc.parts.alloc.buckets().in_use_percent() as u8 >= SHORT_FROM_PERCENT;
         Some(if short { Packing::DirtyOnly } else { Packing::ThinlyDirty })
     } else {
         is_wasteful(gc).then_some(Packing::Partial)
@@ -127,20 +127,20 @@ fn due(gc: &Gc) -> Option<Packing> {
 /// Packs sparsely filled buckets whenever there are too many of them.
 pub(crate) async fn compact_task(gc: Rc<Gc>) {
     loop {
-        gc.wiring.alloc.walks().wait_until(|| gc.wiring.device.is_stopping() || due(&gc).is_some()).await;
-        if gc.wiring.device.is_stopping() {
+        gc.parts.alloc.walks().wait_until(|| gc.parts.device.is_stopping() || due(&gc).is_some()).await;
+        if gc.parts.device.is_stopping() {
             return;
         }
         let Some(packing) = due(&gc) else { continue };
         let moved = gc.counters().moved;
         if let Err(e) = run(&gc, packing).await {
-            gc.wiring.device.fail(e);
+            gc.parts.device.fail(e);
             return;
         }
-        gc.wiring.alloc.recheck();
+        gc.parts.alloc.recheck();
         if gc.counters().moved == moved {
             // There was nothing to pack, or no room for it: wait for the next event.
-            gc.wiring.alloc.walks().changed().await;
+            gc.parts.alloc.walks().changed().await;
         }
         gc.rt.yield_now().await;
     }
@@ -161,7 +161,7 @@ impl Chosen {
 
 /// Chooses the buckets to empty: the emptiest ones, as many as fit into the reserve for moved data.
 fn candidates(gc: &Gc, packing: Packing) -> Chosen {
-    let buckets = gc.wiring.alloc.buckets();
+    let buckets = gc.parts.alloc.buckets();
     let bucket_sectors = gc.geometry.bucket_sectors;
     let partial: Vec<(Sectors, BucketNr)> = buckets
         .all()
@@ -170,7 +170,7 @@ fn candidates(gc: &Gc, packing: Packing) -> Chosen {
         .filter(|b| packing == Packing::Partial || buckets.dirty(*b) > Sectors::ZERO)
         .map(|b| (if packing == Packing::DirtyOnly { buckets.dirty(b) } else { buckets.live(b) }, b))
         .collect();
-    let room = gc.wiring.alloc.moving_reserve();
+    let room = gc.parts.alloc.moving_reserve();
     let chosen = emptiest(partial, bucket_sectors, room);
     Chosen { buckets: chosen, clean_too: packing != Packing::DirtyOnly }
 }
@@ -200,7 +200,7 @@ struct Marked<'a> {
 impl<'a> Marked<'a> {
     fn new(gc: &'a Gc, buckets: &'a [BucketNr]) -> Marked<'a> {
         for b in buckets {
-            let began = gc.wiring.alloc.buckets_mut().set_moving(*b, true);
+            let began = gc.parts.alloc.buckets_mut().set_moving(*b, true);
             assert!(began, "bucket {b} is being emptied already");
         }
         Marked { gc, buckets }
@@ -210,7 +210,7 @@ impl<'a> Marked<'a> {
 impl Drop for Marked<'_> {
     fn drop(&mut self) {
         for b in self.buckets {
-            self.gc.wiring.alloc.buckets_mut().set_moving(*b, false);
+            self.gc.parts.alloc.buckets_mut().set_moving(*b, false);
         }
     }
 }
@@ -228,20 +228,20 @@ pub(super) async fn run(gc: &Rc<Gc>, packing: Packing) -> Result<(), EngineError
 async fn empty(gc: &Rc<Gc>, chosen: &Chosen) -> Result<(), EngineError> {
     let mut passed: Option<Bound> = None;
     loop {
-        gc.wiring.device.check()?;
-        let id = gc.wiring.index.tree().next_leaf(passed);
+        gc.parts.device.check()?;
+        let id = gc.parts.index.tree().next_leaf(passed);
         let Some(id) = id else { return Ok(()) };
-        gc.wiring.index.load_leaf(id).await?;
-        let mut found: Vec<Found> = {
-            let tree = gc.wiring.index.tree();
-            let buckets = gc.wiring.alloc.buckets();
+        gc.parts.index.load_leaf(id).await?;
+        let mut found: Vec<LiveExtent> = {
+            let tree = gc.parts.index.tree();
+            let buckets = gc.parts.alloc.buckets();
             let Some(node) = tree.try_node(id).filter(|n| n.level == 0) else { continue };
             passed = Some(node.bound);
             tree.live_extents(id, &buckets)
                 .filter(|(_, _, _, ptr, dirty)| {
                     (*dirty || chosen.clean_too) && chosen.contains(buckets.bucket_of(*ptr))
                 })
-                .map(|(inode, start, size, ptr, dirty)| Found { inode, start, size, ptr, dirty })
+                .map(|(inode, start, size, ptr, dirty)| LiveExtent { inode, start, size, ptr, dirty })
                 .collect()
         };
         // Sorted by their place on the device, so that adjacent extents are read together.
@@ -254,25 +254,25 @@ async fn empty(gc: &Rc<Gc>, chosen: &Chosen) -> Result<(), EngineError> {
 }
 
 /// Copies extents, many at the same time; returns false if there is no room for more.
-async fn move_extents(gc: &Rc<Gc>, found: &[Found]) -> Result<bool, EngineError> {
+async fn move_extents(gc: &Rc<Gc>, found: &[LiveExtent]) -> Result<bool, EngineError> {
     let mut batch = Vec::with_capacity(BATCH_PIECES);
     let mut left = BATCH_SECTORS;
     for f in found {
         let mut at = f.start;
         let end = f.start + f.size;
         while at < end {
-            gc.wiring.device.check()?;
+            gc.parts.device.check()?;
             if !gc.is_in_use(f.inode) {
                 break;
             }
             let want = Sectors((end - at).0.min(left.0));
-            let Some(placed) = gc.wiring.alloc.try_place(Stream::Moving, (f.inode, at), want) else {
+            let Some(placed) = gc.parts.alloc.try_place(DataKind::Moving, (f.inode, at), want) else {
                 copy(gc, &mut batch).await?;
                 // There is no bucket to pack into.
-                gc.wiring.alloc.wait(Purpose::Moving, || true).await;
+                gc.parts.alloc.wait(Purpose::Moving, || true).await;
                 return Ok(false);
             };
-            batch.push(Piece { found: f, at, from: f.ptr.advanced(at - f.start), placed });
+            batch.push(MovePiece { found: f, at, from: f.ptr.advanced(at - f.start), placed });
             at += placed.size;
             left -= placed.size;
             if left == Sectors::ZERO || batch.len() == BATCH_PIECES {
@@ -287,18 +287,18 @@ async fn move_extents(gc: &Rc<Gc>, found: &[Found]) -> Result<bool, EngineError>
 
 /// Reads the data of a batch, whose pieces are sorted by their place on the device. Pieces that are near to each other
 /// are read together if reading the gap takes less time than another request.
-async fn read(gc: &Gc, batch: &[Piece<'_>]) -> Vec<Option<Buffer>> {
-    let costs = gc.wiring.device.meter().model(|m| m.costs());
+async fn read(gc: &Gc, batch: &[MovePiece<'_>]) -> Vec<Option<Buffer>> {
+    let costs = gc.parts.device.meter().model(|m| m.costs());
     let places: Vec<(Sector, Sectors)> = batch.iter().map(|p| (p.from.offset(), p.placed.size)).collect();
     let read_one = |(pieces, start, size): (Range<usize>, Sector, Sectors)| {
         let buffer = gc.rt.pool().take(size.bytes() as usize);
-        (pieces, gc.wiring.device.read_data(start, size, buffer, 0))
+        (pieces, gc.parts.device.read_data(start, size, buffer, 0))
     };
     let reads: Vec<_> = read_together(&places, &costs).into_iter().map(read_one).collect();
     let mut data = Vec::with_capacity(batch.len());
     for (range, read) in reads {
         let done = read.await;
-        gc.wiring.device.observe_data(&done.result);
+        gc.parts.device.observe_data(&done.result);
         let whole = done.buffer.filter(|_| done.result.is_ok());
         let pieces = batch.get(range).unwrap_or_default();
         let start = pieces.first().map_or(Sector(0), |p| p.from.offset());
@@ -333,10 +333,10 @@ fn read_together(places: &[(Sector, Sectors)], costs: &Costs) -> Vec<(Range<usiz
 
 /// Copies the pieces of `batch` and empties it: all reads at the same time, and one write for pieces whose new places
 /// are adjacent.
-async fn copy(gc: &Rc<Gc>, batch: &mut Vec<Piece<'_>>) -> Result<(), EngineError> {
+async fn copy(gc: &Rc<Gc>, batch: &mut Vec<MovePiece<'_>>) -> Result<(), EngineError> {
     let data = read(gc, batch).await;
     let copied = write(gc, batch, data).await;
-    let tick = gc.wiring.device.gate().wrote();
+    let tick = gc.parts.device.gate().wrote();
     for (p, copied) in batch.iter().zip(&copied) {
         if *copied {
             replace(gc, p, Durability::LeafOnly(tick)).await?;
@@ -344,13 +344,13 @@ async fn copy(gc: &Rc<Gc>, batch: &mut Vec<Piece<'_>>) -> Result<(), EngineError
         }
     }
     for p in batch.drain(..) {
-        gc.wiring.alloc.release(p.placed);
+        gc.parts.alloc.release(p.placed);
     }
     Ok(())
 }
 
 /// Writes the data of each piece to its new place; returns for each piece whether it was written.
-async fn write(gc: &Rc<Gc>, batch: &[Piece<'_>], data: Vec<Option<Buffer>>) -> Vec<bool> {
+async fn write(gc: &Rc<Gc>, batch: &[MovePiece<'_>], data: Vec<Option<Buffer>>) -> Vec<bool> {
     let mut copied = vec![false; batch.len()];
     let mut writes = Vec::new();
     let mut first = 0;
@@ -373,13 +373,13 @@ async fn write(gc: &Rc<Gc>, batch: &[Piece<'_>], data: Vec<Option<Buffer>>) -> V
             buffer.as_mut()[at..at + part.len()].copy_from_slice(part.as_slice());
             at += part.len();
         }
-        let write = gc.wiring.device.write_data(piece.placed.ptr.offset(), sectors, buffer, 0);
+        let write = gc.parts.device.write_data(piece.placed.ptr.offset(), sectors, buffer, 0);
         writes.push((first..last, write));
         first = last;
     }
     for (pieces, write) in writes {
         let done = write.await;
-        gc.wiring.device.observe_data(&done.result);
+        gc.parts.device.observe_data(&done.result);
         copied[pieces].fill(done.result.is_ok());
     }
     copied
@@ -388,14 +388,14 @@ async fn write(gc: &Rc<Gc>, batch: &[Piece<'_>], data: Vec<Option<Buffer>>) -> V
 /// Replaces the old place of a piece by the new one where the index still has the old place. `durability` applies to
 /// clean copies that no crash can bring back. All other keys are journaled: otherwise a later invalidation of the new
 /// copy would miss that a crash can bring the old one back.
-async fn replace(gc: &Rc<Gc>, piece: &Piece<'_>, durability: Durability) -> Result<(), EngineError> {
-    let Piece { found: f, at: start, from, placed: Placed { ptr: to, size } } = *piece;
+async fn replace(gc: &Rc<Gc>, piece: &MovePiece<'_>, durability: Durability) -> Result<(), EngineError> {
+    let MovePiece { found: f, at: start, from, placed: Placed { ptr: to, size } } = *piece;
     let end = start + size;
     let mut at = start;
     while at < end {
-        gc.wiring.device.check()?;
+        gc.parts.device.check()?;
         let delta = at - start;
-        let blocked = match gc.wiring.index.segment(f.inode, at, end) {
+        let blocked = match gc.parts.index.segment(f.inode, at, end) {
             Err(e) => e.into(),
             Ok(seg) => match seg.kind {
                 Kind::Hit { ptr, dirty, may_be_durable }
@@ -404,7 +404,7 @@ async fn replace(gc: &Rc<Gc>, piece: &Piece<'_>, durability: Durability) -> Resu
                     let may_be_durable = may_be_durable && !bug(Bug::MovedCleanNotJournaled);
                     let durability = if dirty || may_be_durable { Durability::Journaled } else { durability };
                     let new = Some((to.advanced(delta), dirty && !bug(Bug::MovedDirtyKeyForgotten)));
-                    match gc.wiring.index.try_change(f.inode, at, seg.end, new, durability) {
+                    match gc.parts.index.try_change(f.inode, at, seg.end, new, durability) {
                         Ok((done, _)) => {
                             at = done;
                             continue;
@@ -418,7 +418,7 @@ async fn replace(gc: &Rc<Gc>, piece: &Piece<'_>, durability: Durability) -> Resu
                 }
             },
         };
-        gc.wiring.index.unblock(blocked).await?;
+        gc.parts.index.unblock(blocked).await?;
     }
     Ok(())
 }
@@ -427,31 +427,31 @@ async fn replace(gc: &Rc<Gc>, piece: &Piece<'_>, durability: Durability) -> Resu
 /// now. `data` is the whole blocks at position `start` of the volume. The copy runs in the background.
 #[cold]
 pub(crate) fn promote(gc: &Rc<Gc>, (inode, start): (Inode, Sector), from: Ptr, data: &[u8]) {
-    if gc.wiring.device.is_stopping() || gc.wiring.tasks.under_way() >= MAX_PROMOTING {
+    if gc.parts.device.is_stopping() || gc.parts.tasks.under_way() >= MAX_PROMOTING {
         return;
     }
     let size = Sectors::from_bytes_floor(data.len() as u64);
-    let (end, found) = (start + size, Found { inode, start, size, ptr: from, dirty: false });
+    let (end, found) = (start + size, LiveExtent { inode, start, size, ptr: from, dirty: false });
     let data = gc.rt.pool().copy_of(data);
-    let (gc, background) = (gc.clone(), gc.wiring.tasks.begin());
+    let (gc, background) = (gc.clone(), gc.parts.tasks.begin());
     gc.clone().rt.spawn(async move {
         let mut at = start;
         while at < end
             && gc.is_in_use(inode)
-            && let Some(placed) = gc.wiring.alloc.try_place(Stream::Promoted, (inode, at), end - at)
+            && let Some(placed) = gc.parts.alloc.try_place(DataKind::Promoted, (inode, at), end - at)
         {
             let offset = (at - start).bytes() as usize;
             let done =
-                gc.wiring.device.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
-            gc.wiring.device.observe_data(&done.result);
+                gc.parts.device.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
+            gc.parts.device.observe_data(&done.result);
             let mut promoted = done.result.is_ok();
             if promoted {
-                let tick = gc.wiring.device.gate().wrote();
-                let piece = Piece { found: &found, at, from: found.ptr.advanced(at - start), placed };
+                let tick = gc.parts.device.gate().wrote();
+                let piece = MovePiece { found: &found, at, from: found.ptr.advanced(at - start), placed };
                 // If the replacement fails, the set has failed, which other code reports.
                 promoted = replace(&gc, &piece, Durability::LeafOnly(tick)).await.is_ok();
             }
-            gc.wiring.alloc.release(placed);
+            gc.parts.alloc.release(placed);
             if !promoted {
                 break;
             }

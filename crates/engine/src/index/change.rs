@@ -9,7 +9,7 @@ use format::{Bkey, Inode, JournalSeq, Ptr, Sector, Sectors};
 use super::Index;
 use super::leaf_change::{LeafChange, Via};
 use super::node::NodeId;
-use super::tree::{NotLoaded, Segment};
+use super::tree::{IndexSegment, NotLoaded};
 use crate::device::Tick;
 use crate::error::EngineError;
 
@@ -75,7 +75,12 @@ impl From<NotLoaded> for Blocked {
 
 impl Index {
     /// Looks up the extent or hole at the beginning of `[start, end)`.
-    pub(crate) fn segment(&self, inode: Inode, start: Sector, end: Sector) -> Result<Segment, NotLoaded> {
+    pub(crate) fn segment(
+        &self,
+        inode: Inode,
+        start: Sector,
+        end: Sector,
+    ) -> Result<IndexSegment, NotLoaded> {
         self.tree.borrow_mut().segment(inode, start, end, &self.alloc.buckets())
     }
 
@@ -85,7 +90,7 @@ impl Index {
         inode: Inode,
         start: Sector,
         end: Sector,
-    ) -> Result<Segment, EngineError> {
+    ) -> Result<IndexSegment, EngineError> {
         loop {
             match self.segment(inode, start, end) {
                 Ok(s) => return Ok(s),

@@ -25,7 +25,7 @@ struct Chunk {
 
 /// The position of an entry: the chunk, and the index in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Place {
+struct EntryPosition {
     chunk: usize,
     index: usize,
 }
@@ -187,17 +187,17 @@ impl Extents {
     /// entry for the range.
     fn clear(
         &mut self,
-        mut at: Place,
+        mut at: EntryPosition,
         inode: Inode,
         start: Sector,
         end: Sector,
         removed: &mut impl FnMut(Entry),
-    ) -> Place {
+    ) -> EntryPosition {
         loop {
             let Some(chunk) = self.chunks.get_mut(at.chunk).filter(|c| c.inode == inode) else { return at };
             let Some(first) = chunk.entries.get(at.index).copied() else {
                 // The place is behind the last entry of this chunk; the next chunk may begin inside the range.
-                let next = Place { chunk: at.chunk + 1, index: 0 };
+                let next = EntryPosition { chunk: at.chunk + 1, index: 0 };
                 match self.chunks.get(next.chunk).filter(|c| c.inode == inode) {
                     Some(c) if c.entries.first().is_some_and(|e| e.start() < end) => at = next,
                     _ => return at,
@@ -233,7 +233,7 @@ impl Extents {
                     && let Some(before) = at.chunk.checked_sub(1)
                     && let Some(c) = self.chunks.get(before).filter(|c| c.inode == inode)
                 {
-                    return Place { chunk: before, index: c.entries.len() };
+                    return EntryPosition { chunk: before, index: c.entries.len() };
                 }
             } else {
                 chunk.fix_last_end();
@@ -245,14 +245,14 @@ impl Extents {
     /// if it has one.
     fn clear_inside(
         &mut self,
-        at: Place,
+        at: EntryPosition,
         first: Entry,
         start: Sector,
         end: Sector,
         removed: &mut impl FnMut(Entry),
-    ) -> Place {
+    ) -> EntryPosition {
         removed(first.clipped(start, end));
-        let next = Place { chunk: at.chunk, index: at.index + 1 };
+        let next = EntryPosition { chunk: at.chunk, index: at.index + 1 };
         let chunk = &mut self.chunks[at.chunk];
         let inode = chunk.inode;
         chunk.entries[at.index].cut_back(first.end() - start);
@@ -269,12 +269,12 @@ impl Extents {
     }
 
     /// Inserts an entry and returns its place.
-    fn insert_behind(&mut self, at: Place, inode: Inode, entry: Entry) -> Place {
+    fn insert_behind(&mut self, at: EntryPosition, inode: Inode, entry: Entry) -> EntryPosition {
         self.insert_plain(at, inode, entry);
         self.seek(inode, entry.start())
     }
 
-    fn insert_at(&mut self, at: Place, inode: Inode, entry: Entry) {
+    fn insert_at(&mut self, at: EntryPosition, inode: Inode, entry: Entry) {
         if let Some(chunk) = self.chunks.get_mut(at.chunk).filter(|c| c.inode == inode)
             && let Some(left) = at.index.checked_sub(1).and_then(|i| chunk.entries.get_mut(i))
             && left.try_join(entry, self.bucket_shift)
@@ -285,7 +285,7 @@ impl Extents {
         self.insert_plain(at, inode, entry);
     }
 
-    fn insert_plain(&mut self, at: Place, inode: Inode, entry: Entry) {
+    fn insert_plain(&mut self, at: EntryPosition, inode: Inode, entry: Entry) {
         self.len += 1;
         let in_chunk = self.chunks.get(at.chunk).is_some_and(|c| c.inode == inode);
         if !in_chunk {
@@ -315,17 +315,17 @@ impl Extents {
     }
 
     /// The place of the first entry of `inode` that ends behind `position`, or where it would be.
-    fn seek(&self, inode: Inode, position: Sector) -> Place {
+    fn seek(&self, inode: Inode, position: Sector) -> EntryPosition {
         let wanted = order(inode, position);
         let chunk = self.chunks.partition_point(|c| order(c.inode, c.last_end) <= wanted);
         match self.chunks.get(chunk) {
             Some(c) if c.inode == inode => {
-                Place { chunk, index: c.entries.partition_point(|e| e.end() <= position) }
+                EntryPosition { chunk, index: c.entries.partition_point(|e| e.end() <= position) }
             }
             // The position is behind the last entry of the inode: the place is the end of its last chunk.
             _ => match chunk.checked_sub(1).and_then(|i| self.chunks.get(i)) {
-                Some(c) if c.inode == inode => Place { chunk: chunk - 1, index: c.entries.len() },
-                _ => Place { chunk, index: 0 },
+                Some(c) if c.inode == inode => EntryPosition { chunk: chunk - 1, index: c.entries.len() },
+                _ => EntryPosition { chunk, index: 0 },
             },
         }
     }

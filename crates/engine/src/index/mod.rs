@@ -27,7 +27,7 @@ pub(crate) use leaf_change::{LeafChange, Via};
 pub(crate) use load::{LoadedTree, READ_AHEAD, account_tree, claim_metadata, load_tree, names_data};
 pub(crate) use node::{Bound, NodeId};
 pub(crate) use rewrite::MAX_STALE_AGE;
-pub(crate) use tree::{Kind, NotLoaded, Segment, Survey, Tree};
+pub(crate) use tree::{IndexSegment, Kind, NotLoaded, Survey, Tree};
 
 pub(crate) use append::{evict_task, leaf_writer_task, reclaim_task, write_old_leaves_task};
 
@@ -55,7 +55,7 @@ pub(crate) struct IndexCounters {
 }
 
 /// The components that the index uses.
-pub(crate) struct Wiring {
+pub(crate) struct IndexParts {
     pub(crate) device: Rc<CacheDevice>,
     pub(crate) backings: Rc<BackingDevices>,
     pub(crate) journal: Rc<Journal>,
@@ -91,8 +91,8 @@ pub(crate) struct Index {
 /// Construction, and the operations that other components use.
 impl Index {
     /// Makes an index of the tree that recovery has built.
-    pub(crate) fn new(tree: Tree, wiring: Wiring) -> Index {
-        let Wiring { device, backings, journal, alloc, tasks } = wiring;
+    pub(crate) fn new(tree: Tree, parts: IndexParts) -> Index {
+        let IndexParts { device, backings, journal, alloc, tasks } = parts;
         Index {
             rt: device.disk().runtime().clone(),
             geometry: device.geometry(),

@@ -27,7 +27,7 @@ pub(crate) struct NotLoaded(pub(crate) NodeId);
 
 /// The extent or hole at the beginning of a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Segment {
+pub(crate) struct IndexSegment {
     /// The end of the extent or hole, at most the end of the range.
     pub(crate) end: Sector,
     pub(crate) kind: Kind,
@@ -51,7 +51,7 @@ pub(crate) enum Kind {
 }
 
 /// The fill of the nodes in memory.
-pub(crate) struct Fill {
+pub(crate) struct TreeFill {
     pub(crate) extents: usize,
     pub(crate) root_words: usize,
     pub(crate) words: usize,
@@ -108,12 +108,12 @@ impl Tree {
     }
 
     /// The number of extents in memory, and the words of the keys of the root and of all nodes.
-    pub(crate) fn fill(&self) -> Fill {
+    pub(crate) fn fill(&self) -> TreeFill {
         let words = |n: &Node| match &n.body {
             Body::Leaf(leaf) => leaf.extents.as_ref().map_or(0, Extents::len) * 3,
             Body::Internal(children) => children.len() * 3,
         };
-        let mut fill = Fill { extents: 0, root_words: words(self.node(self.root)), words: 0 };
+        let mut fill = TreeFill { extents: 0, root_words: words(self.node(self.root)), words: 0 };
         for node in self.nodes.iter().flatten() {
             if let Body::Leaf(leaf) = &node.body {
                 fill.extents += leaf.extents.as_ref().map_or(0, Extents::len);
@@ -237,7 +237,7 @@ impl Tree {
         start: Sector,
         end: Sector,
         buckets: &Buckets,
-    ) -> Result<Segment, NotLoaded> {
+    ) -> Result<IndexSegment, NotLoaded> {
         debug_assert!(start < end && end <= MAX_POSITION);
         let id = self.leaf_at(inode, start);
         self.clock += 1;
@@ -248,10 +248,10 @@ impl Tree {
         leaf.last_used = clock;
         let extents = leaf.extents.as_ref().ok_or(NotLoaded(id))?;
         let Some(e) = extents.first_behind(inode, start).filter(|e| e.start() < end) else {
-            return Ok(Segment { end, kind: Kind::Hole { seq: None } });
+            return Ok(IndexSegment { end, kind: Kind::Hole { seq: None } });
         };
         if e.start() > start {
-            return Ok(Segment { end: e.start(), kind: Kind::Hole { seq: None } });
+            return Ok(IndexSegment { end: e.start(), kind: Kind::Hole { seq: None } });
         }
         let here = e.clipped(start, end);
         let kind = if here.is_tombstone() {
@@ -261,7 +261,7 @@ impl Tree {
         } else {
             Kind::Hole { seq: None }
         };
-        Ok(Segment { end: here.end(), kind })
+        Ok(IndexSegment { end: here.end(), kind })
     }
 
     /// Carries out a change. The leaf is in memory and covers the range. Returns the number of words of keys that the

@@ -41,7 +41,7 @@ const HEADER_BYTES: usize = 240;
 const MAX_ENTRY_BYTES: usize = 32768;
 
 /// The open entry, the ring and the pins, which change together.
-struct State {
+struct JournalState {
     /// The keys of the open entry.
     keys: Vec<Bkey>,
     spare: Vec<Bkey>,
@@ -58,7 +58,7 @@ struct State {
     roots: JsetRoots,
 }
 
-impl State {
+impl JournalState {
     /// The number of blocks that keys leave free: for each pinned leaf those of a new root and of new priorities, and a
     /// few more.
     fn reserve_of_keys(&self) -> u64 {
@@ -124,7 +124,7 @@ pub(crate) struct Journal {
     device: Rc<CacheDevice>,
     layout: Layout,
     max_entry_bytes: usize,
-    state: RefCell<State>,
+    state: RefCell<JournalState>,
     durable: Cell<JournalSeq>,
     /// A start after the newest durable entry replays keys.
     replays_keys: Cell<bool>,
@@ -155,7 +155,7 @@ impl Journal {
             device,
             layout,
             max_entry_bytes,
-            state: RefCell::new(State {
+            state: RefCell::new(JournalState {
                 keys: Vec::new(),
                 spare: Vec::new(),
                 words: 0,

@@ -8,7 +8,7 @@ use format::{
 };
 use io::Reservation;
 
-use super::ring::Slot;
+use super::ring::RingSlot;
 use super::{HEADER_BYTES, Ring};
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::damage::Flaw;
@@ -17,7 +17,7 @@ use crate::error::EngineError;
 use crate::refusal::Refusal;
 
 /// The result of reading the ring.
-pub(crate) struct Found {
+pub(crate) struct ScannedRing {
     /// The entries to replay, and the roots in the newest one.
     pub(crate) replay: Replay,
     /// The ring, with the place of the next entry.
@@ -31,7 +31,7 @@ pub(crate) async fn scan(
     ring_buckets: &[BucketNr],
     discard: bool,
     memory: &mut Reservation,
-) -> Result<Found, EngineError> {
+) -> Result<ScannedRing, EngineError> {
     let Reader { disk, place, geometry, magic } = *reader;
     let mut entries = Vec::new();
     let mut newest_in = Vec::with_capacity(ring_buckets.len());
@@ -73,10 +73,10 @@ pub(crate) async fn scan(
     let replay = select_replay(entries, discard).map_err(|c| place.corrupt(first, &c))?;
     let newest_entry = replay.newest_entry().ok_or_else(|| place.damage(first, Flaw::NoNewestEntry))?;
     // The place behind the newest entry is free: an entry there is older than all needed entries, or torn.
-    let next = Slot { bucket: current, offset: Sectors(end_bytes / format::SECTOR_BYTES) };
+    let next = RingSlot { bucket: current, offset: Sectors(end_bytes / format::SECTOR_BYTES) };
     let last_seq = newest_entry.last_seq;
     let ring = Ring::new(geometry.bucket_sectors, geometry.block_sectors, newest_in, next, last_seq);
-    Ok(Found { replay, ring })
+    Ok(ScannedRing { replay, ring })
 }
 
 /// Returns the buffer unchanged. With the deliberate bug `TornEntryValid`, it first gives the torn entry at the end a

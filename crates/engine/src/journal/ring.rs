@@ -27,7 +27,7 @@ pub(crate) struct Ring {
 
 /// The place of an entry in the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Slot {
+pub(crate) struct RingSlot {
     /// The index of the ring bucket.
     pub(crate) bucket: usize,
     /// The offset in the bucket.
@@ -40,10 +40,10 @@ impl Ring {
         bucket_sectors: Sectors,
         block_sectors: Sectors,
         newest_in: Vec<JournalSeq>,
-        next: Slot,
+        next: RingSlot,
         durable_last_seq: JournalSeq,
     ) -> Ring {
-        let Slot { bucket: current, offset: used_in_current } = next;
+        let RingSlot { bucket: current, offset: used_in_current } = next;
         assert!(current < newest_in.len());
         Ring { bucket_sectors, block_sectors, current, used_in_current, newest_in, durable_last_seq }
     }
@@ -106,7 +106,7 @@ impl Ring {
     }
 
     /// Takes the place of an entry; [`Ring::has_room`] must have returned true for it.
-    pub(crate) fn take(&mut self, bytes: usize, seq: JournalSeq) -> Slot {
+    pub(crate) fn take(&mut self, bytes: usize, seq: JournalSeq) -> RingSlot {
         let need = self.padded(bytes);
         if need > self.room_in_current() {
             assert!(
@@ -117,7 +117,7 @@ impl Ring {
             self.current = self.next();
             self.used_in_current = Sectors::ZERO;
         }
-        let slot = Slot { bucket: self.current, offset: self.used_in_current };
+        let slot = RingSlot { bucket: self.current, offset: self.used_in_current };
         self.used_in_current += need;
         self.newest_in[self.current] = seq;
         slot
@@ -165,7 +165,8 @@ mod tests {
             let newest_in = newest.iter().map(|n| JournalSeq(*n)).collect();
             // Buckets of eight blocks of two sectors.
             let (bucket, block) = (Sectors(16), Sectors(2));
-            let mut r = Ring::new(bucket, block, newest_in, Slot { bucket: current, offset: Sectors(used * 2) }, JournalSeq(durable));
+            let next = RingSlot { bucket: current, offset: Sectors(used * 2) };
+            let mut r = Ring::new(bucket, block, newest_in, next, JournalSeq(durable));
             let others = |at: usize, below: u64| {
                 newest.iter().enumerate().filter(|(i, n)| *i != at && **n < below).count() as u64
             };
@@ -188,7 +189,7 @@ mod tests {
             prop_assert_eq!(r.newest_beside(JournalSeq(last)), JournalSeq(beside));
             if let Some((at, used)) = place {
                 let slot = r.take(bytes, JournalSeq(99));
-                prop_assert_eq!(slot, Slot { bucket: at, offset: Sectors(used * 2) });
+                prop_assert_eq!(slot, RingSlot { bucket: at, offset: Sectors(used * 2) });
                 prop_assert_eq!((r.current, r.used_in_current), (at, Sectors((used + blocks) * 2)));
                 prop_assert_eq!(r.newest_in[at], JournalSeq(99));
             }
@@ -203,7 +204,7 @@ mod tests {
             Sectors(8),
             Sectors(1),
             vec![JournalSeq(0); n],
-            Slot { bucket: 0, offset: Sectors::ZERO },
+            RingSlot { bucket: 0, offset: Sectors::ZERO },
             JournalSeq(1),
         )
     }
@@ -232,7 +233,7 @@ mod tests {
         assert!(!r.has_room(512, 0, JournalSeq(17)), "what it gives up is not free before it is durable");
         r.durable(JournalSeq(17));
         assert_eq!(r.free().0, 2);
-        assert_eq!(r.take(512, seq), Slot { bucket: 0, offset: Sectors(0) });
+        assert_eq!(r.take(512, seq), RingSlot { bucket: 0, offset: Sectors(0) });
     }
 
     #[test]
@@ -254,7 +255,7 @@ mod tests {
             Sectors(8),
             Sectors(1),
             newest_in,
-            Slot { bucket: 1, offset: Sectors(1) },
+            RingSlot { bucket: 1, offset: Sectors(1) },
             JournalSeq(2),
         );
         assert_eq!(r.newest_beside(JournalSeq(2)), JournalSeq(2));

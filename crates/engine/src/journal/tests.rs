@@ -8,7 +8,7 @@ use io::{Disk, Handle, MemoryBudget};
 use super::*;
 use crate::device::Reader;
 use crate::error::Place;
-use crate::journal::ring::Slot;
+use crate::journal::ring::RingSlot;
 use crate::refusal::Refusal;
 use crate::testing::{TestDisk, cache_device, run};
 
@@ -33,7 +33,7 @@ fn journal(disk: &Rc<TestDisk>, rt: &Handle) -> Rc<Journal> {
         Layout { buckets: buckets(), bucket_sectors: BUCKET, magic: SetMagic(7), block_sectors: Sectors(1) };
     let one = JournalSeq(1);
     let newest_in = vec![JournalSeq(0), JournalSeq(0), JournalSeq(0), one];
-    let ring = Ring::new(BUCKET, Sectors(1), newest_in, Slot { bucket: 3, offset: BUCKET }, one);
+    let ring = Ring::new(BUCKET, Sectors(1), newest_in, RingSlot { bucket: 3, offset: BUCKET }, one);
     let entries =
         DurableEntries { newest: one, oldest: one, roots: JsetRoots::default(), replays_keys: false };
     let j = Journal::new(cache_device(disk, rt, BUCKET), layout, ring, entries);

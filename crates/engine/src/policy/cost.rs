@@ -150,7 +150,7 @@ fn kind([requests, seeks, mib]: [f64; COSTS]) -> usize {
 
 /// The open window.
 #[derive(Clone, Default, Debug)]
-struct Window {
+struct CostWindow {
     began: Nanos,
     /// The requests that were answered in the window, with their seeks and sectors.
     answers: u32,
@@ -158,9 +158,9 @@ struct Window {
     sectors: u64,
 }
 
-impl Window {
-    fn begin(now: Nanos) -> Window {
-        Window { began: now, ..Window::default() }
+impl CostWindow {
+    fn begin(now: Nanos) -> CostWindow {
+        CostWindow { began: now, ..CostWindow::default() }
     }
 
     /// Whether the window ends with this answer, even if requests are in flight.
@@ -178,7 +178,7 @@ pub struct CostModel {
     sectors_in_flight: u64,
     /// The end of the last request.
     last_end: Sector,
-    window: Window,
+    window: CostWindow,
     kinds: [Sums; KINDS],
     /// The busy time of all windows.
     busy_ms: f64,
@@ -196,7 +196,7 @@ impl CostModel {
             in_flight: 0,
             sectors_in_flight: 0,
             last_end: Sector(0),
-            window: Window::default(),
+            window: CostWindow::default(),
             kinds: [Sums::default(); KINDS],
             busy_ms: 0.0,
             answers: 0,
@@ -210,7 +210,7 @@ impl CostModel {
     pub fn begin(&mut self, start: Sector, sectors: Sectors, now: Nanos) -> Observed {
         if self.in_flight == 0 {
             // The old window may have counts if its last request failed.
-            self.window = Window::begin(now);
+            self.window = CostWindow::begin(now);
         }
         self.in_flight += 1;
         self.sectors_in_flight = self.sectors_in_flight.saturating_add(sectors.0);
@@ -243,7 +243,7 @@ impl CostModel {
     }
 
     fn close_window(&mut self, now: Nanos) {
-        let w = std::mem::replace(&mut self.window, Window::begin(now));
+        let w = std::mem::replace(&mut self.window, CostWindow::begin(now));
         let ms = now.since(w.began).0 as f64 / 1_000_000.0;
         let done = [f64::from(w.answers), f64::from(w.seeks), mib(Sectors(w.sectors))];
         self.busy_ms += ms;

@@ -36,13 +36,13 @@ const LONGEST_PAUSE: Nanos = Nanos::from_secs(5);
 
 /// Measures the recent share of the time in which a client waits.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Busy {
+pub struct BusyShare {
     waiting: bool,
     since: Nanos,
     share: f64,
 }
 
-impl Busy {
+impl BusyShare {
     /// Records that from now on a client waits (`waiting`), or that none does.
     pub fn waits(&mut self, waiting: bool, now: Nanos) {
         self.share = self.share(now);
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn busy_clients_count_less_after_they_stop() {
-        let mut b = Busy::default();
+        let mut b = BusyShare::default();
         let second = |s: u64| Nanos::from_secs(s);
         assert_eq!(b.share(second(3)), 0.0);
         b.waits(true, second(10));
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_client_that_waits_half_of_the_time_counts_half() {
-        let mut b = Busy::default();
+        let mut b = BusyShare::default();
         for ms in 0..5000 {
             b.waits(ms % 2 == 0, Nanos::from_ms(ms));
         }
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(pause(ms(100), 0.2), ms(400));
         assert_eq!(pause(ms(100), 0.01), ms(1900), "never less than the least share");
         assert_eq!(pause(ms(300), 0.05), Nanos::from_secs(5), "19 times as long is too long");
-        let mut b = Busy::default();
+        let mut b = BusyShare::default();
         b.waits(true, ms(1000));
         near(b.share(ms(2000)), 0.5);
         near(b.share(ms(4000)), 0.75);

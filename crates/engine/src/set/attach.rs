@@ -20,7 +20,7 @@ use crate::refusal::{DeviceRefusal, Refusal};
 use crate::volume::{Blocks, Volume};
 
 /// The slot of a device in the UUID table.
-struct Slot {
+struct UuidSlot {
     inode: Inode,
     /// The number of this registration, if the slot is new. The slot has it, and the superblock gets it together with
     /// the UUID of the set.
@@ -64,7 +64,10 @@ pub(crate) async fn attach(core: &Rc<Core>, backing: Rc<BackingDevice>) -> Resul
 /// Finds or makes the slot of a device, and makes the superblock of the device name the set. No other caller can
 /// attach the device until the guard is dropped. The lock of the UUID table is not held during the write to the
 /// device, because a device that hangs must not block others.
-async fn claim_slot(core: &Rc<Core>, backing: &Rc<BackingDevice>) -> Result<(Slot, Attaching), EngineError> {
+async fn claim_slot(
+    core: &Rc<Core>,
+    backing: &Rc<BackingDevice>,
+) -> Result<(UuidSlot, Attaching), EngineError> {
     let config = core.cache.uuids.lock().await;
     core.cache.device.check().inspect_err(|_| mark(Mark::RefusedByFailedSet))?;
     refuse_misfits(core, backing)?;
@@ -157,7 +160,7 @@ fn refuse_misfits(core: &Rc<Core>, backing: &BackingDevice) -> Result<(), Engine
 }
 
 /// The slot of this device: its present slot or a new one. The caller holds the lock of the UUID table.
-async fn slot_for(core: &Rc<Core>, backing: &BackingDevice) -> Result<Slot, EngineError> {
+async fn slot_for(core: &Rc<Core>, backing: &BackingDevice) -> Result<UuidSlot, EngineError> {
     let state = backing.state();
     let now = core.cache.rt.wall_seconds() as u32;
     let rolled_back = is_rolled_back(core, backing);
@@ -168,7 +171,7 @@ async fn slot_for(core: &Rc<Core>, backing: &BackingDevice) -> Result<Slot, Engi
         let usable = !rolled_back && !matches!(state, BackingState::None | BackingState::Stale);
         if usable || bug(Bug::StaleSlotReused) {
             mark(Mark::KnownSlot);
-            return Ok(Slot { inode, new: None });
+            return Ok(UuidSlot { inode, new: None });
         }
         // The device was served without this state of the cache, so the cached data of it is invalid.
         mark(Mark::SlotOfStale);
@@ -192,7 +195,7 @@ async fn slot_for(core: &Rc<Core>, backing: &BackingDevice) -> Result<Slot, Engi
     // The old number belongs to another set or to an invalid slot.
     entry.register(number, None);
     core.cache.uuids.update(|u| u[inode.0 as usize] = entry).await?;
-    Ok(Slot { inode, new: Some(number) })
+    Ok(UuidSlot { inode, new: Some(number) })
 }
 
 /// A free slot. If there is none, walks the index first: before a walk, an invalid slot counts as used, because the

@@ -125,16 +125,16 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
     let journal = Rc::new(r.journal);
     let alloc = Rc::new(Allocator::new(device.clone(), journal.clone(), r.buckets, r.prios, eviction));
     let (backings, tasks) = (Rc::new(BackingDevices::default()), Rc::new(Tasks::new(rt.clone())));
-    let wiring = index::Wiring {
+    let parts = index::IndexParts {
         device: device.clone(),
         backings: backings.clone(),
         journal: journal.clone(),
         alloc: alloc.clone(),
         tasks: tasks.clone(),
     };
-    let index = Rc::new(Index::new(r.tree, wiring));
+    let index = Rc::new(Index::new(r.tree, parts));
     let uuids = Rc::new(UuidTable::new(device.clone(), journal.clone(), alloc.clone(), r.uuids));
-    let wiring = gc::Wiring {
+    let parts = gc::GcParts {
         device: device.clone(),
         backings: backings.clone(),
         journal: journal.clone(),
@@ -143,7 +143,7 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
         uuids: uuids.clone(),
         tasks: tasks.clone(),
     };
-    let gc = Rc::new(Gc::new(wiring));
+    let gc = Rc::new(Gc::new(parts));
     let now = rt.now();
     let congestion =
         Congestion::new(tunables.congested_read_threshold_us, tunables.congested_write_threshold_us);

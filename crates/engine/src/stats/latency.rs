@@ -192,7 +192,7 @@ pub const WINDOW: Nanos = Nanos::from_secs(10 * (SLOTS as u64 + 1));
 
 /// The counts of the last five minutes.
 #[derive(Clone, Debug)]
-struct Window {
+struct LatencyWindow {
     /// The slot that is being filled, and the slots before it, in a ring.
     slots: Box<[Tallies]>,
     current: usize,
@@ -200,9 +200,9 @@ struct Window {
     ends: Nanos,
 }
 
-impl Window {
-    fn new(now: Nanos) -> Window {
-        Window { slots: vec![Tallies::default(); SLOTS + 1].into(), current: 0, ends: now.after(SLOT) }
+impl LatencyWindow {
+    fn new(now: Nanos) -> LatencyWindow {
+        LatencyWindow { slots: vec![Tallies::default(); SLOTS + 1].into(), current: 0, ends: now.after(SLOT) }
     }
 
     /// The slot of `now`.
@@ -266,7 +266,7 @@ impl Latencies {
 pub struct RequestStats {
     latencies: Latencies,
     total: Tallies,
-    window: Window,
+    window: LatencyWindow,
     errors: [u64; OpKind::ALL.len()],
 }
 
@@ -276,7 +276,7 @@ impl RequestStats {
         RequestStats {
             latencies: Latencies::default(),
             total: Tallies::default(),
-            window: Window::new(now),
+            window: LatencyWindow::new(now),
             errors: [0; OpKind::ALL.len()],
         }
     }

@@ -23,7 +23,7 @@ const MAX_U32: u64 = u32::MAX as u64;
 /// Largest value of numbers that are signed in the kernel.
 const MAX_I32: u64 = i32::MAX as u64;
 
-type Tunable = tunable::Tunable<DeviceTunables>;
+type DeviceTunable = tunable::Tunable<DeviceTunables>;
 
 /// The settings of a cached device. Names, units, defaults and ranges are the kernel's (semantics section 16.2) where
 /// the kernel has them. Values from outside must be set through [`DeviceTunables::set`]; code that writes a field
@@ -91,72 +91,77 @@ impl Default for DeviceTunables {
     }
 }
 
-static TUNABLES: &[Tunable] = &[
-    Tunable::new(
+static TUNABLES: &[DeviceTunable] = &[
+    DeviceTunable::new(
         "label",
         Unit::None,
         "name of the device",
         Field::Text { max_bytes: LABEL_BYTES, get: |t| &t.label, put: |t, text| t.label = text.to_owned() },
     )
     .in_superblock(),
-    Tunable::new("cache_mode", Unit::None, "what happens to writes", choice_of!(cache_mode: CacheMode))
+    DeviceTunable::new("cache_mode", Unit::None, "what happens to writes", choice_of!(cache_mode: CacheMode))
         .in_superblock(),
-    Tunable::new(
+    DeviceTunable::new(
         "readahead_cache_policy",
         Unit::None,
         "which read-ahead and background requests are cached",
         choice_of!(readahead_cache_policy: ReadaheadPolicy),
     ),
-    Tunable::new(
+    DeviceTunable::new(
         "stop_when_cache_set_failed",
         Unit::None,
         "whether a device without dirty data is stopped when its cache set fails",
         choice_of!(stop_when_cache_set_failed: StopWhenFailed),
     ),
-    Tunable::new(
+    DeviceTunable::new(
         "sequential_cutoff",
         Unit::Bytes,
         "streams of this length bypass the cache; 0 for none",
         number!(sequential_cutoff: u32, 0, MAX_U32, as Bytes),
     ),
-    Tunable::new("writeback_running", Unit::None, "dirty data is written back", flag!(writeback_running)),
-    Tunable::new(
+    DeviceTunable::new(
+        "writeback_running",
+        Unit::None,
+        "dirty data is written back",
+        flag!(writeback_running),
+    ),
+    DeviceTunable::new(
         "writeback_delay",
         Unit::Seconds,
         "time for which dirty data waits before it is written back",
         number!(writeback_delay: u32, 0, MAX_U32),
     ),
-    Tunable::new(
+    DeviceTunable::new(
         "writeback_percent",
         Unit::Percent,
         "share of the cache that may be dirty; 0 to write back as fast as possible",
         number!(writeback_percent: u8, in |t| (0, u64::from(t.cutoff_writeback))),
     ),
-    Tunable::new(
+    DeviceTunable::new(
         "writeback_rate",
         Unit::SectorsPerSecond,
         "current rate of writeback; holds until its next update unless writeback_percent is 0",
         number!(writeback_rate: u32, 1, MAX_I32, as Sectors),
     ),
-    Tunable::new(
+    DeviceTunable::new(
         "writeback_rate_update_seconds",
         Unit::Seconds,
         "time between two updates of the rate",
         number!(writeback_rate_update_seconds: u8, 1, 60),
     ),
-    Tunable::new(
+    DeviceTunable::new(
         "writeback_rate_i_term_inverse",
         Unit::None,
         "divisor of the rate's integral term",
         number!(writeback_rate_i_term_inverse: u32, 1, MAX_U32),
     ),
-    Tunable::new(
+    DeviceTunable::new(
         "writeback_rate_p_term_inverse",
         Unit::None,
         "divisor of the rate's proportional term",
         number!(writeback_rate_p_term_inverse: u32, 1, MAX_U32),
     ),
-    Tunable::new(
+    DeviceTunable::new(
         "writeback_rate_fp_term_low",
         Unit::None,
         "factor of the rate's fragmentation term above 50 % in use",
@@ -164,7 +169,7 @@ static TUNABLES: &[Tunable] = &[
             writeback_rate_fp_term_low: u32, in |t| (1, u64::from(t.writeback_rate_fp_term_mid).saturating_sub(1))
         ),
     ),
-    Tunable::new(
+    DeviceTunable::new(
         "writeback_rate_fp_term_mid",
         Unit::None,
         "factor of the rate's fragmentation term above 57 % in use",
@@ -175,7 +180,7 @@ static TUNABLES: &[Tunable] = &[
             )
         ),
     ),
-    Tunable::new(
+    DeviceTunable::new(
         "writeback_rate_fp_term_high",
         Unit::None,
         "factor of the rate's fragmentation term above 64 % in use",
@@ -183,55 +188,55 @@ static TUNABLES: &[Tunable] = &[
             writeback_rate_fp_term_high: u32, in |t| (u64::from(t.writeback_rate_fp_term_mid) + 1, MAX_U32)
         ),
     ),
-    Tunable::new(
+    DeviceTunable::new(
         "writeback_rate_minimum",
         Unit::SectorsPerSecond,
         "least rate of writeback",
         number!(writeback_rate_minimum: u32, 1, MAX_U32),
     ),
-    Tunable::new(
+    DeviceTunable::new(
         "writeback_consider_fragment",
         Unit::None,
         "fragmentation increases the rate of writeback",
         flag!(writeback_consider_fragment),
     ),
-    Tunable::new("writeback_metadata", Unit::None, "no effect", flag!(writeback_metadata)),
-    Tunable::new(
+    DeviceTunable::new("writeback_metadata", Unit::None, "no effect", flag!(writeback_metadata)),
+    DeviceTunable::new(
         "io_error_limit",
         Unit::None,
         "errors of the backing device at which it is disabled",
         number!(io_error_limit: u32, 0, MAX_I32),
     ),
-    Tunable::new("io_disable", Unit::None, "all I/O on the device fails", flag!(io_disable)),
-    Tunable::new(
+    DeviceTunable::new("io_disable", Unit::None, "all I/O on the device fails", flag!(io_disable)),
+    DeviceTunable::new(
         "admission",
         Unit::None,
         "which requests are cached: by the kernel's rules, or by what they cost the devices",
         choice_of!(admission: Admission),
     )
     .not_in_kernel(),
-    Tunable::new(
+    DeviceTunable::new(
         "writeback_controller",
         Unit::None,
         "controller of the writeback rate: the kernel's, or one that also yields to clients that wait",
         choice_of!(writeback_controller: Controller),
     )
     .not_in_kernel(),
-    Tunable::new(
+    DeviceTunable::new(
         "writeback_latency_ms",
         Unit::Millis,
         "time that a request may wait for the backing device behind writeback",
         number!(writeback_latency_ms: u16, 1, 10_000),
     )
     .not_in_kernel(),
-    Tunable::new(
+    DeviceTunable::new(
         "writeback_bridge",
         Unit::None,
         "whether writeback reads gaps between dirty data to write them in one request",
         choice_of!(writeback_bridge: Bridge),
     )
     .not_in_kernel(),
-    Tunable::new(
+    DeviceTunable::new(
         "writeback_bridge_limit",
         Unit::Bytes,
         "largest gap between dirty data that is written back in one request",

@@ -32,7 +32,7 @@ const DEFAULT_WRITEBACK_BATCH: u32 = 65536;
 /// Largest batch: 1 GiB.
 const MAX_WRITEBACK_BATCH: u64 = 2 << 20;
 
-type Tunable = tunable::Tunable<SetTunables>;
+type SetTunable = tunable::Tunable<SetTunables>;
 
 /// The settings of a cache set and its cache device. Names, units, defaults and ranges are the kernel's (semantics
 /// section 16) where the kernel has them. Values from outside must be set through [`SetTunables::set`]; code that
@@ -115,28 +115,28 @@ impl Default for SetTunables {
 }
 
 /// The settings of the kernel, then the others.
-static TUNABLES: &[Tunable] = &[
-    Tunable::new("synchronous", Unit::None, "the index is stored on the cache device", flag!(synchronous))
+static TUNABLES: &[SetTunable] = &[
+    SetTunable::new("synchronous", Unit::None, "the index is stored on the cache device", flag!(synchronous))
         .in_superblock(),
-    Tunable::new(
+    SetTunable::new(
         "journal_delay_ms",
         Unit::Millis,
         "time until keys without a waiting flush are journaled",
         number!(journal_delay_ms: u16, 0, u16::MAX as u64),
     ),
-    Tunable::new(
+    SetTunable::new(
         "errors",
         Unit::None,
         "reaction to an error that makes the set fail",
         choice_of!(errors: OnError),
     ),
-    Tunable::new(
+    SetTunable::new(
         "io_error_limit",
         Unit::None,
         "errors of the cache device at which the set is disabled",
         number!(io_error_limit: u32, 0, MAX_U32),
     ),
-    Tunable::new(
+    SetTunable::new(
         "io_error_halflife",
         Unit::Ios,
         "I/Os after which an error counts half; 0 for never; multiples of 88",
@@ -150,59 +150,59 @@ static TUNABLES: &[Tunable] = &[
             show: Show::Plain,
         },
     ),
-    Tunable::new(
+    SetTunable::new(
         "congested_read_threshold_us",
         Unit::Micros,
         "cache reads that take longer count as congestion; 0 for none",
         number!(congested_read_threshold_us: u32, 0, MAX_U32),
     ),
-    Tunable::new(
+    SetTunable::new(
         "congested_write_threshold_us",
         Unit::Micros,
         "cache writes that take longer count as congestion; 0 for none",
         number!(congested_write_threshold_us: u32, 0, MAX_U32),
     ),
-    Tunable::new(
+    SetTunable::new(
         "gc_always_rewrite",
         Unit::None,
         "garbage collection rewrites every node",
         flag!(gc_always_rewrite),
     ),
-    Tunable::new(
+    SetTunable::new(
         "btree_shrinker_disabled",
         Unit::None,
         "the cache of btree nodes in memory is not shrunk",
         flag!(btree_shrinker_disabled),
     ),
-    Tunable::new(
+    SetTunable::new(
         "copy_gc_enabled",
         Unit::None,
         "garbage collection empties sparsely filled buckets",
         flag!(copy_gc_enabled),
     ),
-    Tunable::new(
+    SetTunable::new(
         "idle_max_writeback_rate",
         Unit::None,
         "an idle set writes back as fast as possible",
         flag!(idle_max_writeback_rate),
     ),
-    Tunable::new(
+    SetTunable::new(
         "gc_after_writeback",
         Unit::None,
         "garbage is collected when all dirty data is written back",
         flag!(gc_after_writeback),
     ),
-    Tunable::new("io_disable", Unit::None, "all I/O of the set fails", flag!(io_disable)),
-    Tunable::new("discard", Unit::None, "buckets are discarded before they are reused", flag!(discard))
+    SetTunable::new("io_disable", Unit::None, "all I/O of the set fails", flag!(io_disable)),
+    SetTunable::new("discard", Unit::None, "buckets are discarded before they are reused", flag!(discard))
         .in_superblock(),
-    Tunable::new(
+    SetTunable::new(
         "cache_replacement_policy",
         Unit::None,
         "policy that chooses buckets for eviction",
         choice_of!(cache_replacement_policy: Replacement),
     )
     .in_superblock(),
-    Tunable::new(
+    SetTunable::new(
         "cutoff_writeback",
         Unit::Percent,
         "used buckets up to which all writes become dirty data; 0 for the default",
@@ -217,7 +217,7 @@ static TUNABLES: &[Tunable] = &[
             show: Show::Plain,
         },
     ),
-    Tunable::new(
+    SetTunable::new(
         "cutoff_writeback_sync",
         Unit::Percent,
         "used buckets up to which synchronous writes become dirty data; 0 for the default",
@@ -231,28 +231,28 @@ static TUNABLES: &[Tunable] = &[
             show: Show::Plain,
         },
     ),
-    Tunable::new(
+    SetTunable::new(
         "overwrite_in_place",
         Unit::None,
         "whether dirty data is overwritten in place instead of written to a new place",
         choice_of!(overwrite_in_place: Overwrite),
     )
     .not_in_kernel(),
-    Tunable::new(
+    SetTunable::new(
         "replacement",
         Unit::None,
         "what takes the place of the policy lru: the kernel's rule, or the time that hits save",
         choice_of!(replacement: InPlaceOfLru),
     )
     .not_in_kernel(),
-    Tunable::new(
+    SetTunable::new(
         "btree_cache_limit",
         Unit::Bytes,
         "btree nodes in memory",
         number!(btree_cache_limit: u64, MIN_BTREE_CACHE_LIMIT, MAX_BTREE_CACHE_LIMIT, as Bytes),
     )
     .not_in_kernel(),
-    Tunable::new(
+    SetTunable::new(
         "writeback_batch_sectors",
         Unit::Sectors,
         "data written back between two flushes of the backing device",

@@ -18,7 +18,7 @@ use crate::policy::congestion::Congestion;
 use crate::policy::cost::{CostModel, Costs};
 use crate::policy::replacement::Saving;
 use crate::policy::writeback_rate::{IdleCounter, WritebackRate};
-use crate::policy::yielding::{Busy, Throttle};
+use crate::policy::yielding::{BusyShare, Throttle};
 use crate::stats::CacheStats;
 use crate::tasks::Tasks;
 use crate::tunables::SetTunables;
@@ -122,7 +122,7 @@ impl Cache {
 pub(crate) struct VolumeLoad {
     backing: Option<Rc<BackingDevice>>,
     /// Measures the share of the time in which a request of a client is under way.
-    busy: Cell<Busy>,
+    busy: Cell<BusyShare>,
     /// The rate controller of the volume's writeback.
     pub(crate) rate: RefCell<WritebackRate>,
     /// The time that a hit saves.

@@ -185,7 +185,7 @@ impl Volume {
         let _guard = self.enter(Sector(0), Sectors::ZERO)?;
         self.count(|c| c.flush());
         let began = self.rt.turn_time();
-        let result = self.flush_both().await;
+        let result = self.flush_cache_and_backing().await;
         match &result {
             Ok(()) => self.answered(OpKind::Flush, Outcome::Done, Sectors::ZERO, began),
             Err(_) => self.served.borrow_mut().failed(OpKind::Flush),
@@ -194,7 +194,7 @@ impl Volume {
     }
 
     /// Makes the keys in the journal and the direct writes to the backing device durable.
-    async fn flush_both(self: &Rc<Self>) -> Result<(), VolumeError> {
+    async fn flush_cache_and_backing(self: &Rc<Self>) -> Result<(), VolumeError> {
         loop {
             let backing = self.backing();
             let settle = async {

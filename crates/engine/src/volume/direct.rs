@@ -22,10 +22,10 @@ use super::Volume;
 use super::blocks::widened;
 use super::miss::insert_written;
 use super::write::Write;
-use super::write::{count_bypass, merge, overlaps_dirty, write_uncached, write_volume};
-use crate::alloc::{Placed, Stream};
+use super::write::{count_bypass, merge, overlaps_dirty, write_flash_only, write_uncached};
+use crate::alloc::{DataKind, Placed};
 use crate::canary::{Bug, bug};
-use crate::device::Watched;
+use crate::device::MeteredIo;
 use crate::error::EngineError;
 use crate::index::{Durability, Kind};
 use crate::policy::bypass::BypassReason;
@@ -48,11 +48,11 @@ pub(super) async fn write_direct(
     volume.ranges.writeback_done(write.start, write.end).await;
     let (outer_start, outer_end) = widened(volume, cache, write.range());
     invalidate_clean(target, outer_start, outer_end).await?;
-    let mut copies: Vec<(Sector, Placed, Watched)> = Vec::new();
+    let mut copies: Vec<(Sector, Placed, MeteredIo)> = Vec::new();
     if copy {
         let mut at = write.start;
         while at < write.end {
-            let Some(placed) = cache.alloc.try_place(Stream::Clean, (inode, at), write.end - at) else {
+            let Some(placed) = cache.alloc.try_place(DataKind::Clean, (inode, at), write.end - at) else {
                 volume.not_cached(write.end - at);
                 break;
             };
@@ -98,7 +98,7 @@ pub(super) async fn remove_cached(
     cache.foreground_request();
     let end = start + sectors;
     let (outer_start, outer_end) = widened(volume, cache, (start, end));
-    let range = volume.ranges.change(outer_start, outer_end).await;
+    let range = volume.ranges.hold_for_change(outer_start, outer_end).await;
     if !volume.is_attached_to(cache) {
         // The volume was detached during the wait; the other path takes its own range.
         drop(range);
@@ -164,7 +164,7 @@ async fn unmap(target: Target<'_>, start: Sector, end: Sector, op: &Direct) -> R
             let write = Write { start: a, end: b, buffer, offset_bytes: 0, fua, meta: false };
             let (outer_start, outer_end) = widened(volume, cache, write.range());
             let write = merge(target, &write, outer_start, outer_end).await?;
-            newest = newest.max(write_volume(target, &write).await?);
+            newest = newest.max(write_flash_only(target, &write).await?);
         }
     }
     if let Some((first, last)) = split.whole {
@@ -277,7 +277,7 @@ pub(super) async fn remove_uncached(
         }
     }
     let Some((first, last)) = split.whole else { return Ok(()) };
-    let _range = volume.ranges.change(first, last).await;
+    let _range = volume.ranges.hold_for_change(first, last).await;
     volume.ranges.writeback_done(first, last).await;
     match op {
         Direct::Zeroes(flags) => {

@@ -12,9 +12,9 @@ use io::Buffer;
 use super::Blocks;
 use super::RangeGuard;
 use super::Target;
-use crate::alloc::{Purpose, Stream};
+use crate::alloc::{DataKind, Purpose};
 use crate::canary::{Bug, bug};
-use crate::index::{Blocked, Durability, Kind, Segment};
+use crate::index::{Blocked, Durability, IndexSegment, Kind};
 
 /// The largest number of insertions under way, and of bytes that their data may hold. Beyond these limits a miss is
 /// answered and not inserted.
@@ -45,28 +45,28 @@ pub(super) fn insert_miss(target: Target<'_>, missed: Missed, meta: bool) {
     let skip = missed.skip + (first - start).bytes() as usize;
     let missed = Missed { start: first, end: last, skip, ..missed };
     let again = cache.alloc.eviction().on_miss(inode, start);
-    let stream = match (meta, again) {
-        (true, _) => Stream::Meta,
-        (false, true) => Stream::Promoted,
-        (false, false) => Stream::Clean,
+    let kind = match (meta, again) {
+        (true, _) => DataKind::Meta,
+        (false, true) => DataKind::Promoted,
+        (false, false) => DataKind::Clean,
     };
     let (volume, cache) = (volume.clone(), cache.clone());
     let background = cache.tasks.begin_with(data_bytes);
     target.volume.rt.spawn(async move {
         let target = volume.target(&cache, inode);
-        insert_pieces(target, stream, missed).await;
+        insert_pieces(target, kind, missed).await;
         drop(background);
     });
 }
 
 /// Places, writes and inserts whole blocks, in as many pieces as there are places.
-async fn insert_pieces(target: Target<'_>, stream: Stream, missed: Missed) {
+async fn insert_pieces(target: Target<'_>, kind: DataKind, missed: Missed) {
     let Target { volume, cache, inode } = target;
     let Missed { start, end, data, skip, range: miss } = missed;
     let mut at = start;
     // No data of a detached device may reach the cache device: a wipe may have passed already.
     while at < end && volume.is_attached_as(cache, inode) {
-        let Some(placed) = cache.alloc.try_place(stream, (inode, at), end - at) else {
+        let Some(placed) = cache.alloc.try_place(kind, (inode, at), end - at) else {
             // No client waits for this insertion, so it may wait for buckets, but not for writeback to make room.
             let give_up = || cache.device.is_stopping() || cache.alloc.is_starved();
             if miss.is_valid() && !give_up() {
@@ -113,7 +113,7 @@ async fn insert_where_hole(
         }
         let blocked = match cache.index.segment(inode, at, end) {
             Err(e) => e.into(),
-            Ok(Segment { kind: Kind::Hole { seq: Some(seq) }, .. })
+            Ok(IndexSegment { kind: Kind::Hole { seq: Some(seq) }, .. })
                 if seq > cache.journal.durable() && !bug(Bug::MissOverPendingHole) =>
             {
                 // The hole hides an older key until its journal entry is durable, and the copy would hide the number of

@@ -549,7 +549,7 @@ impl Volume {
 
     /// Waits until no change is under way, and lets none begin until the guard is dropped.
     pub(crate) async fn block_all(&self) -> RangeGuard {
-        self.ranges.change_all().await
+        self.ranges.hold_all_for_change().await
     }
 
     /// Makes the volume serve its backing device without the set.

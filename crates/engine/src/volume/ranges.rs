@@ -47,7 +47,7 @@ impl Held {
 pub(crate) struct Ranges {
     held: RefCell<Vec<Held>>,
     next_id: Cell<u64>,
-    /// A caller of `change_all` waits: no new change begins, because the wait might never end otherwise.
+    /// A caller of `hold_all_for_change` waits: no new change begins, because the wait might never end otherwise.
     closing: Cell<bool>,
     changed: Event,
 }
@@ -71,17 +71,17 @@ impl Ranges {
     }
 
     /// Begins a change unless another change overlaps it.
-    pub(crate) fn try_change(self: &Rc<Self>, start: Sector, end: Sector) -> Option<RangeGuard> {
+    pub(crate) fn try_hold_for_change(self: &Rc<Self>, start: Sector, end: Sector) -> Option<RangeGuard> {
         let overlaps = || self.any(Class::Change, start, end) && !bug(Bug::ChangesOverlap);
         (!self.closing.get() && !overlaps()).then(|| self.begin_change(start, end))
     }
 
     /// Waits until no other change overlaps the range, then begins a change.
-    pub(crate) async fn change(self: &Rc<Self>, start: Sector, end: Sector) -> RangeGuard {
+    pub(crate) async fn hold_for_change(self: &Rc<Self>, start: Sector, end: Sector) -> RangeGuard {
         let mut begun = None;
         self.changed
             .wait_until(|| {
-                begun = self.try_change(start, end);
+                begun = self.try_hold_for_change(start, end);
                 begun.is_some()
             })
             .await;
@@ -89,7 +89,7 @@ impl Ranges {
     }
 
     /// Begins a change of the whole volume: lets no new change begin, and waits until all others have ended.
-    pub(crate) async fn change_all(self: &Rc<Self>) -> RangeGuard {
+    pub(crate) async fn hold_all_for_change(self: &Rc<Self>) -> RangeGuard {
         let (start, end) = (Sector(0), Sector(u64::MAX));
         self.changed.wait_until(|| !self.closing.get()).await;
         self.closing.set(true);
@@ -132,7 +132,7 @@ impl Ranges {
     }
 
     /// Begins writeback of a range, unless a change or other writeback overlaps it.
-    pub(crate) fn try_writeback(self: &Rc<Self>, start: Sector, end: Sector) -> Option<RangeGuard> {
+    pub(crate) fn try_hold_for_writeback(self: &Rc<Self>, start: Sector, end: Sector) -> Option<RangeGuard> {
         if self.is_busy(start, end) {
             return None;
         }
@@ -140,7 +140,7 @@ impl Ranges {
     }
 
     /// Holds the range of a miss that begins to read the backing device.
-    pub(crate) fn miss(self: &Rc<Self>, start: Sector, end: Sector) -> RangeGuard {
+    pub(crate) fn hold_for_miss(self: &Rc<Self>, start: Sector, end: Sector) -> RangeGuard {
         let valid = bug(Bug::SecondInvalidationSkipped) || !self.any(Class::Change, start, end);
         self.hold(start, end, Class::Miss, valid)
     }
@@ -153,7 +153,7 @@ impl Ranges {
     }
 }
 
-/// Lets changes begin again when it is dropped, also if the future of `change_all` is dropped.
+/// Lets changes begin again when it is dropped, also if the future of `hold_all_for_change` is dropped.
 struct Reopen(Rc<Ranges>);
 
 impl Drop for Reopen {
@@ -193,12 +193,12 @@ mod tests {
     fn a_change_invalidates_misses_from_its_begin_to_its_end() {
         run(|_| async {
             let r = Rc::new(Ranges::default());
-            let before = r.miss(Sector(0), Sector(8));
-            let beside = r.miss(Sector(8), Sector(16));
-            let change = r.change(Sector(0), Sector(4)).await;
-            let during = r.miss(Sector(0), Sector(8));
+            let before = r.hold_for_miss(Sector(0), Sector(8));
+            let beside = r.hold_for_miss(Sector(8), Sector(16));
+            let change = r.hold_for_change(Sector(0), Sector(4)).await;
+            let during = r.hold_for_miss(Sector(0), Sector(8));
             drop(change);
-            let after = r.miss(Sector(0), Sector(8));
+            let after = r.hold_for_miss(Sector(0), Sector(8));
             assert!(!before.is_valid() && !during.is_valid());
             assert!(beside.is_valid() && after.is_valid());
         });
@@ -208,13 +208,13 @@ mod tests {
     fn overlapping_changes_wait_for_each_other_and_writeback_is_refused() {
         run(|rt| async move {
             let r = Rc::new(Ranges::default());
-            let first = r.change(Sector(0), Sector(8)).await;
-            assert!(r.try_writeback(Sector(4), Sector(6)).is_none());
-            let elsewhere = r.try_writeback(Sector(8), Sector(16));
+            let first = r.hold_for_change(Sector(0), Sector(8)).await;
+            assert!(r.try_hold_for_writeback(Sector(4), Sector(6)).is_none());
+            let elsewhere = r.try_hold_for_writeback(Sector(8), Sector(16));
             assert!(elsewhere.is_some());
             let theirs = r.clone();
             let second = rt.spawn(async move {
-                let g = theirs.change(Sector(4), Sector(12)).await;
+                let g = theirs.hold_for_change(Sector(4), Sector(12)).await;
                 theirs.writeback_done(Sector(4), Sector(12)).await;
                 drop(g);
             });

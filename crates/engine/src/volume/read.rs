@@ -19,9 +19,9 @@ use super::Target;
 use super::miss::{Missed, insert_miss};
 use super::{RangeGuard, Volume};
 use crate::canary::{Bug, bug};
-use crate::device::{Meter, Turn, Watched};
+use crate::device::{Meter, MeteredIo, ReadEpoch};
 use crate::error::EngineError;
-use crate::index::{Kind, NotLoaded, Segment};
+use crate::index::{IndexSegment, Kind, NotLoaded};
 use crate::policy::bypass::{BypassReason, Decision, RequestKind};
 use crate::policy::congestion::Direction;
 use crate::refusal::Refusal;
@@ -29,7 +29,7 @@ use crate::stats::{OpKind, Outcome};
 
 /// A part of a request that is one extent of the cache, or a hole.
 #[derive(Clone, Copy)]
-struct Piece {
+struct ReadPiece {
     start: Sector,
     end: Sector,
     /// The place in the cache and whether the data is dirty; `None` for a hole.
@@ -38,8 +38,8 @@ struct Piece {
 
 /// A piece that is being read.
 struct Reading {
-    piece: Piece,
-    future: Option<Watched>,
+    piece: ReadPiece,
+    future: Option<MeteredIo>,
     /// Bytes in the buffer before the first sector of the piece (a device block can be larger than the alignment of the
     /// piece).
     skip: usize,
@@ -48,7 +48,7 @@ struct Reading {
 
 /// Starts a read of a sector range, widened to whole blocks of the device; returns the number of bytes to skip in the
 /// buffer.
-fn start_aligned(disk: &Disk, meter: &Rc<Meter>, sector: Sector, sectors: Sectors) -> (Watched, usize) {
+fn start_aligned(disk: &Disk, meter: &Rc<Meter>, sector: Sector, sectors: Sectors) -> (MeteredIo, usize) {
     let (first, last) = Blocks::of_disk(disk).around((sector, sector + sectors));
     let span = last - first;
     let buffer = disk.runtime().pool().take(span.bytes() as usize);
@@ -137,7 +137,7 @@ pub(super) async fn read_cached(
         if let Err(e) = cache.device.check() {
             return (buffer, Err(e));
         }
-        let turn = cache.device.turn();
+        let epoch = cache.device.read_epoch();
         let seg = match cache.index.segment(inode, start, end) {
             Ok(seg) => seg,
             Err(NotLoaded(id)) => match cache.index.load_leaf(id).await {
@@ -157,7 +157,7 @@ pub(super) async fn read_cached(
             match done.result {
                 Ok(()) => {
                     observe_latency(volume, cache, Direction::Read, began);
-                    if !is_still_valid(cache, ptr, turn) {
+                    if !is_still_valid(cache, ptr, epoch) {
                         continue;
                     }
                     let data = || buffer.as_slice().get(read.offset_bytes..).unwrap_or_default();
@@ -173,7 +173,7 @@ pub(super) async fn read_cached(
         let (b, outcome) = read_parts(target, read, seg, buffer).await;
         buffer = b;
         match outcome {
-            Ok(Some(found)) if cache.device.turn() == turn => {
+            Ok(Some(found)) if cache.device.read_epoch() == epoch => {
                 count_read(target, read, found, arrived);
                 return (buffer, Ok(()));
             }
@@ -198,10 +198,10 @@ async fn read_instead(
     (buffer, result.map_err(EngineError::from))
 }
 
-/// Whether data that was read from `ptr` is still the data to which the key pointed when it was looked up, at `turn`.
-fn is_still_valid(cache: &Cache, ptr: Ptr, turn: Turn) -> bool {
+/// Whether data that was read from `ptr` is still the data to which the key pointed when it was looked up, at `epoch`.
+fn is_still_valid(cache: &Cache, ptr: Ptr, epoch: ReadEpoch) -> bool {
     let reused = !cache.alloc.buckets().is_current(ptr) && !bug(Bug::StaleGenerationRead);
-    let valid = !reused && cache.device.turn() == turn;
+    let valid = !reused && cache.device.read_epoch() == epoch;
     if !valid {
         cache.device.counters().cache_read_races += 1;
     }
@@ -267,9 +267,9 @@ fn count_read(target: Target<'_>, read: &Read, found: Outcome, arrived: Nanos) {
 
 /// Splits a request into the extents and holes of the index; adjacent holes become one piece. `first`: the extent or
 /// hole at the beginning of the request, as just looked up.
-async fn pieces(target: Target<'_>, read: &Read, first: Segment) -> Result<Vec<Piece>, EngineError> {
+async fn pieces(target: Target<'_>, read: &Read, first: IndexSegment) -> Result<Vec<ReadPiece>, EngineError> {
     let Target { cache, inode, .. } = target;
-    let mut pieces: Vec<Piece> = Vec::new();
+    let mut pieces: Vec<ReadPiece> = Vec::new();
     let (mut at, mut seg) = (read.start, first);
     loop {
         let hit = match seg.kind {
@@ -278,7 +278,7 @@ async fn pieces(target: Target<'_>, read: &Read, first: Segment) -> Result<Vec<P
         };
         match pieces.last_mut() {
             Some(last) if last.hit.is_none() && hit.is_none() => last.end = seg.end,
-            _ => pieces.push(Piece { start: at, end: seg.end, hit }),
+            _ => pieces.push(ReadPiece { start: at, end: seg.end, hit }),
         }
         at = seg.end;
         if at >= read.end {
@@ -293,7 +293,7 @@ async fn pieces(target: Target<'_>, read: &Read, first: Segment) -> Result<Vec<P
 async fn read_parts(
     target: Target<'_>,
     read: &Read,
-    first: Segment,
+    first: IndexSegment,
     buffer: Buffer,
 ) -> (Buffer, Result<Option<Outcome>, EngineError>) {
     let pieces = match pieces(target, read, first).await {
@@ -311,11 +311,12 @@ async fn read_parts(
 
 /// Starts the reads of all pieces. If `caches` is set, missing pieces get a miss range, so that they can be inserted
 /// into the cache.
-fn start_pieces(target: Target<'_>, pieces: Vec<Piece>, caches: bool) -> Vec<Reading> {
+fn start_pieces(target: Target<'_>, pieces: Vec<ReadPiece>, caches: bool) -> Vec<Reading> {
     let Target { volume, cache, .. } = target;
-    let start_piece = |piece: Piece| {
+    let start_piece = |piece: ReadPiece| {
         let size = piece.end - piece.start;
-        let miss = (caches && piece.hit.is_none()).then(|| volume.ranges.miss(piece.start, piece.end));
+        let miss =
+            (caches && piece.hit.is_none()).then(|| volume.ranges.hold_for_miss(piece.start, piece.end));
         let (future, skip) = match (piece.hit, volume.backing()) {
             (Some((ptr, _)), _) => {
                 let (f, skip) = start_aligned(cache.device.disk(), cache.device.meter(), ptr.offset(), size);
@@ -337,7 +338,7 @@ fn start_pieces(target: Target<'_>, pieces: Vec<Piece>, caches: bool) -> Vec<Rea
 async fn read_pieces(
     target: Target<'_>,
     read: &Read,
-    pieces: Vec<Piece>,
+    pieces: Vec<ReadPiece>,
     mut buffer: Buffer,
 ) -> (Buffer, Result<bool, EngineError>) {
     let Target { volume, cache, .. } = target;
@@ -390,7 +391,7 @@ async fn read_pieces(
 async fn piece_failed(
     volume: &Volume,
     cache: &Cache,
-    piece: Piece,
+    piece: ReadPiece,
     result: Result<(), io::IoError>,
     out: &mut [u8],
 ) -> Result<(), EngineError> {
@@ -432,11 +433,11 @@ pub(super) async fn read_merged(
     let read = Read { start, end, offset_bytes: 0, meta: false, decision };
     loop {
         cache.device.check()?;
-        let turn = cache.device.turn();
+        let epoch = cache.device.read_epoch();
         let first = cache.index.segment_loaded(inode, start, end).await?;
         let (b, outcome) = read_parts(target, &read, first, buffer).await;
         buffer = b;
-        if outcome?.is_some() && cache.device.turn() == turn {
+        if outcome?.is_some() && cache.device.read_epoch() == epoch {
             return Ok(buffer);
         }
     }

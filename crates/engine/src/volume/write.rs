@@ -22,9 +22,9 @@ use super::blocks::widened;
 use super::direct::write_direct;
 use super::overwrite::{overwrite, place_to_overwrite};
 use super::read::{read_directly, read_merged};
-use crate::alloc::{Placed, Purpose, Stream};
+use crate::alloc::{DataKind, Placed, Purpose};
 use crate::canary::{Bug, bug};
-use crate::device::{BackingDevice, Watched};
+use crate::device::{BackingDevice, MeteredIo};
 use crate::error::{EngineError, NoRoom};
 use crate::index::{Change, Durability, Kind, Progress};
 use crate::policy::bypass::{
@@ -73,7 +73,7 @@ impl Drop for DirtyWrite<'_> {
 
 /// A part of a write that is being written to the cache device.
 #[derive(Clone, Copy)]
-struct Piece {
+struct WritePiece {
     at: Sector,
     placed: Placed,
     began: Nanos,
@@ -115,9 +115,9 @@ pub(super) async fn write_cached(target: Target<'_>, write: &Write) -> Result<Ou
     let Target { volume, cache, .. } = target;
     cache.foreground_request();
     let outer = widened(volume, cache, write.range());
-    let range = match volume.ranges.try_change(outer.0, outer.1) {
+    let range = match volume.ranges.try_hold_for_change(outer.0, outer.1) {
         Some(range) => range,
-        None => volume.ranges.change(outer.0, outer.1).await,
+        None => volume.ranges.hold_for_change(outer.0, outer.1).await,
     };
     if !volume.is_attached_to(cache) {
         // The volume was detached during the wait; the other path takes its own range.
@@ -134,10 +134,10 @@ pub(super) async fn write_cached(target: Target<'_>, write: &Write) -> Result<Ou
         write = merged.as_ref().unwrap_or(write);
     }
     if path == WritePath::Writeback {
-        let stream = if volume.backing.is_some() { Stream::Dirty } else { Stream::Volume };
-        match write_back(target, write, stream).await {
+        let kind = if volume.backing.is_some() { DataKind::Dirty } else { DataKind::Volume };
+        match write_back(target, write, kind).await {
             Ok(newest) => {
-                if stream == Stream::Dirty {
+                if kind == DataKind::Dirty {
                     cache.count_for_aging(write.sectors());
                 }
                 if write.fua {
@@ -308,7 +308,7 @@ async fn commit(cache: &Cache, newest: JournalSeq) -> Result<(), EngineError> {
 
 /// Writes the data to the cache device and inserts dirty keys into the index. Returns the newest journal entry with one
 /// of these keys.
-async fn write_back(target: Target<'_>, write: &Write, stream: Stream) -> Result<JournalSeq, NotTaken> {
+async fn write_back(target: Target<'_>, write: &Write, kind: DataKind) -> Result<JournalSeq, NotTaken> {
     let Target { volume, cache, inode } = target;
     let _dirty = DirtyWrite::begin(volume);
     if let Some(backing) = &volume.backing
@@ -330,7 +330,7 @@ async fn write_back(target: Target<'_>, write: &Write, stream: Stream) -> Result
     let mut at = write.start;
     while at < write.end {
         cache.device.check()?;
-        let Some(placed) = cache.alloc.try_place(stream, (inode, at), write.end - at) else {
+        let Some(placed) = cache.alloc.try_place(kind, (inode, at), write.end - at) else {
             wait_for_room(volume, cache).await?;
             continue;
         };
@@ -340,7 +340,7 @@ async fn write_back(target: Target<'_>, write: &Write, stream: Stream) -> Result
         // now.
         let mut more = Vec::new();
         while at < write.end
-            && let Some(placed) = cache.alloc.try_place(stream, (inode, at), write.end - at)
+            && let Some(placed) = cache.alloc.try_place(kind, (inode, at), write.end - at)
         {
             more.push(start_piece(volume, cache, write, at, placed));
             at += placed.size;
@@ -350,7 +350,7 @@ async fn write_back(target: Target<'_>, write: &Write, stream: Stream) -> Result
             written = written.and(piece_written(volume, cache, *piece, future.await.result));
         }
         let mut outcome = outcome_of(volume, written);
-        for Piece { at, placed, .. } in std::iter::once(&first).chain(more.iter().map(|(piece, _)| piece)) {
+        for WritePiece { at, placed, .. } in std::iter::once(&first).chain(more.iter().map(|(p, _)| p)) {
             if outcome.is_ok() {
                 let (at, new) = (*at, Some((placed.ptr, true)));
                 let mut change = Change::new(inode, at, at + placed.size, new, Durability::Journaled);
@@ -424,9 +424,9 @@ fn start_piece(
     write: &Write,
     at: Sector,
     placed: Placed,
-) -> (Piece, Watched) {
+) -> (WritePiece, MeteredIo) {
     let offset = write.offset_bytes + (at - write.start).bytes() as usize;
-    let piece = Piece { at, placed, began: volume.rt.turn_time() };
+    let piece = WritePiece { at, placed, began: volume.rt.turn_time() };
     let data = write.buffer.clone();
     (piece, cache.device.write_data(placed.ptr.offset(), placed.size, data, offset))
 }
@@ -435,7 +435,7 @@ fn start_piece(
 fn piece_written(
     volume: &Volume,
     cache: &Cache,
-    piece: Piece,
+    piece: WritePiece,
     result: Result<(), IoError>,
 ) -> Result<(), IoError> {
     cache.device.gate().wrote();
@@ -448,9 +448,9 @@ fn piece_written(
 }
 
 /// Writes whole blocks of a flash-only volume.
-pub(super) async fn write_volume(target: Target<'_>, write: &Write) -> Result<JournalSeq, EngineError> {
+pub(super) async fn write_flash_only(target: Target<'_>, write: &Write) -> Result<JournalSeq, EngineError> {
     let volume = target.volume;
-    write_back(target, write, Stream::Volume).await.map_err(|e| failure_of(volume, e))
+    write_back(target, write, DataKind::Volume).await.map_err(|e| failure_of(volume, e))
 }
 
 /// The error of a write that has no other device to go to.
@@ -484,7 +484,7 @@ async fn wait_for_room(volume: &Volume, cache: &Rc<Cache>) -> Result<(), NotTake
 pub(super) async fn write_uncached(volume: &Volume, write: &Write) -> Result<(), VolumeError> {
     let Some(backing) = volume.backing() else { return Err(VolumeError::Stopped(volume.name())) };
     let (first, last) = Blocks::of_disk(backing.disk()).around(write.range());
-    let _range = volume.ranges.change(first, last).await;
+    let _range = volume.ranges.hold_for_change(first, last).await;
     volume.ranges.writeback_done(first, last).await;
     let blocks;
     let mut write = write;

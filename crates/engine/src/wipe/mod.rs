@@ -18,7 +18,7 @@
 //!   these structures wait meanwhile.
 //!
 //! A read may have looked up a key before its data became dead, and read zeros. It finds a different
-//! [`Turn`](crate::device::Turn) then, and looks the key up again.
+//! [`ReadEpoch`](crate::device::ReadEpoch) then, and looks the key up again.
 //!
 //! A discard does not wipe data: a device may still return the old data.
 
@@ -212,7 +212,7 @@ impl Wipe<'_> {
         let live = live::survey(cache, &chosen).await?;
         // After this commit no crash brings back a key that points to sectors that are dead.
         cache.journal.commit_keys().await?;
-        cache.device.next_turn();
+        cache.device.next_read_epoch();
         let most = (cache.geometry.nbuckets as usize / 64).clamp(1, MOST_HELD);
         for group in chosen.chunks(most) {
             self.check()?;

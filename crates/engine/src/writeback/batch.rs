@@ -78,12 +78,12 @@ pub(super) async fn write_back(
     limit: Sectors,
 ) -> Result<Batch, EngineError> {
     let Some(backing) = volume.backing() else { return Ok(Batch::default()) };
-    let turn = cache.device.turn();
+    let epoch = cache.device.read_epoch();
     let mut runs = collect(volume, cache, &backing, inode, limit).await?;
     if runs.is_empty() {
         return Ok(Batch::default());
     }
-    runs.iter_mut().for_each(|run| run.filling.turn = turn);
+    runs.iter_mut().for_each(|run| run.filling.epoch = epoch);
     // The dirty keys become durable first: a crash that loses them could bring back an older clean key of the range,
     // whose data would be older than that on the backing device (contract 9).
     if !bug(Bug::WritebackBeforeDirtyKey) {
@@ -219,7 +219,7 @@ async fn write_groups(
         let Some(first) = extents.first() else { continue };
         let start = first.start;
         let size = extents.iter().fold(Sectors::ZERO, |n, e| n + e.size);
-        let filling = Filling { turn: run.filling.turn, ..Filling::default() };
+        let filling = Filling { epoch: run.filling.epoch, ..Filling::default() };
         let span = Span { start, size, extents: &extents, filling: &filling };
         match write_span(volume, cache, backing, &span).await {
             Ok(_) => cleaned.extend(extents),
@@ -270,7 +270,7 @@ async fn write_span(
     };
     // If a bucket was reused during the reads, the buffer has wrong data.
     let usable = filling.copies.iter().chain(extents).all(|p| cache.alloc.buckets().is_current(p.ptr));
-    if !usable || cache.device.turn() != filling.turn {
+    if !usable || cache.device.read_epoch() != filling.epoch {
         return Err(Failure::Replaced);
     }
     if backing.disk().info().sparse {

@@ -12,7 +12,7 @@ use format::{Inode, Ptr, Sector, Sectors};
 use io::Nanos;
 
 use crate::canary::{Bug, bug};
-use crate::device::{BackingDevice, Turn};
+use crate::device::{BackingDevice, ReadEpoch};
 use crate::error::EngineError;
 use crate::index::{Kind, MAX_POSITION, NotLoaded};
 use crate::policy::bridging::{Bridging, Shape};
@@ -53,8 +53,8 @@ pub(super) struct Filling {
     pub(super) disk: Option<(Sector, Sectors)>,
     /// The clean copies to read from the cache.
     pub(super) copies: Vec<Extent>,
-    /// A turn from before the look-ups in the index; `write_back` sets it for all runs of a batch.
-    pub(super) turn: Turn,
+    /// The read epoch before the look-ups in the index; `write_back` sets it for all runs of a batch.
+    pub(super) epoch: ReadEpoch,
 }
 
 /// Extents that are written by one request, with the gaps between them.
@@ -278,7 +278,7 @@ fn add_runs(target: Target<'_>, extents: Vec<Extent>, picked: &mut Picked) {
         if picked.bridging.pays(&shape) {
             // The gaps between the extents must not change either.
             let held = if bug(Bug::BridgeHoldsDirtyOnly) { extents[0].end() } else { end };
-            if let Some(guard) = volume.ranges().try_writeback(start, held) {
+            if let Some(guard) = volume.ranges().try_hold_for_writeback(start, held) {
                 picked.push(Run { start, size: end - start, extents, filling, guard });
             }
             return;
@@ -286,7 +286,7 @@ fn add_runs(target: Target<'_>, extents: Vec<Extent>, picked: &mut Picked) {
     }
     for extents in groups {
         let (start, end) = ends(&extents);
-        if let Some(guard) = volume.ranges().try_writeback(start, end) {
+        if let Some(guard) = volume.ranges().try_hold_for_writeback(start, end) {
             picked.push(Run { start, size: end - start, extents, filling: Filling::default(), guard });
         }
     }
@@ -356,7 +356,7 @@ mod tests {
     /// A run of `extents` extents of one sector each, with its size and the number of sectors that are read.
     fn push(picked: &mut Picked, extents: u64, span: u64, read: u64) {
         let ranges = Rc::new(Ranges::default());
-        let guard = ranges.try_writeback(Sector(0), Sector(span)).expect("nobody else holds it");
+        let guard = ranges.try_hold_for_writeback(Sector(0), Sector(span)).expect("nobody else holds it");
         let one = |n| Extent { start: Sector(n * 2), size: Sectors(1), ptr: Ptr::new(0, Sector(n), Gen(0)) };
         let disk = (read > 0).then_some((Sector(1), Sectors(read)));
         let filling = Filling { disk, ..Filling::default() };

@@ -88,7 +88,7 @@ pub enum HandshakeStep {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum NegotiationState {
     ClientFlags,
     OptionHeader,
     OptionData { option: u32, bytes: u32 },
@@ -110,7 +110,7 @@ enum Security {
 /// One client's handshake.
 #[derive(Debug)]
 pub struct Negotiation {
-    state: State,
+    state: NegotiationState,
     /// Bytes of the current element that have arrived.
     held: Vec<u8>,
     options_received: u32,
@@ -128,7 +128,7 @@ impl Negotiation {
         out.extend(OPTION_MAGIC.to_be_bytes());
         out.extend((handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES).to_be_bytes());
         Negotiation {
-            state: State::ClientFlags,
+            state: NegotiationState::ClientFlags,
             held: Vec::new(),
             options_received: 0,
             no_zeroes: false,
@@ -159,17 +159,19 @@ impl Negotiation {
         out: &mut Vec<u8>,
     ) -> (usize, HandshakeStep) {
         let (used, element) = match self.state {
-            State::Over => return (0, HandshakeStep::NeedMore),
-            State::Skip { option, bytes_left } => return self.skip(option, bytes_left, input, out),
-            State::ClientFlags => self.gather(input, 4),
-            State::OptionHeader => self.gather(input, OPTION_HEADER_BYTES),
+            NegotiationState::Over => return (0, HandshakeStep::NeedMore),
+            NegotiationState::Skip { option, bytes_left } => {
+                return self.skip(option, bytes_left, input, out);
+            }
+            NegotiationState::ClientFlags => self.gather(input, 4),
+            NegotiationState::OptionHeader => self.gather(input, OPTION_HEADER_BYTES),
             // The length was checked against MAX_OPTION_BYTES when the header was read.
-            State::OptionData { bytes, .. } => self.gather(input, bytes as usize),
+            NegotiationState::OptionData { bytes, .. } => self.gather(input, bytes as usize),
         };
         let Some(element) = element else { return (used, HandshakeStep::NeedMore) };
         let step = match self.state {
-            State::OptionData { option, .. } => self.answer(option, &element, exports, out),
-            State::ClientFlags => self.client_flags(&element),
+            NegotiationState::OptionData { option, .. } => self.answer(option, &element, exports, out),
+            NegotiationState::ClientFlags => self.client_flags(&element),
             _ => self.option_header(&element, exports, out),
         };
         // Keeps the storage for the next element.
@@ -182,7 +184,7 @@ impl Negotiation {
             other => other,
         };
         if matches!(step, HandshakeStep::Agreed(_) | HandshakeStep::Ended(_)) {
-            self.state = State::Over;
+            self.state = NegotiationState::Over;
         }
         (used, step)
     }
@@ -205,10 +207,10 @@ impl Negotiation {
         let used = u32::try_from(input.len()).unwrap_or(u32::MAX).min(bytes_left);
         let left = bytes_left.saturating_sub(used);
         if left > 0 {
-            self.state = State::Skip { option, bytes_left: left };
+            self.state = NegotiationState::Skip { option, bytes_left: left };
             return (used as usize, HandshakeStep::NeedMore);
         }
-        self.state = State::OptionHeader;
+        self.state = NegotiationState::OptionHeader;
         error(out, option, option_reply::ERR_TOO_BIG, "the option has too much data");
         (used as usize, HandshakeStep::Continue)
     }
@@ -219,7 +221,7 @@ impl Negotiation {
             return HandshakeStep::Ended(HandshakeEnd::UnknownFlags(flags));
         }
         self.no_zeroes = flags & client_flag::NO_ZEROES != 0;
-        self.state = State::OptionHeader;
+        self.state = NegotiationState::OptionHeader;
         HandshakeStep::Continue
     }
 
@@ -246,11 +248,11 @@ impl Negotiation {
             if option == option::EXPORT_NAME {
                 return HandshakeStep::Ended(HandshakeEnd::Oversized { option, bytes });
             }
-            self.state = State::Skip { option, bytes_left: bytes };
+            self.state = NegotiationState::Skip { option, bytes_left: bytes };
             return HandshakeStep::Continue;
         }
         if bytes > 0 {
-            self.state = State::OptionData { option, bytes };
+            self.state = NegotiationState::OptionData { option, bytes };
             return HandshakeStep::Continue;
         }
         // An option without data is answered here, because no more input may come before the client has the answer.
@@ -264,7 +266,7 @@ impl Negotiation {
         exports: &dyn Catalogue,
         out: &mut Vec<u8>,
     ) -> HandshakeStep {
-        self.state = State::OptionHeader;
+        self.state = NegotiationState::OptionHeader;
         if exports.shutting_down() && option != option::ABORT {
             if option == option::EXPORT_NAME {
                 return HandshakeStep::Ended(HandshakeEnd::ShuttingDown);

@@ -111,7 +111,7 @@ pub enum StreamStep {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum StreamState {
     Header,
     /// Payload of an accepted write follows.
     Payload {
@@ -138,7 +138,7 @@ struct Rules {
 #[derive(Debug)]
 pub struct RequestStream {
     rules: Rules,
-    state: State,
+    state: StreamState,
     shutting_down: bool,
     header: [u8; REQUEST_HEADER_BYTES],
     header_len: usize,
@@ -154,7 +154,7 @@ impl RequestStream {
                 structured: session.structured,
                 block_status: session.block_status,
             },
-            state: State::Header,
+            state: StreamState::Header,
             shutting_down: false,
             header: [0; REQUEST_HEADER_BYTES],
             header_len: 0,
@@ -169,23 +169,24 @@ impl RequestStream {
     /// Number of payload bytes that the current write still needs.
     pub fn payload_left(&self) -> u32 {
         match self.state {
-            State::Payload { bytes_left } => bytes_left,
+            StreamState::Payload { bytes_left } => bytes_left,
             _ => 0,
         }
     }
 
     /// Whether the stream stands between two requests.
     pub fn at_boundary(&self) -> bool {
-        matches!(self.state, State::Header | State::Over) && self.header_len == 0
+        matches!(self.state, StreamState::Header | StreamState::Over) && self.header_len == 0
     }
 
     /// Records that the caller received `bytes` of payload without [`RequestStream::step`].
     ///
     /// The caller must not claim more than [`RequestStream::payload_left`]; the excess is ignored.
     pub fn payload_received(&mut self, bytes: u32) {
-        if let State::Payload { bytes_left } = self.state {
+        if let StreamState::Payload { bytes_left } = self.state {
             let left = bytes_left.saturating_sub(bytes);
-            self.state = if left == 0 { State::Header } else { State::Payload { bytes_left: left } };
+            self.state =
+                if left == 0 { StreamState::Header } else { StreamState::Payload { bytes_left: left } };
         }
     }
 
@@ -196,21 +197,21 @@ impl RequestStream {
     pub fn step(&mut self, input: &[u8]) -> Result<(usize, StreamStep), StreamError> {
         match self.state {
             // Bytes after the disconnect request are ignored.
-            State::Over => Ok((input.len(), StreamStep::Nothing)),
-            State::Header => self.header(input),
-            State::Payload { bytes_left } => {
+            StreamState::Over => Ok((input.len(), StreamStep::Nothing)),
+            StreamState::Header => self.header(input),
+            StreamState::Payload { bytes_left } => {
                 let used = clamp(input.len(), bytes_left);
                 self.payload_received(used);
                 Ok((used as usize, StreamStep::Payload))
             }
-            State::Drain { bytes_left, refusal } => {
+            StreamState::Drain { bytes_left, refusal } => {
                 let used = clamp(input.len(), bytes_left);
                 let left = bytes_left.saturating_sub(used);
                 if left > 0 {
-                    self.state = State::Drain { bytes_left: left, refusal };
+                    self.state = StreamState::Drain { bytes_left: left, refusal };
                     return Ok((used as usize, StreamStep::Nothing));
                 }
-                self.state = State::Header;
+                self.state = StreamState::Header;
                 Ok((used as usize, StreamStep::Refuse(refusal)))
             }
         }
@@ -248,25 +249,25 @@ impl RequestStream {
         let offset = take_u64(&mut rest).unwrap_or(u64::MAX);
         let bytes = take_u32(&mut rest).unwrap_or(u32::MAX);
         if magic != REQUEST_MAGIC {
-            self.state = State::Over;
+            self.state = StreamState::Over;
             return Err(StreamError::BadMagic(magic));
         }
         if kind == command::DISCONNECT {
-            self.state = State::Over;
+            self.state = StreamState::Over;
             return Ok(StreamStep::Disconnect);
         }
         let payload = if kind == command::WRITE { bytes } else { 0 };
         match self.check(flags, kind, offset, bytes) {
             Ok(action) => {
                 if payload > 0 {
-                    self.state = State::Payload { bytes_left: payload };
+                    self.state = StreamState::Payload { bytes_left: payload };
                 }
                 Ok(StreamStep::Begin(Command { cookie, action, offset, bytes }))
             }
             Err((errno, message)) => {
                 let refusal = Refusal { cookie, errno, message };
                 if payload > 0 {
-                    self.state = State::Drain { bytes_left: payload, refusal };
+                    self.state = StreamState::Drain { bytes_left: payload, refusal };
                     return Ok(StreamStep::Nothing);
                 }
                 Ok(StreamStep::Refuse(refusal))

@@ -44,7 +44,7 @@ struct Pending {
 }
 
 #[derive(Default)]
-struct Inner {
+struct OutboxState {
     pending: Pending,
     closed: bool,
     sender: Option<Waker>,
@@ -52,7 +52,7 @@ struct Inner {
 
 /// Replies that wait to be sent.
 pub(super) struct Outbox {
-    inner: RefCell<Inner>,
+    inner: RefCell<OutboxState>,
     pool: BufferPool,
 }
 

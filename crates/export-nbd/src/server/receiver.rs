@@ -20,7 +20,7 @@ use crate::socket::Socket;
 const DIRECT_BYTES: u32 = 64 << 10;
 
 /// A write whose payload is arriving.
-struct Incoming {
+struct IncomingWrite {
     request: RequestId,
     fua: bool,
     /// Position of the current piece in the volume.
@@ -42,7 +42,7 @@ struct Piece {
 pub(super) struct Receiver<'a, V, S> {
     conn: &'a Rc<Connection<V, S>>,
     stream: RequestStream,
-    incoming: Option<Incoming>,
+    incoming: Option<IncomingWrite>,
     /// The workers that were started.
     tasks: Vec<JoinHandle<()>>,
 }
@@ -117,7 +117,7 @@ impl<'a, V: BlockVolume, S: Socket> Receiver<'a, V, S> {
             Action::Read { whole } => return self.begin_read(command, whole).await,
             Action::Write { fua } => {
                 let request = conn.requests.open(command, true, false, pieces(offset, bytes).count());
-                self.incoming = Some(Incoming { request, fua, offset, bytes_left: bytes, piece: None });
+                self.incoming = Some(IncomingWrite { request, fua, offset, bytes_left: bytes, piece: None });
                 return;
             }
             Action::Flush => Task::Flush,

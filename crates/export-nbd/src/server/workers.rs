@@ -15,7 +15,7 @@ struct Worker<J> {
     idle: bool,
 }
 
-struct Inner<J> {
+struct WorkerQueue<J> {
     workers: Vec<Worker<J>>,
     idle: Vec<usize>,
     backlog: VecDeque<J>,
@@ -24,14 +24,15 @@ struct Inner<J> {
 
 /// The workers of a connection, and the jobs that wait for one.
 pub(super) struct Workers<J> {
-    inner: RefCell<Inner<J>>,
+    inner: RefCell<WorkerQueue<J>>,
     limit: usize,
 }
 
 impl<J> Workers<J> {
     /// Creates the list of workers, which is empty and never has more than `limit`.
     pub(super) fn new(limit: usize) -> Workers<J> {
-        let inner = Inner { workers: Vec::new(), idle: Vec::new(), backlog: VecDeque::new(), closed: false };
+        let inner =
+            WorkerQueue { workers: Vec::new(), idle: Vec::new(), backlog: VecDeque::new(), closed: false };
         Workers { inner: RefCell::new(inner), limit: limit.max(1) }
     }
 

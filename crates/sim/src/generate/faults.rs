@@ -9,7 +9,7 @@ use super::{Life, one_of};
 use crate::disk::Landmark;
 use crate::hardware::Layout;
 use crate::landmark::Aim;
-use crate::plan::{Boot, Cut, Faults, Hang, Loss, Outage};
+use crate::plan::{BootPlan, Cut, Faults, Hang, Loss, Outage};
 
 /// Limit of slow requests in a boot with a hung device, in ns. A request that takes longer waits for that device.
 const SLOW_BESIDE_A_HANG: u64 = 300_000_000;
@@ -80,7 +80,13 @@ impl Mix {
     ///
     /// `effects`: the approximate latest time of the crash. `ends`: numbers of the answers at which a series of requests
     /// ends.
-    pub(super) fn crash(&self, rng: &mut Rng, boot: &mut Boot, (effects, first): (u64, bool), ends: &[u64]) {
+    pub(super) fn crash(
+        &self,
+        rng: &mut Rng,
+        boot: &mut BootPlan,
+        (effects, first): (u64, bool),
+        ends: &[u64],
+    ) {
         boot.cut = self.cut(rng);
         boot.off_seconds = if rng.chance(1, 10) { rng.below(100_000) } else { 0 };
         boot.cut_with_faults = boot.faults.is_some() && rng.chance(1, 2);

@@ -9,7 +9,7 @@ use super::mix::Lean;
 use super::one_of;
 use crate::disk::{Landmark, Retained};
 use crate::landmark::Aim;
-use crate::plan::{Act, Boot, Cut, Plan, Request, Substitute};
+use crate::plan::{Act, BootPlan, Cut, Plan, Request, Substitute};
 
 /// Adds the later additions to a plan with these leanings.
 pub(super) fn add(plan: &mut Plan, rng: &mut Rng, leanings: &[Lean]) {
@@ -79,7 +79,7 @@ fn lose_what_was_left(plan: &mut Plan, rng: &mut Rng) {
 }
 
 /// Adds drains that are cancelled.
-fn drain(rng: &mut Rng, boot: &mut Boot, volumes: u64) {
+fn drain(rng: &mut Rng, boot: &mut BootPlan, volumes: u64) {
     for _ in 0..rng.below(4) {
         let at = rng.below(boot.requests.len() as u64 + 1);
         let ns = one_of(rng, &[0, 1_000_000, 1_000_000_000]);
@@ -89,7 +89,7 @@ fn drain(rng: &mut Rng, boot: &mut Boot, volumes: u64) {
 }
 
 /// Adds durable zeros over a hole of the flash-only volume and over parts of the adjacent blocks, which have dirty data.
-fn edges(rng: &mut Rng, boot: &mut Boot, flash: usize, blocks: u64, block: u64) {
+fn edges(rng: &mut Rng, boot: &mut BootPlan, flash: usize, blocks: u64, block: u64) {
     // A shorter range is written as zeros, with keys.
     let wanted = 128 / block + 3;
     if blocks < wanted || boot.alone {
@@ -113,7 +113,7 @@ fn edges(rng: &mut Rng, boot: &mut Boot, flash: usize, blocks: u64, block: u64) 
 }
 
 /// Adds some wipes; before some of them a walk, which leaves more to be wiped.
-fn wipe(rng: &mut Rng, boot: &mut Boot) {
+fn wipe(rng: &mut Rng, boot: &mut BootPlan) {
     for _ in 0..rng.below(4) {
         let at = rng.below(boot.requests.len() as u64 + 1);
         let ns = one_of(rng, &[0, 0, 1_000_000, 1_000_000_000]);

@@ -19,7 +19,7 @@ mod settings;
 use io::Rng;
 
 use crate::hardware::Layout;
-use crate::plan::{Boot, Cut, Plan};
+use crate::plan::{BootPlan, Cut, Plan};
 use crate::world::Order;
 use mix::{Lean, Mix};
 
@@ -70,11 +70,11 @@ struct Drawn {
     /// Sizes of the volumes in sectors.
     sizes: Vec<u64>,
     /// The boot from which every boot is copied.
-    like: Boot,
+    like: BootPlan,
 }
 
 impl Drawn {
-    fn boot(&self, rng: &mut Rng, number: u64) -> Boot {
+    fn boot(&self, rng: &mut Rng, number: u64) -> BootPlan {
         let (mix, layout) = (&self.mix, &self.layout);
         let mut boot = self.like.clone();
         if rng.chance(1, if mix.leans { 8 } else { 3 }) {
@@ -118,7 +118,7 @@ impl Plan {
         if flash_sectors > 0 {
             sizes.push(flash_sectors);
         }
-        let like = Boot {
+        let like = BootPlan {
             cache_speed: devices::speed(rng),
             backing_speed: devices::speed(rng),
             settings,
@@ -162,7 +162,7 @@ impl Plan {
     /// Adds the last boots, which have no faults, so every operation has to succeed.
     fn end_well(&mut self, rng: &mut Rng, drawn: &Drawn) {
         let cut = drawn.mix.cut(rng);
-        let mut last = Boot { read_back_percent: 100, cut, ..drawn.like.clone() };
+        let mut last = BootPlan { read_back_percent: 100, cut, ..drawn.like.clone() };
         let drains: &[bool] = if rng.chance(1, 2) { &[true] } else { &[true, false, true] };
         for drain in drains {
             last.drain = *drain;

@@ -20,7 +20,7 @@ use crate::client::Client;
 use crate::crash_log::Memory;
 use crate::disk::SimDisk;
 use crate::hardware::{Parts, uuid_of};
-use crate::plan::{Boot, Plan, Request};
+use crate::plan::{BootPlan, Plan, Request};
 use crate::stamp::Content;
 use crate::world::World;
 use liveness::HungDevice;
@@ -57,7 +57,7 @@ pub struct Given {
 /// State that the tasks of one boot share.
 pub struct Session {
     /// The plan of this boot.
-    pub boot: Boot,
+    pub boot: BootPlan,
     /// Number of requests in flight for each volume.
     depth: u64,
     /// Seed of the engine.
@@ -82,7 +82,7 @@ pub struct Session {
 
 impl Session {
     /// Makes a boot that has not begun.
-    pub fn new(plan: &Plan, boot: Boot, given: Given) -> Rc<Session> {
+    pub fn new(plan: &Plan, boot: BootPlan, given: Given) -> Rc<Session> {
         let rt = given.parts.cache.runtime().clone();
         let queues: Vec<RefCell<VecDeque<Request>>> =
             given.clients.iter().map(|_| RefCell::default()).collect();

@@ -156,7 +156,7 @@ impl Session {
         client.pause().await;
         // Between the deletion and the new volume, any contents are allowed.
         let size = client.size();
-        let id = client.oracle.borrow_mut().begin(crate::oracle::What::Zero, 0, size);
+        let id = client.oracle.borrow_mut().begin(crate::oracle::ChangeKind::Zero, 0, size);
         self.given.flash_made.set(false);
         client.set_volume(None);
         let made = async {

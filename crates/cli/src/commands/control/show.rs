@@ -30,13 +30,13 @@ pub(super) fn table(rows: &[Vec<String>]) -> String {
 }
 
 /// A device with the known state of its volume.
-struct Row<'a> {
+struct DeviceRow<'a> {
     device: &'a Value,
     volume: Option<&'a Value>,
     cache: Option<&'a str>,
 }
 
-fn rows(status: &Value) -> Vec<Row<'_>> {
+fn rows(status: &Value) -> Vec<DeviceRow<'_>> {
     let devices: Vec<&Value> = status["devices"].as_array().into_iter().flatten().collect();
     let mut volumes: BTreeMap<&str, &Value> = BTreeMap::new();
     for set in status["sets"].as_array().into_iter().flatten() {
@@ -51,7 +51,7 @@ fn rows(status: &Value) -> Vec<Row<'_>> {
     };
     devices
         .iter()
-        .map(|d| Row {
+        .map(|d| DeviceRow {
             device: d,
             volume: volumes.get(text(&d["uuid"])).copied(),
             cache: if d["kind"] == "backing" { cache_of(&d["set"]) } else { None },
@@ -59,7 +59,7 @@ fn rows(status: &Value) -> Vec<Row<'_>> {
         .collect()
 }
 
-impl Row<'_> {
+impl DeviceRow<'_> {
     fn kind(&self) -> &'static str {
         match text(&self.device["kind"]) {
             "cache" => "3 (cache)",
@@ -150,7 +150,7 @@ impl Show {
     }
 }
 
-fn details(row: &Row<'_>) -> String {
+fn details(row: &DeviceRow<'_>) -> String {
     let mut lines: Vec<Vec<String>> = Vec::new();
     let mut add = |key: &str, value: String| {
         if !value.is_empty() {
@@ -199,8 +199,9 @@ impl Tree {
 fn tree(status: &Value) -> String {
     let rows = rows(status);
     let mut text_of = String::from(".\n");
-    let mut alone: Vec<&Row<'_>> = Vec::new();
-    let line = |row: &Row<'_>| format!("{}  {}  {}", text(&row.device["path"]), row.name(), row.state());
+    let mut alone: Vec<&DeviceRow<'_>> = Vec::new();
+    let line =
+        |row: &DeviceRow<'_>| format!("{}  {}  {}", text(&row.device["path"]), row.name(), row.state());
     for cache in rows.iter().filter(|r| r.device["kind"] == "cache") {
         text_of.push_str(&format!(
             "`-- {}  set {}\n",

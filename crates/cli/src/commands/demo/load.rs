@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use io::Rng;
 
-use super::target::{Reply, Request, Target};
+use super::target::{DemoReply, Request, RequestTarget};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::out;
@@ -123,7 +123,7 @@ impl Load {
     /// Sends requests to the blocks, in one random order after another, until the time has passed.
     pub(super) fn run_for(
         &mut self,
-        target: Target,
+        target: RequestTarget,
         what: &'static str,
         time: Duration,
         interrupt: &mut Interrupt,
@@ -134,7 +134,7 @@ impl Load {
     /// Sends one request to each block, or fewer if the time passes before.
     pub(super) fn run_once(
         &mut self,
-        target: Target,
+        target: RequestTarget,
         what: &'static str,
         time: Duration,
         interrupt: &mut Interrupt,
@@ -163,7 +163,7 @@ impl Load {
     fn take(
         &mut self,
         what: &'static str,
-        reply: Reply,
+        reply: DemoReply,
         under_way: &mut [Option<(Instant, Option<u32>)>],
     ) -> Result<Instant, Failure> {
         let Some((at, block)) = usize::try_from(reply.tag)
@@ -194,7 +194,7 @@ impl Load {
 
     fn run(
         &mut self,
-        mut target: Target,
+        mut target: RequestTarget,
         what: &'static str,
         time: Duration,
         once: bool,

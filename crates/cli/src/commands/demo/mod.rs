@@ -26,8 +26,8 @@ use crate::out;
 use filesystem::Mounted;
 use load::{Load, WorkingSet};
 use server::Server;
-use table::{Row, Table};
-use target::Target;
+use table::{PassRow, Table};
+use target::RequestTarget;
 
 const SSD_BYTES: u64 = 256 << 20;
 const HDD_BYTES: u64 = 2 << 30;
@@ -144,10 +144,10 @@ impl Devices<'_> {
         Mounted::mount(&device, &dir)
     }
 
-    fn target(&self, mounted: Option<&Mounted>) -> Result<Target, Failure> {
+    fn target(&self, mounted: Option<&Mounted>) -> Result<RequestTarget, Failure> {
         let target = match mounted {
-            Some(m) => Target::file(&m.file()),
-            None => Target::nbd(&self.socket()),
+            Some(m) => RequestTarget::file(&m.file()),
+            None => RequestTarget::nbd(&self.socket()),
         };
         target.map_err(|e| Failure::because("the volume cannot be used", e))
     }
@@ -201,7 +201,7 @@ fn measure_alone(
         mounted = Some(fs);
     }
     let figures = load.run_for(devices.target(mounted.as_ref())?, "HDD alone", ALONE, interrupt)?;
-    table.push(Row::new("HDD alone", figures));
+    table.push(PassRow::new("HDD alone", figures));
     mounted.map_or(Ok(()), Mounted::unmount)?;
     server.stop()
 }
@@ -229,11 +229,11 @@ fn measure_cached(
     let mut before = server.stats()?;
     let figures = load.run_once(devices.target(mounted.as_ref())?, "first pass", FIRST_PASS, interrupt)?;
     let after = server.stats()?;
-    table.push(Row::new("cached, first pass", figures).with_cache(&before, &after));
+    table.push(PassRow::new("cached, first pass", figures).with_cache(&before, &after));
     before = after;
     let figures = load.run_for(devices.target(mounted.as_ref())?, "second pass", SECOND_PASS, interrupt)?;
     let after = server.stats()?;
-    table.push(Row::new("cached, second pass", figures).with_cache(&before, &after));
+    table.push(PassRow::new("cached, second pass", figures).with_cache(&before, &after));
     mounted.map_or(Ok(()), Mounted::unmount)?;
     server.stop()
 }

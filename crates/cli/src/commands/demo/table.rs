@@ -9,7 +9,7 @@ use super::server::Stats;
 use crate::size;
 
 /// A row of the table.
-pub(super) struct Row {
+pub(super) struct PassRow {
     what: &'static str,
     iops: f64,
     /// Median, 95th and 99th percentile in microseconds.
@@ -18,9 +18,9 @@ pub(super) struct Row {
     dirty_bytes: Option<u64>,
 }
 
-impl Row {
-    pub(super) fn new(what: &'static str, figures: Figures) -> Row {
-        Row {
+impl PassRow {
+    pub(super) fn new(what: &'static str, figures: Figures) -> PassRow {
+        PassRow {
             what,
             iops: figures.requests as f64 / figures.took.as_secs_f64().max(1e-9),
             latency: [0.50, 0.95, 0.99].map(|q| figures.latency.value_at_quantile(q)),
@@ -30,7 +30,7 @@ impl Row {
     }
 
     /// Adds the hit ratio between two snapshots, and the dirty data of the second one.
-    pub(super) fn with_cache(mut self, before: &Stats, after: &Stats) -> Row {
+    pub(super) fn with_cache(mut self, before: &Stats, after: &Stats) -> PassRow {
         let [hits, misses] = [after.hits - before.hits, after.misses - before.misses];
         self.hit_ratio = (hits + misses > 0).then(|| hits as f64 / (hits + misses) as f64);
         self.dirty_bytes = Some(after.dirty_bytes);
@@ -41,11 +41,11 @@ impl Row {
 /// The rows of the table.
 #[derive(Default)]
 pub(super) struct Table {
-    rows: Vec<Row>,
+    rows: Vec<PassRow>,
 }
 
 impl Table {
-    pub(super) fn push(&mut self, row: Row) {
+    pub(super) fn push(&mut self, row: PassRow) {
         self.rows.push(row);
     }
 

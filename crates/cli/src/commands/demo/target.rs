@@ -27,7 +27,7 @@ pub(super) enum Request {
 }
 
 /// The outcome of a request.
-pub(super) struct Reply {
+pub(super) struct DemoReply {
     pub(super) tag: u64,
     /// The data of a read.
     pub(super) data: io::Result<Vec<u8>>,
@@ -40,7 +40,7 @@ pub(super) struct Job {
 }
 
 /// The target of requests.
-pub(super) enum Target {
+pub(super) enum RequestTarget {
     Nbd(Box<Client>),
     File(Workers),
 }
@@ -49,7 +49,7 @@ pub(super) enum Target {
 pub(super) struct Workers {
     /// `None` at the end, which ends the threads.
     jobs: Option<Sender<Job>>,
-    replies: Receiver<Reply>,
+    replies: Receiver<DemoReply>,
     pending: usize,
     threads: Vec<JoinHandle<()>>,
 }
@@ -64,16 +64,16 @@ impl Drop for Workers {
     }
 }
 
-impl Target {
+impl RequestTarget {
     /// Connects to the only volume of the server on a socket.
-    pub(super) fn nbd(socket: &Path) -> io::Result<Target> {
+    pub(super) fn nbd(socket: &Path) -> io::Result<RequestTarget> {
         let client = Client::connect(socket, "")?;
         client.set_timeout(Some(ANSWER_WITHIN))?;
-        Ok(Target::Nbd(Box::new(client)))
+        Ok(RequestTarget::Nbd(Box::new(client)))
     }
 
     /// Opens a file, and starts the threads for its requests.
-    pub(super) fn file(path: &Path) -> io::Result<Target> {
+    pub(super) fn file(path: &Path) -> io::Result<RequestTarget> {
         let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
         let file = OpenOptions::new().read(true).write(true).custom_flags(direct).open(path)?;
         let (file, (jobs, waiting), (sender, replies)) = (Arc::new(file), channel(), channel());
@@ -84,23 +84,25 @@ impl Target {
             let builder = std::thread::Builder::new().name("ubcache-load".into());
             workers.threads.push(builder.spawn(move || work(&file, &waiting, &sender))?);
         }
-        Ok(Target::File(workers))
+        Ok(RequestTarget::File(workers))
     }
 
     pub(super) fn pending(&self) -> usize {
         match self {
-            Target::Nbd(client) => client.pending(),
-            Target::File(workers) => workers.pending,
+            RequestTarget::Nbd(client) => client.pending(),
+            RequestTarget::File(workers) => workers.pending,
         }
     }
 
     pub(super) fn ask(&mut self, request: Request, position: u64, tag: u64) -> io::Result<()> {
         match (self, request) {
-            (Target::Nbd(client), Request::Read(bytes)) => {
+            (RequestTarget::Nbd(client), Request::Read(bytes)) => {
                 client.ask(Ask::Read(u32::try_from(bytes).unwrap_or(u32::MAX)), position, tag)
             }
-            (Target::Nbd(client), Request::Write(data)) => client.ask_write(position, &data, false, tag),
-            (Target::File(workers), request) => {
+            (RequestTarget::Nbd(client), Request::Write(data)) => {
+                client.ask_write(position, &data, false, tag)
+            }
+            (RequestTarget::File(workers), request) => {
                 workers.pending += 1;
                 let jobs = workers.jobs.as_ref().ok_or_else(workers_ended)?;
                 jobs.send(Job { request, position, tag }).map_err(|_| workers_ended())
@@ -108,15 +110,15 @@ impl Target {
         }
     }
 
-    pub(super) fn receive(&mut self) -> io::Result<Reply> {
+    pub(super) fn receive(&mut self) -> io::Result<DemoReply> {
         match self {
-            Target::Nbd(client) => {
+            RequestTarget::Nbd(client) => {
                 let reply = client.receive()?;
                 let errno = i32::try_from(reply.error).unwrap_or(5);
                 let data = if errno == 0 { Ok(reply.data) } else { Err(io::Error::from_raw_os_error(errno)) };
-                Ok(Reply { tag: reply.tag, data })
+                Ok(DemoReply { tag: reply.tag, data })
             }
-            Target::File(workers) => {
+            RequestTarget::File(workers) => {
                 let reply = workers.replies.recv_timeout(ANSWER_WITHIN).map_err(|_| workers_ended())?;
                 workers.pending -= 1;
                 Ok(reply)
@@ -130,7 +132,7 @@ fn workers_ended() -> io::Error {
 }
 
 /// Carries out requests on a file, on one of the threads, until the target is dropped.
-fn work(file: &File, waiting: &Mutex<Receiver<Job>>, replies: &Sender<Reply>) {
+fn work(file: &File, waiting: &Mutex<Receiver<Job>>, replies: &Sender<DemoReply>) {
     // Direct I/O needs aligned buffers.
     let pool = BufferPool::default();
     loop {
@@ -145,7 +147,7 @@ fn work(file: &File, waiting: &Mutex<Receiver<Job>>, replies: &Sender<Reply>) {
                 file.write_all_at(pool.copy_of(&data).as_slice(), position).map(|()| Vec::new())
             }
         };
-        if replies.send(Reply { tag, data }).is_err() {
+        if replies.send(DemoReply { tag, data }).is_err() {
             return;
         }
     }

@@ -129,7 +129,7 @@ fn random_uuid() -> Uuid {
 
 /// The formatted devices.
 #[derive(Serialize)]
-struct Report {
+struct MakeReport {
     schema_version: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     set_uuid: Option<String>,
@@ -159,11 +159,11 @@ struct Made {
 }
 
 /// The report in the form of make-bcache, which scripts parse.
-struct ToolsReport<'a>(&'a Report);
+struct ToolsReport<'a>(&'a MakeReport);
 
 impl fmt::Display for ToolsReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { set_uuid, devices, .. } = self.0;
+        let MakeReport { set_uuid, devices, .. } = self.0;
         let set = set_uuid.as_deref().unwrap_or("00000000-0000-0000-0000-000000000000");
         for d in devices {
             write!(f, "UUID:\t\t\t{}\nSet UUID:\t\t{set}\nversion:\t\t{}\n", d.uuid, d.version)?;
@@ -182,7 +182,7 @@ impl fmt::Display for ToolsReport<'_> {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for MakeReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(set) = &self.set_uuid {
             writeln!(f, "cache set {set}")?;
@@ -203,7 +203,7 @@ impl fmt::Display for Report {
 }
 
 /// A device that is claimed and will be formatted.
-struct Target {
+struct DeviceToFormat {
     path: PathBuf,
     disk: Disk,
     /// The new contents of the first sectors.
@@ -303,7 +303,7 @@ impl Make {
             }
             write_head(target).await?;
         }
-        let report = Report {
+        let report = MakeReport {
             schema_version: 1,
             set_uuid: set.map(|u| u.to_string()),
             // The cache device is listed first.
@@ -319,7 +319,13 @@ impl Make {
         }
     }
 
-    fn cache_target(&self, path: &Path, disk: Disk, block: Sectors, set: Uuid) -> Result<Target, Failure> {
+    fn cache_target(
+        &self,
+        path: &Path,
+        disk: Disk,
+        block: Sectors,
+        set: Uuid,
+    ) -> Result<DeviceToFormat, Failure> {
         let info = disk.info().clone();
         let nbuckets = info.sectors.0 / self.bucket.0;
         if self.bucket.0.is_power_of_two() && nbuckets < u64::from(MIN_BUCKETS) {
@@ -370,10 +376,16 @@ impl Make {
             data_sectors: None,
             cache_mode: None,
         };
-        Ok(Target { path: path.to_path_buf(), disk, head, made })
+        Ok(DeviceToFormat { path: path.to_path_buf(), disk, head, made })
     }
 
-    fn backing_target(&self, path: &Path, disk: Disk, block: Sectors, set: Uuid) -> Result<Target, Failure> {
+    fn backing_target(
+        &self,
+        path: &Path,
+        disk: Disk,
+        block: Sectors,
+        set: Uuid,
+    ) -> Result<DeviceToFormat, Failure> {
         let info = disk.info().clone();
         let fail = |text: String| Failure::Failed(format!("{}: {text}", info.name));
         let label = self.label.as_deref().unwrap_or("");
@@ -421,7 +433,7 @@ impl Make {
             data_sectors: Some(sb.data_sectors().0),
             cache_mode: Some(cache_mode.name()),
         };
-        Ok(Target { path: path.to_path_buf(), disk, head, made })
+        Ok(DeviceToFormat { path: path.to_path_buf(), disk, head, made })
     }
 }
 
@@ -439,7 +451,7 @@ fn recheck(
 const MAX_SIGNATURES: usize = 1000;
 
 /// Erases old signatures on the device.
-async fn erase_signatures(target: &Target) -> Result<(), Failure> {
+async fn erase_signatures(target: &DeviceToFormat) -> Result<(), Failure> {
     let disk = &target.disk;
     let block = u64::from(disk.info().logical_block_bytes);
     for _ in 0..MAX_SIGNATURES {
@@ -454,7 +466,7 @@ async fn erase_signatures(target: &Target) -> Result<(), Failure> {
 }
 
 /// Writes the superblock, and zeros to the sectors before it, as other tools do.
-async fn write_head(target: &Target) -> Result<(), Failure> {
+async fn write_head(target: &DeviceToFormat) -> Result<(), Failure> {
     let disk = &target.disk;
     let mut buffer = disk.runtime().pool().zeroed(HEAD.bytes() as usize);
     let at = HEAD.bytes() as usize - SUPERBLOCK_BYTES;

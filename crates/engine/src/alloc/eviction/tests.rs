@@ -66,10 +66,10 @@ fn a_policy_that_comes_back_knows_what_it_knew() {
 #[test]
 fn a_policy_that_is_not_in_use_is_told_of_fills() {
     let mut eviction = Eviction::new(geometry(), cost_benefit(), 0);
-    eviction.on_fill(BucketNr(60), Fill::FirstRead);
+    eviction.on_fill(BucketNr(60), FillKind::FirstRead);
     choose(&mut eviction, 0);
     eviction.set_policy(PolicyEntry::stored(Replacement::Lru));
-    eviction.on_fill(BucketNr(61), Fill::FirstRead);
+    eviction.on_fill(BucketNr(61), FillKind::FirstRead);
     eviction.set_policy(cost_benefit());
     let in_probation = |e: &mut Eviction, b| e.policy().on_hit(BucketNr(b), 1);
     assert!(in_probation(&mut eviction, 61));

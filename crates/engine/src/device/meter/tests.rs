@@ -11,7 +11,7 @@ fn on(device: &Rc<Watching>, rt: &Handle) -> (Disk, Rc<Meter>) {
     (disk, meter)
 }
 
-fn read(disk: &Disk, meter: &Rc<Meter>, sector: u64) -> Watched {
+fn read(disk: &Disk, meter: &Rc<Meter>, sector: u64) -> MeteredIo {
     let buffer = disk.runtime().pool().take(512);
     meter.read(disk, Sector(sector), Sectors(1), buffer, 0)
 }

@@ -20,7 +20,7 @@ fn buckets() -> Vec<BucketNr> {
     [6, 4, 7, 5].map(BucketNr).to_vec()
 }
 
-async fn scan_of(disk: &Disk, ring: &[BucketNr]) -> Result<Found, EngineError> {
+async fn scan_of(disk: &Disk, ring: &[BucketNr]) -> Result<ScannedRing, EngineError> {
     let geometry = Geometry::new(Sectors(BUCKET), Sectors(1), 1024, 4, 4).unwrap();
     let place = Place { device: Arc::from("test disk"), set: "a set".into() };
     let mut memory = MemoryBudget::unlimited().try_reserve(0).unwrap();
@@ -45,7 +45,7 @@ async fn written(rt: &Handle, entries: u64, needed: u64) -> Disk {
         Sectors(BUCKET),
         Sectors(1),
         vec![JournalSeq(0), JournalSeq(0), JournalSeq(0), one],
-        Slot { bucket: 3, offset: Sectors(BUCKET) },
+        RingSlot { bucket: 3, offset: Sectors(BUCKET) },
         one,
     );
     let durable =
@@ -93,7 +93,8 @@ fn writing_goes_on_behind_the_newest_entry() {
             // Three other buckets are free: none of their entries is needed.
             assert_eq!(found.ring.left(), (Sectors(RING - used), Sectors(RING)), "{entries}");
             let slot = found.ring.take(512, JournalSeq(last + 1));
-            let next = Slot { bucket: (entries / BUCKET % 4) as usize, offset: Sectors(entries % BUCKET) };
+            let next =
+                RingSlot { bucket: (entries / BUCKET % 4) as usize, offset: Sectors(entries % BUCKET) };
             assert_eq!(slot, next, "{entries}");
         }
     });
@@ -130,7 +131,7 @@ fn a_torn_entry_is_none() {
             let mut found = scan_of(&disk, &buckets()).await.unwrap();
             assert_eq!(found.replay.newest, JournalSeq(10));
             let slot = found.ring.take(512, JournalSeq(11));
-            assert_eq!(slot, Slot { bucket: 0, offset: Sectors(9) });
+            assert_eq!(slot, RingSlot { bucket: 0, offset: Sectors(9) });
         }
     });
 }

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
 use super::tests::{Cache, FIRST, bucket, caches, space, uniform};
-use super::{Fill, PolicyEntry, ReplacementPolicy};
+use super::{FillKind, PolicyEntry, ReplacementPolicy};
 
 /// What happens to a policy and its cache between two scans.
 #[derive(Clone, Debug)]
@@ -66,7 +66,7 @@ fn history(entry: &PolicyEntry, cache: &Cache, steps: &[Step], seed: u64, slice:
     for step in steps {
         match *step {
             Step::Fill(b, first) => {
-                let fill = if first { Fill::FirstRead } else { Fill::Lasting };
+                let fill = if first { FillKind::FirstRead } else { FillKind::Lasting };
                 whole.on_fill(BucketNr(place(b)), fill);
                 sliced.on_fill(BucketNr(place(b)), fill);
             }
@@ -144,7 +144,7 @@ fn degenerate_caches(entry: &PolicyEntry) {
         policy.choose(10, 0, &|nr| panic!("{name}: bucket {nr} does not exist"), &mut out);
         assert!(out.is_empty(), "{name}: there is no bucket");
         // A hit of a bucket that does not exist has no effect.
-        policy.on_fill(BucketNr(end), Fill::Lasting);
+        policy.on_fill(BucketNr(end), FillKind::Lasting);
         assert!(!policy.on_hit(BucketNr(end), 1), "{name}: there is no such bucket");
     }
     let mut policy = (entry.new)(&space(4, 5, 0));

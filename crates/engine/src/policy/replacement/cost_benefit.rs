@@ -24,7 +24,7 @@
 use format::{BucketNr, Inode, Sector};
 
 use super::saving::UNKNOWN_WORTH;
-use super::{Candidates, Fill, ReplacementPolicy, Space};
+use super::{Candidates, FillKind, ReplacementPolicy, Space};
 
 /// Ticks after which hits become a rate: an eighth of the cache.
 const WINDOW_TICKS: u32 = 128;
@@ -53,7 +53,7 @@ const MAX_GRANULE_SECTORS: u64 = 128;
 
 /// Which data a bucket is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Segment {
+pub enum BucketSegment {
     /// What was read once.
     Probation,
     /// What was read again, or written.
@@ -65,7 +65,7 @@ pub enum Segment {
 /// What is known about the use of a bucket.
 #[derive(Clone, Copy, Debug)]
 struct Heat {
-    segment: Segment,
+    segment: BucketSegment,
     /// Whole windows seen, up to [`LONG_WINDOWS`].
     windows: u8,
     /// Tick at which it began to be filled.
@@ -81,7 +81,7 @@ struct Heat {
 
 impl Heat {
     /// Of a bucket of which nothing is known yet but when it began to be filled.
-    fn new(segment: Segment, born: u32) -> Heat {
+    fn new(segment: BucketSegment, born: u32) -> Heat {
         Heat { segment, windows: 0, born, drains: 0, hits: 0, short: 0, long: 0 }
     }
 }
@@ -158,7 +158,7 @@ impl ReplacementPolicy for CostBenefit {
     fn new(space: &Space) -> CostBenefit {
         let cache_sectors = u64::from(space.nbuckets).saturating_mul(space.bucket_sectors.0);
         CostBenefit {
-            heat: vec![Heat::new(Segment::Protected, 0); space.nbuckets as usize],
+            heat: vec![Heat::new(BucketSegment::Protected, 0); space.nbuckets as usize],
             first: space.first,
             ticks: 0,
             ghosts: Ghosts::new(cache_sectors, space.block_sectors.0),
@@ -179,10 +179,10 @@ impl ReplacementPolicy for CostBenefit {
         true
     }
 
-    fn on_fill(&mut self, bucket: BucketNr, fill: Fill) {
+    fn on_fill(&mut self, bucket: BucketNr, fill: FillKind) {
         let segment = match fill {
-            Fill::FirstRead => Segment::Probation,
-            Fill::Lasting => Segment::Protected,
+            FillKind::FirstRead => BucketSegment::Probation,
+            FillKind::Lasting => BucketSegment::Protected,
         };
         if let Some(h) = self.heat.get_mut(bucket.0 as usize) {
             *h = Heat::new(segment, self.ticks);
@@ -195,7 +195,7 @@ impl ReplacementPolicy for CostBenefit {
         h.hits = h.hits.saturating_add(worth);
         self.mean.hits += 1;
         self.mean.worth += u64::from(worth);
-        h.segment != Segment::Protected && self.is_full
+        h.segment != BucketSegment::Protected && self.is_full
     }
 
     fn on_miss(&mut self, inode: Inode, at: Sector) -> bool {
@@ -207,7 +207,7 @@ impl ReplacementPolicy for CostBenefit {
         if !self.ticks.is_multiple_of(WINDOW_TICKS) {
             return;
         }
-        for h in self.heat.iter_mut().filter(|h| h.segment == Segment::Protected) {
+        for h in self.heat.iter_mut().filter(|h| h.segment == BucketSegment::Protected) {
             let parts = |hits: u32, ticks: u32| {
                 let n = u64::from(hits) * RATE_PARTS * u64::from(WINDOW_TICKS) / u64::from(ticks);
                 u32::try_from(n).unwrap_or(u32::MAX)
@@ -246,9 +246,9 @@ impl ReplacementPolicy for CostBenefit {
             let Some(h) = self.heat.get(nr as usize).filter(|_| c.eligible) else { continue };
             match h.segment {
                 _ if c.live_sectors == 0 => found.empty.push(nr),
-                Segment::Probation => found.probation.push((self.ticks.wrapping_sub(h.born), nr)),
-                Segment::Draining => found.draining.push((self.ticks.wrapping_sub(h.drains), nr)),
-                Segment::Protected => found.protected.push((self.rate(h), c.prio, nr)),
+                BucketSegment::Probation => found.probation.push((self.ticks.wrapping_sub(h.born), nr)),
+                BucketSegment::Draining => found.draining.push((self.ticks.wrapping_sub(h.drains), nr)),
+                BucketSegment::Protected => found.protected.push((self.rate(h), c.prio, nr)),
             }
         }
         (self.found, self.next) = (found, until);
@@ -279,7 +279,7 @@ impl ReplacementPolicy for CostBenefit {
         for _ in 0..more {
             let Some((rate, _, nr)) = left.protected.pop() else { break };
             if let Some(h) = self.heat.get_mut(nr as usize) {
-                (h.segment, h.drains, h.long) = (Segment::Draining, self.ticks, rate);
+                (h.segment, h.drains, h.long) = (BucketSegment::Draining, self.ticks, rate);
             }
         }
         self.has_room = protected < clean - clean / PROBATION_LEAST_PART - clean / 64;
@@ -294,13 +294,13 @@ impl CostBenefit {
             u32::try_from(worth * RATE_PARTS * u64::from(WINDOW_TICKS) / ticks.max(1)).unwrap_or(u32::MAX)
         };
         match (h.segment, h.windows) {
-            (Segment::Draining, _) => h.long,
-            (Segment::Probation, _) => scaled(u64::from(h.hits), age),
-            (Segment::Protected, 0) => {
+            (BucketSegment::Draining, _) => h.long,
+            (BucketSegment::Probation, _) => scaled(u64::from(h.hits), age),
+            (BucketSegment::Protected, 0) => {
                 let usual = self.mean.worth.checked_div(self.mean.hits).unwrap_or(u64::from(UNKNOWN_WORTH));
                 scaled(u64::from(h.hits) + CREDIT_HITS * usual, age + u64::from(WINDOW_TICKS / 2))
             }
-            (Segment::Protected, _) => h.short.min(h.long),
+            (BucketSegment::Protected, _) => h.short.min(h.long),
         }
     }
 

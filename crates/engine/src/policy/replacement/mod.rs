@@ -59,7 +59,7 @@ pub type Candidates<'a> = &'a dyn Fn(BucketNr) -> Candidate;
 
 /// What a bucket is filled with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fill {
+pub enum FillKind {
     /// Data that a read brings in for the first time in a while.
     FirstRead,
     /// Data that was read again or written, and metadata of file systems.
@@ -122,7 +122,7 @@ pub trait ReplacementPolicy {
     }
 
     /// A bucket begins to be filled.
-    fn on_fill(&mut self, bucket: BucketNr, fill: Fill) {
+    fn on_fill(&mut self, bucket: BucketNr, fill: FillKind) {
         let _ = (bucket, fill);
     }
 
@@ -133,7 +133,7 @@ pub trait ReplacementPolicy {
         false
     }
 
-    /// Data that is not in the cache was read. True if it is to be filled in as [`Fill::Lasting`].
+    /// Data that is not in the cache was read. True if it is to be filled in as [`FillKind::Lasting`].
     fn on_miss(&mut self, inode: Inode, at: Sector) -> bool {
         let _ = (inode, at);
         false

@@ -39,9 +39,9 @@ impl Both {
         assert_eq!(self.ranges.is_busy(first, last), changed || written_back);
         assert_eq!(self.ranges.is_written_back(first, last), written_back);
         let (class, valid, guard) = match what {
-            0 | 1 => (Class::Change, true, self.ranges.try_change(first, last)),
-            2 | 3 => (Class::Writeback, true, self.ranges.try_writeback(first, last)),
-            4 | 5 => (Class::Miss, !changed, Some(self.ranges.miss(first, last))),
+            0 | 1 => (Class::Change, true, self.ranges.try_hold_for_change(first, last)),
+            2 | 3 => (Class::Writeback, true, self.ranges.try_hold_for_writeback(first, last)),
+            4 | 5 => (Class::Miss, !changed, Some(self.ranges.hold_for_miss(first, last))),
             6 => {
                 self.ranges.invalidate_misses();
                 self.known.iter_mut().filter(|k| k.class == Class::Miss).for_each(|k| k.valid = false);
@@ -90,16 +90,16 @@ proptest! {
 fn a_change_of_everything_excludes_others() {
     run(|rt| async move {
         let r = Rc::new(Ranges::default());
-        let first = r.change(Sector(5), Sector(6)).await;
-        let writeback = r.try_writeback(Sector(90), Sector(95));
+        let first = r.hold_for_change(Sector(5), Sector(6)).await;
+        let writeback = r.try_hold_for_writeback(Sector(90), Sector(95));
         let theirs = r.clone();
-        let all = rt.spawn(async move { theirs.change_all().await });
+        let all = rt.spawn(async move { theirs.hold_all_for_change().await });
         rt.yield_now().await;
-        assert!(r.try_change(Sector(50), Sector(51)).is_none(), "it would have to be waited for");
+        assert!(r.try_hold_for_change(Sector(50), Sector(51)).is_none(), "it would have to be waited for");
         let theirs = r.clone();
-        let second = rt.spawn(async move { theirs.change(Sector(50), Sector(51)).await });
+        let second = rt.spawn(async move { theirs.hold_for_change(Sector(50), Sector(51)).await });
         let theirs = r.clone();
-        let all_again = rt.spawn(async move { theirs.change_all().await });
+        let all_again = rt.spawn(async move { theirs.hold_all_for_change().await });
         rt.yield_now().await;
         assert!(all.try_take().is_none() && second.try_take().is_none());
         drop(first);
@@ -111,15 +111,15 @@ fn a_change_of_everything_excludes_others() {
         // The second change of all waits for the others to end before the change can begin.
         drop(all_again.await);
         drop(second.await);
-        assert!(r.try_change(Sector(50), Sector(51)).is_some());
+        assert!(r.try_hold_for_change(Sector(50), Sector(51)).is_some());
         // The future of this wait is dropped.
-        let first = r.change(Sector(5), Sector(6)).await;
+        let first = r.hold_for_change(Sector(5), Sector(6)).await;
         {
-            let wait = std::pin::pin!(r.change_all());
+            let wait = std::pin::pin!(r.hold_all_for_change());
             let sleep = std::pin::pin!(rt.sleep(io::Nanos::from_ms(1)));
             io::sync::select(wait, sleep).await;
         }
-        assert!(r.try_change(Sector(50), Sector(51)).is_some());
+        assert!(r.try_hold_for_change(Sector(50), Sector(51)).is_some());
         drop(first);
     });
 }
@@ -131,9 +131,9 @@ fn a_release_ends_a_wait() {
         let r = Rc::new(Ranges::default());
         for class in 0..3 {
             let guard = match class {
-                0 => r.miss(Sector(0), Sector(1)),
-                1 => r.change(Sector(0), Sector(1)).await,
-                _ => r.try_writeback(Sector(0), Sector(1)).unwrap(),
+                0 => r.hold_for_miss(Sector(0), Sector(1)),
+                1 => r.hold_for_change(Sector(0), Sector(1)).await,
+                _ => r.try_hold_for_writeback(Sector(0), Sector(1)).unwrap(),
             };
             let theirs = r.clone();
             let told = rt.spawn(async move { theirs.released().await });

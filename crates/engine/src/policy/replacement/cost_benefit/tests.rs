@@ -184,7 +184,7 @@ fn compare(nbuckets: u32, cache: &mut [Candidate], steps: Vec<Step>) -> Result<(
     for step in steps {
         match step {
             Step::Fills(b, probation) => {
-                policy.on_fill(BucketNr(b), if probation { Fill::FirstRead } else { Fill::Lasting });
+                policy.on_fill(BucketNr(b), if probation { FillKind::FirstRead } else { FillKind::Lasting });
                 oracle.buckets[b as usize] = Bucket { probation, born: oracle.now, ..Bucket::default() };
             }
             Step::Hit(b, worth) => {
@@ -256,7 +256,7 @@ fn a_scan_goes_through_probation_alone() {
         }
         for b in choose(&mut policy, 2, &cache) {
             assert!(b >= 30 || round < 20, "round {round}: bucket {b} is hit all the time");
-            policy.on_fill(BucketNr(b), Fill::FirstRead);
+            policy.on_fill(BucketNr(b), FillKind::FirstRead);
         }
     }
 }
@@ -359,7 +359,7 @@ fn the_protected_segment_has_its_share() {
     // Of 1280 clean buckets at least 64 are for probation. 20 more keep buckets from moving back and forth.
     for (protected, has_room) in [(1195, true), (1196, false), (1197, false)] {
         let mut policy = CostBenefit::new(&space(0, 1280, 0));
-        (protected..1280).for_each(|b| policy.on_fill(BucketNr(b), Fill::FirstRead));
+        (protected..1280).for_each(|b| policy.on_fill(BucketNr(b), FillKind::FirstRead));
         policy.on_miss(Inode(1), Sector(800));
         choose(&mut policy, 0, &full_of(1280));
         assert_eq!(policy.on_miss(Inode(1), Sector(800)), has_room, "{protected} protected");
@@ -392,7 +392,7 @@ fn nothing_is_copied_while_there_is_room() {
     {
         let mut policy = policy();
         let mut cache = full();
-        policy.on_fill(BucketNr(BUCKETS - 1), Fill::FirstRead);
+        policy.on_fill(BucketNr(BUCKETS - 1), FillKind::FirstRead);
         (FIRST..FIRST + empty).for_each(|b| cache[b as usize].live_sectors = 0);
         choose(&mut policy, wanted, &cache);
         assert_eq!(policy.on_hit(BucketNr(BUCKETS - 1), 1), copies, "{empty} empty, {wanted} wanted");
@@ -410,7 +410,7 @@ fn the_first_rate_is_by_the_age_of_the_bucket() {
         let b = BucketNr(FIRST);
         // The bucket is filled this many ticks before the end of a window in which it is hit ten times.
         (0..256 - age).for_each(|_| policy.age());
-        policy.on_fill(b, Fill::Lasting);
+        policy.on_fill(b, FillKind::Lasting);
         (0..age - 1).for_each(|_| policy.age());
         let before = if age > 128 { 0 } else { hits };
         for _ in 0..before {
@@ -441,7 +441,7 @@ fn a_new_bucket_is_credited_with_the_usual_hits() {
             policy.on_hit(BucketNr(FIRST + 1), worth);
         }
         (0..windows * 128).for_each(|_| policy.age());
-        policy.on_fill(b, Fill::Lasting);
+        policy.on_fill(b, FillKind::Lasting);
         for age in 0..3 {
             let rate = policy.rate(&policy.heat[FIRST as usize]);
             assert_eq!(rate, 8 * usual * 16 * 128 / (64 + age), "{hits} hits, {windows} windows ago");
@@ -454,7 +454,7 @@ fn a_new_bucket_is_credited_with_the_usual_hits() {
 #[test]
 fn a_rate_on_probation_is_by_the_age_of_the_bucket() {
     let mut policy = policy();
-    policy.on_fill(BucketNr(FIRST), Fill::FirstRead);
+    policy.on_fill(BucketNr(FIRST), FillKind::FirstRead);
     policy.on_hit(BucketNr(FIRST), 3);
     for age in 0..300_u32 {
         let rate = policy.rate(&policy.heat[FIRST as usize]);
