@@ -18,7 +18,7 @@ use std::rc::Rc;
 
 use format::{Gen, Geometry, Inode};
 use io::Handle;
-use io::sync::Mutex;
+use io::sync::{Event, Mutex};
 
 use crate::alloc::Allocator;
 use crate::device::{BackingDevices, CacheDevice};
@@ -72,6 +72,27 @@ pub(crate) struct Gc {
     lock: Mutex,
     is_walking: Cell<bool>,
     counters: Cell<GcCounters>,
+    stopping: Cell<bool>,
+    /// The number of walks and packings under way.
+    working: Cell<usize>,
+    ended: Event,
+}
+
+/// Counts a walk or packing until it is dropped.
+struct Working<'a>(&'a Gc);
+
+impl<'a> Working<'a> {
+    fn begin(gc: &'a Gc) -> Working<'a> {
+        gc.working.set(gc.working.get() + 1);
+        Working(gc)
+    }
+}
+
+impl Drop for Working<'_> {
+    fn drop(&mut self) {
+        self.0.working.set(self.0.working.get() - 1);
+        self.0.ended.notify_all();
+    }
 }
 
 impl Gc {
@@ -84,11 +105,25 @@ impl Gc {
             lock: Mutex::default(),
             is_walking: Cell::new(false),
             counters: Cell::default(),
+            stopping: Cell::new(false),
+            working: Cell::new(0),
+            ended: Event::default(),
         }
     }
 
     pub(crate) fn set(&self, settings: GcSettings) {
         self.settings.set(settings);
+    }
+
+    /// Ends walks and packing, and waits until none is under way: then no key changes any more without a client.
+    pub(crate) async fn stop(&self) {
+        self.stopping.set(true);
+        self.parts.alloc.walks().recheck();
+        self.ended.wait_until(|| self.working.get() == 0).await;
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.get() || self.parts.device.is_stopping()
     }
 
     /// Whether a walk is under way.
@@ -125,9 +160,9 @@ pub(crate) async fn gc_task(gc: Rc<Gc>) {
         gc.parts
             .alloc
             .walks()
-            .wait_until(|| gc.parts.device.is_stopping() || gc.parts.alloc.walks().is_wanted() || due())
+            .wait_until(|| gc.is_stopping() || gc.parts.alloc.walks().is_wanted() || due())
             .await;
-        if gc.parts.device.is_stopping() {
+        if gc.is_stopping() {
             return;
         }
         if let Err(e) = collect(&gc).await {
@@ -138,8 +173,9 @@ pub(crate) async fn gc_task(gc: Rc<Gc>) {
     }
 }
 
-/// Runs one whole walk, and packs data afterwards if `copy_gc_enabled` is set.
+/// Runs one whole walk, and packs data afterwards if `copy_gc_enabled` is set. A stop of the set ends the walk early.
 pub(crate) async fn collect(gc: &Rc<Gc>) -> Result<(), EngineError> {
+    let _working = Working::begin(gc);
     let _one = gc.lock.lock().await;
     gc.parts.alloc.walks().begun();
     gc.is_walking.set(true);
@@ -147,6 +183,9 @@ pub(crate) async fn collect(gc: &Rc<Gc>) -> Result<(), EngineError> {
     let result = walk(gc).await;
     gc.is_walking.set(false);
     result?;
+    if gc.is_stopping() {
+        return Ok(());
+    }
     gc.parts.tasks.times().borrow_mut().gc_ended(began, gc.rt.now());
     gc.count(|c| c.walks += 1);
     if gc.settings.get().packs {
@@ -162,6 +201,9 @@ async fn walk(gc: &Rc<Gc>) -> Result<(), EngineError> {
     let mut passed: Option<Bound> = None;
     loop {
         gc.parts.device.check()?;
+        if gc.is_stopping() {
+            return Ok(());
+        }
         let id = gc.parts.index.tree().next_leaf(passed);
         let Some(id) = id else { break };
         gc.parts.index.load_leaf(id).await?;

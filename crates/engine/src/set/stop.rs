@@ -21,6 +21,7 @@ pub(super) async fn stop(core: &Core) -> Result<(), EngineError> {
     for b in core.cache.backings.all() {
         stopped = stopped.and(b.settle_direct_writes().await.map_err(EngineError::from));
     }
+    core.cache.gc.stop().await;
     let result = async {
         core.cache.device.check()?;
         core.cache.index.write_all_leaves().await?;
