@@ -3,6 +3,8 @@
 //! Owns the order of start (device, name, tunables, exports) and stop (exports, volume, device) of single volumes while
 //! other volumes are served. Must not know the sender of orders.
 
+mod work;
+
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::path::Path;
@@ -24,13 +26,10 @@ use serve::tunables::in_any_order;
 use serve::{Answer, Command, Failure, Snapshot, message};
 
 use crate::config::{Key, Values};
-use crate::jobs::{self, End, Job};
 use crate::order::{DiskTrace, Order, Plan};
 use crate::places;
 use crate::shared::Shared;
 
-/// Interval at which a job reports its progress and checks for cancellation.
-const JOB_TICK: Nanos = Nanos::from_ms(100);
 /// Time limit of running commands when the thread stops.
 const TASKS_END_WITHIN: Nanos = Nanos::from_secs(10);
 /// Time limit for the tasks of the engine to let go of a stopped volume.
@@ -245,9 +244,9 @@ impl<'a> Host<'a> {
                 self.stopping.set(self.stopping.get() || released.is_ok());
                 reply.send(released);
             }
-            Order::Detach(name, wipe, job) => end_of(&job, self.detach(&name, wipe, &job.0).await),
-            Order::Wipe(job) => end_of(&job, self.wipe(&job.0).await),
-            Order::Flush(name, job) => end_of(&job, self.flush(name.as_deref(), &job.0).await),
+            Order::Detach(name, wipe, job) => work::end_of(&job, self.detach(&name, wipe, &job.0).await),
+            Order::Wipe(job) => work::end_of(&job, self.wipe(&job.0).await),
+            Order::Flush(name, job) => work::end_of(&job, self.flush(name.as_deref(), &job.0).await),
             Order::Stop | Order::Force => {}
             #[cfg(test)]
             Order::Panic => {}
@@ -412,89 +411,6 @@ impl<'a> Host<'a> {
         result.map_err(Failure::from)
     }
 
-    async fn detach(&self, name: &str, wipe: bool, job: &Job) -> Result<End, Failure> {
-        let set = self.session.needs_set()?;
-        let volume = self.session.volume(name)?;
-        let total = volume.dirty_sectors().bytes();
-        let left = || volume.dirty_sectors().bytes();
-        let Some(drained) = self.watched(job, total, left, set.begin_detach(&volume)).await else {
-            return Ok(End::Cancelled);
-        };
-        let guard = drained?;
-        set.detach(&volume).await?;
-        drop(guard);
-        if !wipe {
-            return Ok(End::Done);
-        }
-        self.session.log_events();
-        let why = match self.wipe(job).await {
-            Ok(End::Cancelled) => "the wipe was cancelled: run `ubcache wipe` for the set".to_owned(),
-            Err(e) => e.message().unwrap_or("the wipe failed").to_owned(),
-            done => return done,
-        };
-        Err(serve::not_wiped(why))
-    }
-
-    /// Overwrites the space on the cache device that no volume needs.
-    async fn wipe(&self, job: &Job) -> Result<End, Failure> {
-        let set = self.session.needs_set()?;
-        let status = set.status();
-        let bytes = |buckets: u32| status.bucket_sectors.bytes().saturating_mul(u64::from(buckets));
-        let total = bytes(status.nbuckets);
-        let left = || total.saturating_sub(bytes(set.wipe_progress().0));
-        match self.watched(job, total, left, Box::pin(set.wipe())).await {
-            None => Ok(End::Cancelled),
-            Some(wiped) => {
-                let wiped = serve::Wiped::from(wiped.map_err(Failure::from)?);
-                job.reports(serde_json::json!({"wiped": wiped}));
-                Ok(End::Done)
-            }
-        }
-    }
-
-    async fn flush(&self, name: Option<&str>, job: &Job) -> Result<End, Failure> {
-        let volumes = match name {
-            Some(name) => vec![self.session.volume(name)?],
-            None => self.session.volumes(),
-        };
-        let dirty = || {
-            let cached = volumes.iter().filter(|v| !v.is_flash_only());
-            cached.map(|v| v.dirty_sectors().bytes()).sum::<u64>()
-        };
-        // The drains run concurrently, because the devices are independent.
-        let parts = volumes.iter().map(|v| Box::pin(v.drained())).collect();
-        match self.watched(job, dirty(), dirty, all(parts)).await {
-            None => Ok(End::Cancelled),
-            Some(drained) => {
-                drained?;
-                Ok(End::Done)
-            }
-        }
-    }
-
-    /// Runs `work`, reports its progress, and drops it on cancellation.
-    async fn watched<T>(
-        &self,
-        job: &Job,
-        total: u64,
-        left: impl Fn() -> u64,
-        work: impl Future<Output = T>,
-    ) -> Option<T> {
-        let mut work = pin!(work);
-        job.progress(0, total);
-        loop {
-            match select(work.as_mut(), self.driver.handle().sleep(JOB_TICK)).await {
-                Either::Left(done) => return Some(done),
-                Either::Right(()) => {
-                    job.progress(total.saturating_sub(left()), total);
-                    if job.is_cancelled() || self.stopping.get() {
-                        return None;
-                    }
-                }
-            }
-        }
-    }
-
     /// Ends running commands, removes the exports, and stops the set. Dirty data stays dirty.
     pub(crate) async fn stop<'t>(
         &'t self,
@@ -564,31 +480,4 @@ async fn tune(whose: &str, values: Values, mut set: impl AsyncFnMut(&str, &str) 
     for (_, e) in refused {
         message::warn(format!("{whose}: {e}; the value stays"));
     }
-}
-
-fn end_of(job: &jobs::RunningJob, result: Result<End, Failure>) {
-    job.0.ended(match result {
-        Ok(end) => end,
-        Err(e) => End::Failed(e.into()),
-    });
-}
-
-/// Waits for all parts, and returns the first error.
-async fn all<E>(mut parts: Vec<Pin<Box<impl Future<Output = Result<(), E>>>>>) -> Result<(), E> {
-    let mut result = Ok(());
-    poll_fn(|cx| {
-        parts.retain_mut(|part| match part.as_mut().poll(cx) {
-            Poll::Pending => true,
-            Poll::Ready(Ok(())) => false,
-            Poll::Ready(Err(e)) => {
-                if result.is_ok() {
-                    result = Err(e);
-                }
-                false
-            }
-        });
-        if parts.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    result
 }

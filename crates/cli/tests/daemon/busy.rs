@@ -31,6 +31,27 @@ fn by_fuse(place: &Place) -> Daemon {
     place.start()
 }
 
+/// The mount of a daemon that was killed made the export fail for ever: `cannot be made: File exists`.
+#[test]
+fn a_killed_daemon_leaves_no_mount_that_keeps_the_next_one_from_exporting() {
+    if let Err(why) = export_fuse::probe().fuse {
+        rig::skipped(why);
+        return;
+    }
+    let place = Place::new();
+    let daemon = by_fuse(&place);
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.kill();
+    let daemon = place.start();
+    wait_until("the volume is served", || {
+        daemon.json(&["status"])["sets"][0]["volumes"][0]["name"] == "bcache0"
+    });
+    let volume = daemon.volume("bcache0");
+    assert_eq!(volume["problem"], Value::Null, "{volume}");
+    File::open(place.dir.path("bcache0/bcache0")).unwrap().read_exact(&mut [0; 4096]).unwrap();
+    daemon.stop();
+}
+
 /// `unregister` of a cache whose volume was mounted waited for its users without a message, for ever. The volume had left
 /// `status` and the metrics meanwhile, and every other `register` and `attach` waited, too.
 #[test]

@@ -229,7 +229,7 @@ fn what_was_changed_is_said_with_its_device_and_uuid() {
         (&["set-cachemode", "one", "writethrough"], ": writethrough"),
         (&["set-label", "one", "two"], ": two"),
         (&["set-label", &uuid, "one"], ": one"),
-        (&["drain", "one"], ": flush done"),
+        (&["drain", "one"], ": drain done"),
         (&["detach", "one"], ": detach done"),
         (&["attach", &place.ssd, "one"], ": attached to set "),
         (&["stop", "one"], ": stopped"),

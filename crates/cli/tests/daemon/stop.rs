@@ -30,6 +30,24 @@ fn assert_all_there(place: &Place, n: u64) {
 const DRAINS: &str = "drain_on_stop = true\n[tunables]\nwriteback_running = 0\nwriteback_batch_sectors = 8\n\
                       sequential_cutoff = 0\n";
 
+/// `drain SET` said that it was done while the cache had dirty data of a disk that was not registered any more.
+#[test]
+fn a_drain_of_a_set_counts_disks_that_are_not_registered() {
+    let place = Place::new();
+    place.configure("[tunables]\nwriteback_running = 0\nsequential_cutoff = 0\n");
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["set-label", &place.hdd, "media"]).ok();
+    make_dirty(&place, 10);
+    daemon.run(&["unregister", &place.hdd]).ok();
+    daemon.run(&["drain", &place.ssd]).refused(&["40960 bytes stay dirty", "media", "register"]);
+    daemon.run(&["register", &place.hdd]).ok();
+    daemon.run(&["drain", &place.ssd]).ok().says(&["drain done"]);
+    assert_eq!(daemon.volume("bcache0")["dirty_bytes"], 0);
+    daemon.stop();
+    run(&["check", &place.ssd, &place.hdd]).ok();
+}
+
 #[test]
 fn a_second_signal_ends_the_drain_and_dirty_data_stays() {
     for second in [Signal::TERM, Signal::INT] {

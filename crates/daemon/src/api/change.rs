@@ -393,10 +393,10 @@ pub(super) async fn flush(
     Extension(audit): Audited,
     Path(volume): Path<String>,
 ) -> Result<Response, Refusal> {
-    audit.does(format!("write back {volume}"));
+    audit.does(format!("drain {volume}"));
     let Found { worker, name, named } = volume_of(&api, &audit, &volume).await?;
     let order = |job| Order::Flush(Some(name.clone()), job);
-    let job = worker.begin_job(&api.registry.jobs, "flush", &name, Some(&named), order)?;
+    let job = worker.begin_job(&api.registry.jobs, "drain", &name, Some(&named), order)?;
     accepted(&job, Some(&named))
 }
 
@@ -405,11 +405,11 @@ pub(super) async fn flush_set(
     Extension(audit): Audited,
     Path(set): Path<String>,
 ) -> Result<Response, Refusal> {
-    audit.does(format!("write back {set}"));
+    audit.does(format!("drain {set}"));
     let (worker, named) = set_of(&api, &audit, &set).await?;
     let id = worker.plan.id.clone();
     let job =
-        worker.begin_job(&api.registry.jobs, "flush", &id, Some(&named), |job| Order::Flush(None, job))?;
+        worker.begin_job(&api.registry.jobs, "drain", &id, Some(&named), |job| Order::Flush(None, job))?;
     accepted(&job, Some(&named))
 }
 

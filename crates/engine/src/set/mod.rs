@@ -197,6 +197,21 @@ impl CacheSet {
         self.core.cache.index.tree().dirty_sectors(inode)
     }
 
+    /// The backing devices that have dirty data in the cache and are not registered: label or, without one, UUID, and the
+    /// dirty data.
+    pub fn dirty_without_volume(&self) -> Vec<(String, Sectors)> {
+        let registered: Vec<Inode> = self.volumes().iter().filter_map(|v| v.inode()).collect();
+        let entries = self.core.cache.uuids.entries();
+        let named = |inode: Inode| {
+            let entry = entries.get(inode.0 as usize)?;
+            let label = entry.label();
+            Some(if label.is_empty() { entry.uuid.to_string() } else { label })
+        };
+        let dirty = self.status().dirty.into_iter();
+        let others = dirty.filter(|(inode, _)| !registered.contains(inode));
+        others.filter_map(|(inode, sectors)| Some((named(inode)?, sectors))).collect()
+    }
+
     /// The value of a tunable of the set, by the kernel's name.
     pub fn get(&self, name: &str) -> Option<String> {
         self.core.cache.tunables.borrow().get(name).ok()

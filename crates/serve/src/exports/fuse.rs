@@ -4,6 +4,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -43,12 +44,21 @@ impl Place for Dir {
     }
 
     fn prepare(&self) -> Result<(), Failure> {
-        std::fs::create_dir_all(&self.0).map_err(|e| Failure::at(&self.0, "cannot be made", e))
+        match std::fs::create_dir_all(&self.0) {
+            // The mount of a process that was killed is there. Nothing can look into it, and the start removes it.
+            Err(e) if e.kind() == ErrorKind::AlreadyExists && is_not_connected(&self.0) => Ok(()),
+            made => made.map_err(|e| Failure::at(&self.0, "cannot be made", e)),
+        }
     }
 
     fn overlaps(&self, other: &dyn Place) -> bool {
         (other as &dyn Any).downcast_ref::<Dir>().is_some_and(|other| self.0 == other.0)
     }
+}
+
+/// Whether the path is the mount of a FUSE file system whose process has ended.
+fn is_not_connected(path: &Path) -> bool {
+    std::fs::metadata(path).is_err_and(|e| e.kind() == ErrorKind::NotConnected)
 }
 
 /// A mounted directory of volumes.

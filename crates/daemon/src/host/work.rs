@@ -1,0 +1,148 @@
+//! Jobs on the volumes of one thread: detach, drain and wipe.
+//!
+//! Owns their progress and their cancellation. Must not know the list of jobs.
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::Poll;
+
+use io::Nanos;
+use io::sync::{Either, select};
+use serve::{Failure, plain};
+
+use super::Host;
+use crate::jobs::{End, Job, RunningJob};
+
+/// Interval at which a job reports its progress and checks for cancellation.
+const JOB_TICK: Nanos = Nanos::from_ms(100);
+
+impl Host<'_> {
+    pub(super) async fn detach(&self, name: &str, wipe: bool, job: &Job) -> Result<End, Failure> {
+        let set = self.session.needs_set()?;
+        let volume = self.session.volume(name)?;
+        let total = volume.dirty_sectors().bytes();
+        let left = || volume.dirty_sectors().bytes();
+        let Some(drained) = self.watched(job, total, left, set.begin_detach(&volume)).await else {
+            return Ok(End::Cancelled);
+        };
+        let guard = drained?;
+        set.detach(&volume).await?;
+        drop(guard);
+        if !wipe {
+            return Ok(End::Done);
+        }
+        self.session.log_events();
+        let why = match self.wipe(job).await {
+            Ok(End::Cancelled) => "the wipe was cancelled: run `ubcache wipe` for the set".to_owned(),
+            Err(e) => e.message().unwrap_or("the wipe failed").to_owned(),
+            done => return done,
+        };
+        Err(serve::not_wiped(why))
+    }
+
+    /// Overwrites the space on the cache device that no volume needs.
+    pub(super) async fn wipe(&self, job: &Job) -> Result<End, Failure> {
+        let set = self.session.needs_set()?;
+        let status = set.status();
+        let bytes = |buckets: u32| status.bucket_sectors.bytes().saturating_mul(u64::from(buckets));
+        let total = bytes(status.nbuckets);
+        let left = || total.saturating_sub(bytes(set.wipe_progress().0));
+        match self.watched(job, total, left, Box::pin(set.wipe())).await {
+            None => Ok(End::Cancelled),
+            Some(wiped) => {
+                let wiped = serve::Wiped::from(wiped.map_err(Failure::from)?);
+                job.reports(serde_json::json!({"wiped": wiped}));
+                Ok(End::Done)
+            }
+        }
+    }
+
+    pub(super) async fn flush(&self, name: Option<&str>, job: &Job) -> Result<End, Failure> {
+        let volumes = match name {
+            Some(name) => vec![self.session.volume(name)?],
+            None => self.session.volumes(),
+        };
+        let dirty = || {
+            let cached = volumes.iter().filter(|v| !v.is_flash_only());
+            cached.map(|v| v.dirty_sectors().bytes()).sum::<u64>()
+        };
+        // The drains run concurrently, because the devices are independent.
+        let parts = volumes.iter().map(|v| Box::pin(v.drained())).collect();
+        match self.watched(job, dirty(), dirty, all(parts)).await {
+            None => Ok(End::Cancelled),
+            Some(drained) => {
+                drained?;
+                match name {
+                    None => self.nothing_stays_dirty().map(|()| End::Done),
+                    Some(_) => Ok(End::Done),
+                }
+            }
+        }
+    }
+
+    /// Fails if the cache has dirty data of backing devices that are not registered, which nobody can write back.
+    fn nothing_stays_dirty(&self) -> Result<(), Failure> {
+        let Ok(set) = self.session.needs_set() else { return Ok(()) };
+        let left = set.dirty_without_volume();
+        if left.is_empty() {
+            return Ok(());
+        }
+        let bytes: u64 = left.iter().map(|(_, sectors)| sectors.bytes()).sum();
+        let devices: Vec<String> =
+            left.into_iter().map(|(device, _)| plain::label(&device).into_owned()).collect();
+        Err(Failure::Failed(format!(
+            "{bytes} bytes stay dirty, of backing devices that are not registered: {}; register them and drain again",
+            devices.join(", ")
+        )))
+    }
+
+    /// Runs `work`, reports its progress, and drops it on cancellation.
+    async fn watched<T>(
+        &self,
+        job: &Job,
+        total: u64,
+        left: impl Fn() -> u64,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        let mut work = pin!(work);
+        job.progress(0, total);
+        loop {
+            match select(work.as_mut(), self.driver.handle().sleep(JOB_TICK)).await {
+                Either::Left(done) => return Some(done),
+                Either::Right(()) => {
+                    job.progress(total.saturating_sub(left()), total);
+                    if job.is_cancelled() || self.stopping.get() {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn end_of(job: &RunningJob, result: Result<End, Failure>) {
+    job.0.ended(match result {
+        Ok(end) => end,
+        Err(e) => End::Failed(e.into()),
+    });
+}
+
+/// Waits for all parts, and returns the first error.
+async fn all<E>(mut parts: Vec<Pin<Box<impl Future<Output = Result<(), E>>>>>) -> Result<(), E> {
+    let mut result = Ok(());
+    poll_fn(|cx| {
+        parts.retain_mut(|part| match part.as_mut().poll(cx) {
+            Poll::Pending => true,
+            Poll::Ready(Ok(())) => false,
+            Poll::Ready(Err(e)) => {
+                if result.is_ok() {
+                    result = Err(e);
+                }
+                false
+            }
+        });
+        if parts.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    result
+}
