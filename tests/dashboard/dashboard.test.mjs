@@ -275,11 +275,11 @@ test("a job is begun, is seen, and ends", async () => {
   await dialog.getByText(/of dirty data are written to the backing device/).waitFor();
   await dialog.getByRole("button", { name: "Write back now" }).click();
   const jobs = page.getByRole("region", { name: "Jobs" });
-  await jobs.getByText("flush", { exact: false }).first().waitFor();
+  await jobs.getByText("drain", { exact: false }).first().waitFor();
   await shoot("job-desktop-light", false);
   await until("its end", async () => (await world.ask("GET", "/v1/jobs")).jobs.every((j) => j.state !== "running") || null);
   await jobs.getByText("done").first().waitFor();
-  await page.getByRole("region", { name: "Events", exact: true }).getByText(/job \d+: flush .*: done/).waitFor();
+  await page.getByRole("region", { name: "Events", exact: true }).getByText(/job \d+: drain .*: done/).waitFor();
   await drawn(page, "What reaches the backing device", ["writeback"]);
   await done();
 });
