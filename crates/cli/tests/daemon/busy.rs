@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 
 use serde_json::Value;
 
@@ -50,6 +51,37 @@ fn a_killed_daemon_leaves_no_mount_that_keeps_the_next_one_from_exporting() {
     assert_eq!(volume["problem"], Value::Null, "{volume}");
     File::open(place.dir.path("bcache0/bcache0")).unwrap().read_exact(&mut [0; 4096]).unwrap();
     daemon.stop();
+}
+
+/// The cache device died with dirty data. The loop device could not flush any more, so that every stop of the volume said
+/// that it was in use, although nobody used it.
+#[test]
+fn a_volume_that_cannot_be_flushed_can_be_stopped() {
+    let host = export_fuse::probe();
+    if let Err(why) = host.fuse.and(host.loop_device) {
+        rig::skipped(why);
+        return;
+    }
+    let place = Place::new();
+    let daemon = by_fuse(&place);
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["set-cachemode", &place.hdd, "writeback"]).ok();
+    daemon.run(&["set", &place.hdd, "writeback_running=0"]).ok();
+    let file = place.dir.path("bcache0/bcache0");
+    let mut client = std::fs::OpenOptions::new().read(true).write(true).open(&file).unwrap();
+    client.write_all(&[7; 4096]).unwrap();
+    client.sync_all().unwrap();
+    std::fs::OpenOptions::new().write(true).open(&place.ssd).unwrap().set_len(0).unwrap();
+    // Reads past the page cache: so many fail that the set is disabled.
+    let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).unwrap();
+    let mut reader = std::fs::OpenOptions::new().read(true).custom_flags(direct).open(&file).unwrap();
+    wait_until("the failure", || reader.read(&mut [0; 4096]).is_err() && client.sync_all().is_err());
+    drop((reader, client));
+    daemon.run(&["unregister", &place.hdd]).ok();
+    daemon.run(&["unregister", &place.ssd]).ok();
+    assert_eq!(daemon.json(&["status"])["devices"], serde_json::json!([]));
+    // It ends with an error, because a set has failed.
+    daemon.kill();
 }
 
 /// `unregister` of a cache whose volume was mounted waited for its users without a message, for ever. The volume had left

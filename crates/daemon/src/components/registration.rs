@@ -174,7 +174,13 @@ impl Registration {
         {
             match &probe.role {
                 Role::Cache { set } => {
-                    self.inventory.workers.stop(set).await?;
+                    let stopped = self.inventory.workers.stop(set).await;
+                    if self.inventory.workers.serving(set).is_some() {
+                        stopped?;
+                    } else if let Err(e) = stopped {
+                        // A set that is disabled cannot be stopped in order, and its thread has ended.
+                        message::warn(format!("{named}: {e}"));
+                    }
                     self.inventory.devices.remove(&path);
                     self.placement.replace_without_cache(set).await;
                 }

@@ -145,7 +145,14 @@ impl Export for Fuse {
             if let Err(refused) = self.fuse.stop().await {
                 let refused = *refused;
                 self.fuse = refused.fuse;
-                return Err(Occupied { why: refused.error.into(), export: self });
+                if in_use(&refused.error) {
+                    return Err(Occupied { why: refused.error.into(), export: self });
+                }
+                // Nobody uses the volume. A later attempt would fail in the same way: a device that is gone takes no
+                // data of the loop device's page cache.
+                message::warn(format!("{}; data that was not written back is lost", refused.error));
+                let _ = self.take_away().await;
+                return Ok(());
             }
             remove(self.own_dir.as_deref());
             Ok(())
