@@ -37,7 +37,7 @@ mod tests {
             assert_eq!(device.read_epoch(), third);
             disk.refuses.set(|r| (r.op == Op::Flush).then_some(5));
             assert!(device.gate().ensure(device.gate().wrote()).await.is_err());
-            assert!(device.read_epoch() != third, "nobody has told the set yet");
+            assert!(device.read_epoch() != third, "a failed flush begins an epoch before the set fails");
         });
     }
 }

@@ -18,7 +18,7 @@ use std::rc::Rc;
 
 use format::{Gen, Geometry, Inode};
 use io::Handle;
-use io::sync::{Event, Mutex};
+use io::sync::Mutex;
 
 use crate::alloc::Allocator;
 use crate::device::{BackingDevices, CacheDevice};
@@ -72,27 +72,8 @@ pub(crate) struct Gc {
     lock: Mutex,
     is_walking: Cell<bool>,
     counters: Cell<GcCounters>,
-    stopping: Cell<bool>,
-    /// The number of walks and packings under way.
-    working: Cell<usize>,
-    ended: Event,
-}
-
-/// Counts a walk or packing until it is dropped.
-struct Working<'a>(&'a Gc);
-
-impl<'a> Working<'a> {
-    fn begin(gc: &'a Gc) -> Working<'a> {
-        gc.working.set(gc.working.get() + 1);
-        Working(gc)
-    }
-}
-
-impl Drop for Working<'_> {
-    fn drop(&mut self) {
-        self.0.working.set(self.0.working.get() - 1);
-        self.0.ended.notify_all();
-    }
+    /// Whether a stop of the set has ended packing.
+    packing_stopped: Cell<bool>,
 }
 
 impl Gc {
@@ -105,9 +86,7 @@ impl Gc {
             lock: Mutex::default(),
             is_walking: Cell::new(false),
             counters: Cell::default(),
-            stopping: Cell::new(false),
-            working: Cell::new(0),
-            ended: Event::default(),
+            packing_stopped: Cell::new(false),
         }
     }
 
@@ -115,15 +94,11 @@ impl Gc {
         self.settings.set(settings);
     }
 
-    /// Ends walks and packing, and waits until none is under way: then no key changes any more without a client.
-    pub(crate) async fn stop(&self) {
-        self.stopping.set(true);
-        self.parts.alloc.walks().recheck();
-        self.ended.wait_until(|| self.working.get() == 0).await;
-    }
-
-    fn is_stopping(&self) -> bool {
-        self.stopping.get() || self.parts.device.is_stopping()
+    /// Ends packing: the leaf that is being packed is finished, and no other follows.
+    ///
+    /// Walks go on, because the rest of a stop may need buckets that only a walk makes reclaimable.
+    pub(crate) fn stop_packing(&self) {
+        self.packing_stopped.set(true);
     }
 
     /// Whether a walk is under way.
@@ -160,9 +135,9 @@ pub(crate) async fn gc_task(gc: Rc<Gc>) {
         gc.parts
             .alloc
             .walks()
-            .wait_until(|| gc.is_stopping() || gc.parts.alloc.walks().is_wanted() || due())
+            .wait_until(|| gc.parts.device.is_stopping() || gc.parts.alloc.walks().is_wanted() || due())
             .await;
-        if gc.is_stopping() {
+        if gc.parts.device.is_stopping() {
             return;
         }
         if let Err(e) = collect(&gc).await {
@@ -173,9 +148,8 @@ pub(crate) async fn gc_task(gc: Rc<Gc>) {
     }
 }
 
-/// Runs one whole walk, and packs data afterwards if `copy_gc_enabled` is set. A stop of the set ends the walk early.
+/// Runs one whole walk, and packs data afterwards if `copy_gc_enabled` is set.
 pub(crate) async fn collect(gc: &Rc<Gc>) -> Result<(), EngineError> {
-    let _working = Working::begin(gc);
     let _one = gc.lock.lock().await;
     gc.parts.alloc.walks().begun();
     gc.is_walking.set(true);
@@ -183,9 +157,6 @@ pub(crate) async fn collect(gc: &Rc<Gc>) -> Result<(), EngineError> {
     let result = walk(gc).await;
     gc.is_walking.set(false);
     result?;
-    if gc.is_stopping() {
-        return Ok(());
-    }
     gc.parts.tasks.times().borrow_mut().gc_ended(began, gc.rt.now());
     gc.count(|c| c.walks += 1);
     if gc.settings.get().packs {
@@ -201,9 +172,6 @@ async fn walk(gc: &Rc<Gc>) -> Result<(), EngineError> {
     let mut passed: Option<Bound> = None;
     loop {
         gc.parts.device.check()?;
-        if gc.is_stopping() {
-            return Ok(());
-        }
         let id = gc.parts.index.tree().next_leaf(passed);
         let Some(id) = id else { break };
         gc.parts.index.load_leaf(id).await?;

@@ -16,7 +16,7 @@ use std::rc::Rc;
 use format::{BucketNr, Inode, Ptr, Sector, Sectors};
 use io::Buffer;
 
-use super::{Gc, Working};
+use super::Gc;
 use crate::alloc::{DataKind, Placed, Purpose};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
@@ -127,8 +127,8 @@ fn due(gc: &Gc) -> Option<Packing> {
 /// Packs sparsely filled buckets whenever there are too many of them.
 pub(crate) async fn compact_task(gc: Rc<Gc>) {
     loop {
-        gc.parts.alloc.walks().wait_until(|| gc.is_stopping() || due(&gc).is_some()).await;
-        if gc.is_stopping() {
+        gc.parts.alloc.walks().wait_until(|| gc.parts.device.is_stopping() || due(&gc).is_some()).await;
+        if gc.parts.device.is_stopping() {
             return;
         }
         let Some(packing) = due(&gc) else { continue };
@@ -215,13 +215,16 @@ impl Drop for Marked<'_> {
     }
 }
 
-/// Chooses buckets of this kind and empties them, if there are at least two.
+/// Chooses buckets of this kind and empties them, if there are at least two. A stop of the set waits for the end.
 pub(super) async fn run(gc: &Rc<Gc>, packing: Packing) -> Result<(), EngineError> {
+    if gc.packing_stopped.get() {
+        return Ok(());
+    }
     let chosen = candidates(gc, packing);
     if chosen.buckets.len() < 2 {
         return Ok(());
     }
-    let _working = Working::begin(gc);
+    let _background = gc.parts.tasks.begin();
     let _marked = Marked::new(gc, &chosen.buckets);
     empty(gc, &chosen).await
 }
@@ -230,7 +233,7 @@ async fn empty(gc: &Rc<Gc>, chosen: &Chosen) -> Result<(), EngineError> {
     let mut passed: Option<Bound> = None;
     loop {
         gc.parts.device.check()?;
-        if gc.is_stopping() {
+        if gc.packing_stopped.get() {
             return Ok(());
         }
         let id = gc.parts.index.tree().next_leaf(passed);

@@ -1,8 +1,8 @@
 //! Stopping a set: it takes no new requests, requests under way end, and all unwritten state is written to disk.
 //!
 //! Dirty data stays dirty. The format has no mark of a clean stop: a stopped set looks like a crashed set whose journal
-//! has nothing left to replay. So the last entry of a stop has no keys and needs no older entry, unless the journal has
-//! no room for it. A start that replays keys therefore follows a crash, or a stop by a kernel.
+//! has nothing left to replay. So the last entry of a stop has no keys and needs no older entry. A start that replays
+//! keys therefore follows a crash, a stop by a kernel, or a stop whose journal had no room for that entry.
 
 use super::Core;
 use crate::error::EngineError;
@@ -11,17 +11,17 @@ use crate::journal::Urgency;
 /// Stops the volumes and the set; see [`CacheSet::stop`](super::CacheSet::stop).
 pub(super) async fn stop(core: &Core) -> Result<(), EngineError> {
     core.wiper.stop();
+    core.cache.gc.stop_packing();
     let mut stopped = Ok(());
     for v in core.volumes() {
         stopped = stopped.and(v.stop().await);
     }
-    // All tasks end, among them the insertions of misses.
+    // Insertions of misses, promotions and packing end, so no key changes any more.
     core.cache.tasks.all_ended().await;
     // A device that cannot be flushed must not keep the data of other devices from becoming durable.
     for b in core.cache.backings.all() {
         stopped = stopped.and(b.settle_direct_writes().await.map_err(EngineError::from));
     }
-    core.cache.gc.stop().await;
     let result = async {
         core.cache.device.check()?;
         core.cache.index.write_all_leaves().await?;

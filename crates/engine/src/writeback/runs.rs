@@ -356,7 +356,7 @@ mod tests {
     /// A run of `extents` extents of one sector each, with its size and the number of sectors that are read.
     fn push(picked: &mut Picked, extents: u64, span: u64, read: u64) {
         let ranges = Rc::new(Ranges::default());
-        let guard = ranges.try_hold_for_writeback(Sector(0), Sector(span)).expect("nobody else holds it");
+        let guard = ranges.try_hold_for_writeback(Sector(0), Sector(span)).expect("no other guard exists");
         let one = |n| Extent { start: Sector(n * 2), size: Sectors(1), ptr: Ptr::new(0, Sector(n), Gen(0)) };
         let disk = (read > 0).then_some((Sector(1), Sectors(read)));
         let filling = Filling { disk, ..Filling::default() };
