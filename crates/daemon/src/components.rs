@@ -5,7 +5,7 @@
 //! * `devices`: the registered devices and their states; `workers`: the threads of sets; `inventory`: both.
 //! * `views`: devices and threads as clients see them; `lookup`: resolves names to devices, sets and volumes.
 //! * `admission`: decides which device may be served.
-//! * `placement`: assigns devices to threads, one change at a time.
+//! * `changes`: which command changes which devices; `placement`: assigns devices to threads.
 //! * `replug`: serves devices that are plugged in again; `startup`: registers the stored and configured devices.
 //! * `registration`: carries out the operator's commands about devices; `hotplug`: registers devices that are plugged in.
 //! * `exports`: reports on the exports of all volumes.

@@ -362,9 +362,11 @@ impl<'a> Host<'a> {
             }
         }
         if !is_wanted() {
-            // It took so long that the sender of the order has given up.
+            // The stop took so long that its command has ended.
             self.export_again(ended).await;
-            return Err(Failure::Failed("nobody waits for the stop any more".into()));
+            return Err(Failure::Failed(
+                "the command ended before its stop was done; the volume is served".into(),
+            ));
         }
         Ok(())
     }

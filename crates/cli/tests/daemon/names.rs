@@ -200,7 +200,7 @@ fn a_label_has_one_owner() {
             .clone();
     let path = format!("/v1/sets/{}/volumes", set.as_str().unwrap());
     assert_eq!(daemon.http("POST", &path, r#"{"size_bytes": 1048576, "label": "media"}"#).0, 409);
-    // Its own label is no conflict, nor is one that nobody has any more.
+    // A device may get the label that it has, and a label that another device had before.
     daemon.run(&["set-label", "media", "media"]).ok();
     daemon.run(&["set-label", "media", "films"]).ok();
     daemon.run(&["set-label", "one", "media"]).ok();

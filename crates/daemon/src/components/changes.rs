@@ -1,7 +1,7 @@
 //! Changes: which command changes which devices and sets at present.
 //!
-//! Owns the claims: a command claims what it changes and has it to itself until it ends, so that commands on other devices do
-//! not wait for it. A command that cannot have its claim in time is refused with the name of the command that is in its way; a
+//! Owns the claims. A command claims the devices and sets that it changes until it ends, so commands on other devices do not
+//! wait for it. A command that does not get its claim within 10 s is refused, with the name of the command that has it. A
 //! command whose client disconnects while it waits is not carried out. Must not know what a command does.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,7 +52,7 @@ struct ClaimState {
     last: u64,
 }
 
-/// See the module head.
+/// The claims of the commands under way.
 pub(crate) struct Changes {
     state: Mutex<ClaimState>,
     ended: Notify,
@@ -83,7 +83,7 @@ impl Changes {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The claim, or what is in its way.
+    /// The claim, or the command that has some of it.
     fn try_claim(&self, what: &str, scope: &Scope) -> Result<Claim<'_>, String> {
         let mut state = self.lock();
         if let Some(other) = state.running.values().find(|r| r.scope.conflicts(scope)) {
@@ -114,6 +114,30 @@ impl Changes {
             () = asked.client.disconnected() => Err(Failure::Failed(
                 "the client disconnected before the command began; nothing was changed".into(),
             )),
+        }
+    }
+
+    /// Claims what `find` says that a command changes, and returns what `find` found under the claim. Other commands may
+    /// change the devices during the wait, so it looks again under each claim, until the claim covers what it finds.
+    ///
+    /// # Errors
+    /// Those of `find` and of [`Changes::claim`].
+    pub(crate) async fn claim_found<T, F>(
+        &self,
+        asked: &Asked,
+        find: impl Fn() -> F,
+    ) -> Result<(Claim<'_>, T), Failure>
+    where
+        F: Future<Output = Result<(T, Scope), Failure>>,
+    {
+        let (_, mut scope) = find().await?;
+        loop {
+            let claim = self.claim(asked, scope.clone()).await?;
+            let (found, now) = find().await?;
+            if now == scope {
+                return Ok((claim, found));
+            }
+            scope = now;
         }
     }
 
@@ -175,6 +199,31 @@ mod tests {
                 drop(two);
             };
             tokio::join!(waits, ends);
+        });
+    }
+
+    /// `register` decided by what it had found before it waited for `attach`, and served a disk without its cache.
+    #[test]
+    fn a_command_looks_again_after_its_wait() {
+        runtime().block_on(async {
+            let changes = Changes::default();
+            let set = std::cell::Cell::new("old");
+            let find = || async { Ok((set.get(), scope(&["a"], &[set.get()]))) };
+            let asked = Asked::inside("register");
+            let attach = changes.claim(&asked, scope(&["a"], &["new"])).await.unwrap();
+            let register = changes.claim_found(&asked, find);
+            let attaches = async {
+                tokio::task::yield_now().await;
+                set.set("new");
+                drop(attach);
+            };
+            let (_claim, found) = tokio::join!(register, attaches).0.unwrap();
+            assert_eq!(found, "new");
+            assert!(
+                changes.try_claim("unregister", &scope(&["new"], &[])).is_err(),
+                "the new set is claimed"
+            );
+            assert!(changes.try_claim("unregister", &scope(&["old"], &[])).is_ok());
         });
     }
 

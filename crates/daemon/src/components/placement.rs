@@ -22,7 +22,7 @@ use crate::worker::{Phase, Worker};
 /// Interval between checks of a set that is still starting.
 const LATE_LOOKS_EVERY: Duration = Duration::from_millis(200);
 
-/// Assigns devices to threads, one change at a time.
+/// Assigns devices to threads. A caller has claimed what it places.
 pub(crate) struct Placement {
     inventory: Inventory,
     admission: Arc<Admission>,
@@ -109,6 +109,10 @@ impl Placement {
 
     /// Adds a backing device to the set of a thread, or marks it as waiting for the operator.
     async fn add(&self, worker: &Worker, probe: &Probe) -> Result<(), Failure> {
+        if self.inventory.devices.is_served(&probe.path) {
+            // The start of the set has added it, because it was waiting for the set.
+            return Ok(());
+        }
         if !self.admission.may_be_attached(probe) {
             self.admission.wait_for_operator(probe, &worker.plan.id);
             return Ok(());

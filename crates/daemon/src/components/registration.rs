@@ -1,7 +1,7 @@
 //! The commands register, unregister, attach and stop.
 //!
-//! Owns the order of the steps of each command. A command holds the lock of placement, so nothing else changes the served
-//! devices meanwhile. Must not know the client.
+//! Owns the order of the steps of each command. A command claims the devices and sets that it changes, so no other command
+//! changes them meanwhile. Must not know the client.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -54,16 +54,21 @@ impl Registration {
         Registration { inventory, lookup, admission, placement, replug }
     }
 
-    /// Registers devices: each comes up as it should, waits for what is missing, or is refused; so is one that is registered
-    /// already, unless that is as good.
+    /// Registers devices: each is served, waits for what is missing, or is refused.
+    ///
+    /// A device that is registered already is refused, unless the command is quiet.
     pub(crate) async fn register(
         &self,
         paths: Vec<PathBuf>,
         by: By,
         asked: &Asked,
     ) -> Result<Registered, Failure> {
-        let probes = probe_once(paths).await?;
-        let _claim = self.placement.changes().claim(asked, self.scope_of(&probes)).await?;
+        let find = || async {
+            let probes = probe_once(paths.clone()).await?;
+            let scope = self.scope_of(&probes);
+            Ok((probes, scope))
+        };
+        let (_claim, probes) = self.placement.changes().claim_found(asked, find).await?;
         let known = self.admission.remembered();
         self.are_new(&probes, &known, by.is_quiet())?;
         self.inventory.devices.note_unplugged();
@@ -163,9 +168,12 @@ impl Registration {
     /// # Errors
     /// If a volume is in use, among others; it stays served then.
     pub(crate) async fn unregister(&self, device: &str, asked: &Asked) -> Result<Named, Failure> {
-        let named = self.lookup.named(device).await?;
-        let _claim = self.placement.changes().claim(asked, self.scope_of_named(&named)).await?;
-        let named = self.lookup.named(device).await?;
+        let find = || async {
+            let named = self.lookup.named(device).await?;
+            let scope = self.scope_of_named(&named);
+            Ok((named, scope))
+        };
+        let (_claim, named) = self.placement.changes().claim_found(asked, find).await?;
         let Some(path) = named.device.clone() else { return failed(format!("{named}: has no device")) };
         let known = self.inventory.devices.get(&path);
         let Some(known) = known else { return failed(format!("{named}: is not registered")) };
@@ -201,18 +209,18 @@ impl Registration {
     /// # Errors
     /// If the device is in use, among others; it stays served as it was then.
     pub(crate) async fn attach(&self, cache: &str, backing: &str, asked: &Asked) -> Result<Named, Failure> {
-        let set = self.lookup.set_of(cache).await?;
-        let path = self.lookup.device_path(backing).await?;
-        let probe = probe_device(&path).await?;
-        let served_by = self.inventory.workers.of_device(&probe).map(|w| w.plan.id.clone());
-        let shared = [Some(set.clone()), served_by].into_iter().flatten().filter(|id| *id != probe.uuid);
-        let scope =
-            Scope { alone: [probe.key().to_owned()].into(), shared: shared.collect(), ..Scope::default() };
-        let _claim = self.placement.changes().claim(asked, scope).await?;
+        let find = || async {
+            let set = self.lookup.set_of(cache).await?;
+            let probe = probe_device(&self.lookup.device_path(backing).await?).await?;
+            let served_by = self.inventory.workers.of_device(&probe).map(|w| w.plan.id.clone());
+            let shared = [Some(set.clone()), served_by].into_iter().flatten().filter(|id| *id != probe.uuid);
+            let (alone, shared) = ([probe.key().to_owned()].into(), shared.collect());
+            Ok(((set, probe), Scope { alone, shared, ..Scope::default() }))
+        };
+        let (_claim, (set, probe)) = self.placement.changes().claim_found(asked, find).await?;
         let Some(worker) = self.inventory.workers.serving(&set) else {
             return failed(format!("set {set} is not served"));
         };
-        let probe = probe_device(&path).await?;
         self.admission.admit(&probe)?;
         match &probe.role {
             Role::Cache { .. } => {
@@ -226,7 +234,7 @@ impl Registration {
         }
         let was_served = self.inventory.workers.stop_backing(&probe).await?;
         let added = worker.add(probe.path.clone()).await;
-        let probed = probe_device(&path).await;
+        let probed = probe_device(&probe.path).await;
         if let Err(e) = added {
             // The volume is served again without the cache.
             let now = probed.unwrap_or(probe);
@@ -254,9 +262,13 @@ impl Registration {
     /// # Errors
     /// If it is in use, among others; it stays served then.
     pub(crate) async fn stop_volume(&self, volume: &str, asked: &Asked) -> Result<Named, Failure> {
-        let Found { named, .. } = self.lookup.find(volume).await?;
-        let _claim = self.placement.changes().claim(asked, self.scope_of_named(&named)).await?;
-        let Found { worker, name, named } = self.lookup.find(volume).await?;
+        let find = || async {
+            let found = self.lookup.find(volume).await?;
+            let scope = self.scope_of_named(&found.named);
+            Ok((found, scope))
+        };
+        let (_claim, Found { worker, name, named }) =
+            self.placement.changes().claim_found(asked, find).await?;
         if worker.plan.alone.is_some() {
             self.inventory.workers.stop(&worker.plan.id).await?;
         } else {

@@ -43,7 +43,7 @@ impl Replug {
 
     /// Serves a device that was unplugged and is plugged in again, as soon as its volume is not in use.
     ///
-    /// The caller holds the lock of placement.
+    /// The caller has claimed the device and its set.
     pub(crate) async fn replugged(self: &Arc<Self>, probe: Probe) -> Result<(), Failure> {
         let Some(before) = self.inventory.devices.unplugged_as(&probe) else { return Ok(()) };
         self.inventory.devices.remove(&before);

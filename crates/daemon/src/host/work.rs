@@ -80,7 +80,7 @@ impl Host<'_> {
         }
     }
 
-    /// Fails if the cache has dirty data of backing devices that are not registered, which nobody can write back.
+    /// Fails if the cache has dirty data of backing devices that are not registered: writeback needs the device.
     fn nothing_stays_dirty(&self) -> Result<(), Failure> {
         let Ok(set) = self.session.needs_set() else { return Ok(()) };
         let left = set.dirty_without_volume();
