@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use blockio::{CrashLogFile, Incarnation};
-use format::CacheSuper;
+use format::{CacheSuper, Uuid};
 use io::{CrashLogRef, Disk};
 
 use crate::exports;
@@ -41,7 +41,7 @@ impl CrashLog {
             Ok(dir) => dir,
             Err(e) => return Ok(CrashLog { file: None, why_not: e.message().map(str::to_owned) }),
         };
-        let path = dir.join(format!("{}{suffix}", superblock.set_uuid()));
+        let path = dir.join(file_name(superblock.set_uuid(), &suffix));
         let something = std::fs::symlink_metadata(&path).is_ok_and(|m| m.len() > 0);
         let unread = "this crash log of an earlier process cannot be read; it may have acknowledged writes \
                       that were not flushed";
@@ -109,6 +109,17 @@ impl CrashLog {
             file.remove();
         }
     }
+}
+
+/// The crash log that an earlier process left for a cache device, if there is one. Such a log may have acknowledged writes
+/// that are nowhere else.
+pub fn left_behind(device: &Path, set: Uuid) -> Option<PathBuf> {
+    let path = exports::runtime_dir().ok()?.join(file_name(set, &suffix_of(device).ok()?));
+    std::fs::symlink_metadata(&path).is_ok_and(|m| m.len() > 0).then_some(path)
+}
+
+fn file_name(set: Uuid, suffix: &str) -> String {
+    format!("{set}{suffix}")
 }
 
 /// The suffix of the names of a device's crash logs.

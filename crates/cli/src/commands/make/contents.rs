@@ -14,7 +14,7 @@ use io::Disk;
 use super::Make;
 use crate::failure::Failure;
 use crate::superblock::{self, HEAD};
-use crate::{out, size};
+use crate::{crash_log, out, size};
 
 /// What overwriting a device destroys.
 struct Contents {
@@ -28,7 +28,7 @@ struct Contents {
 enum Dirty {
     No,
     Yes,
-    /// The metadata is damaged.
+    /// The metadata is damaged, so the dirty data cannot be counted.
     Unknown,
 }
 
@@ -83,7 +83,16 @@ fn describe(path: &Path, bytes: &[u8]) -> Contents {
         return match raw.check_cache(any, 0) {
             Ok(sb) => {
                 let name = format!("is the cache device {} of cache set {}", sb.uuid(), sb.set_uuid());
-                with_dirty_data(path, name)
+                match crash_log::left_behind(path, sb.set_uuid()) {
+                    None => with_dirty_data(path, name),
+                    Some(log) => {
+                        let text = format!(
+                            "{name}; {} may have acknowledged writes of a process that was killed",
+                            log.display()
+                        );
+                        Contents { text, dirty: Dirty::Yes }
+                    }
+                }
             }
             Err(e) => damaged(e),
         };
