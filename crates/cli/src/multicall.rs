@@ -113,7 +113,30 @@ fn probe(rest: &[OsString]) -> Result<Call, Failure> {
     Ok(Call::Own(own("probe-bcache").into_iter().chain(rest.iter().cloned()).collect()))
 }
 
-/// `-C` and `-B` are switches there: all devices that follow are of that kind.
+/// Separates short options that are written in one word, such as `-CB` and `-b64k`.
+fn separated(args: &[OsString]) -> Vec<OsString> {
+    let mut out: Vec<OsString> = Vec::new();
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        let letters = arg.to_str().and_then(|a| a.strip_prefix('-')).filter(|a| !a.starts_with('-'));
+        let Some(letters) = letters.filter(|l| !l.is_empty()) else {
+            out.push(arg.clone());
+            continue;
+        };
+        for (at, letter) in letters.char_indices() {
+            out.push(format!("-{letter}").into());
+            if matches!(letter, 'b' | 'w' | 'o' | 'l') {
+                // The rest of the word is the value, or the next word, whatever it begins with.
+                let rest = letters.get(at + 1..).unwrap_or_default();
+                out.extend(if rest.is_empty() { args.next().cloned() } else { Some(rest.into()) });
+                break;
+            }
+        }
+    }
+    out
+}
+
+/// Translates the arguments of `make-bcache`, where `-C` and `-B` switch the kind of all devices that follow.
 fn make(rest: &[OsString]) -> Result<Call, Failure> {
     if wants_help(rest) {
         return Ok(Call::Help(MAKE_HELP));
@@ -126,27 +149,31 @@ fn make(rest: &[OsString]) -> Result<Call, Failure> {
     let mut kind: Option<&str> = None;
     let mut has_backing = false;
     let mut late = Vec::new();
-    let mut args = rest.iter();
+    let separated = separated(rest);
+    let mut args = separated.iter();
     while let Some(arg) = args.next() {
         let text = arg.to_str().unwrap_or_default();
         let (option, inline) = match text.split_once('=') {
             Some((option, value)) if option.starts_with("--") => (option, Some(OsString::from(value))),
             _ => (text, None),
         };
-        let mut value = |to: &str| -> Result<[OsString; 2], Failure> {
+        // In one word, because a value may begin with `-`.
+        let mut value = |to: &str| -> Result<OsString, Failure> {
             let value = inline.clone().or_else(|| args.next().cloned());
             let value = value.ok_or_else(|| Failure::Usage(format!("{option}: expected a value")))?;
-            Ok([to.into(), value])
+            let mut word = OsString::from(format!("{to}="));
+            word.push(value);
+            Ok(word)
         };
         match option {
             "-C" | "--cache" => kind = Some("-C"),
             "-B" | "--bdev" => kind = Some("-B"),
-            "-b" | "--bucket" => out.extend(value("--bucket")?),
-            "-w" | "--block" => out.extend(value("--block")?),
-            "-o" | "--data-offset" | "--data_offset" => out.extend(value("--data-offset")?),
-            "-l" | "--label" => late.extend(value("--label")?),
-            "--cset-uuid" => out.extend(value("--cset-uuid")?),
-            "--cache_replacement_policy" => out.extend(value("--cache-replacement-policy")?),
+            "-b" | "--bucket" => out.push(value("--bucket")?),
+            "-w" | "--block" => out.push(value("--block")?),
+            "-o" | "--data-offset" | "--data_offset" => out.push(value("--data-offset")?),
+            "-l" | "--label" => late.push(value("--label")?),
+            "--cset-uuid" => out.push(value("--cset-uuid")?),
+            "--cache_replacement_policy" => out.push(value("--cache-replacement-policy")?),
             "--writeback" => late.push("--writeback".into()),
             "--discard" | "--force" => out.push(option.into()),
             "--wipe-bcache" => out.push("--wipe".into()),
@@ -194,20 +221,24 @@ mod tests {
             ),
             (
                 "/sbin/make-bcache -B b -C a -b 64k -w 4k",
-                "ubcache make --as-bcache-tools -B b -C a --bucket 64k --block 4k",
+                "ubcache make --as-bcache-tools -B b -C a --bucket=64k --block=4k",
             ),
             ("make-bcache --cache a --writeback -l x", "ubcache make --as-bcache-tools -C a"),
             (
                 "make-bcache -o 32 --bdev b --label=l --wipe-bcache",
-                "ubcache make --as-bcache-tools --data-offset 32 -B b --wipe --label l",
+                "ubcache make --as-bcache-tools --data-offset=32 -B b --wipe --label=l",
             ),
             ("bcache make -C a --discard", "ubcache make --as-bcache-tools -C a --discard"),
             ("make-bcache --help", "Format cache and backing devices of bcache."),
             ("bcache make -h", "Format cache and backing devices of bcache."),
+            (
+                "make-bcache -b64k -w4k -CB b -l -x",
+                "ubcache make --as-bcache-tools --bucket=64k --block=4k -B b --label=-x",
+            ),
             ("make-bcache -C a --json", "ubcache make -C a --json"),
             (
-                "make-bcache --cache_replacement_policy=fifo --cset-uuid u -C a --force",
-                "ubcache make --as-bcache-tools --cache-replacement-policy fifo --cset-uuid u -C a --force",
+                "make-bcache --cache_replacement_policy=fifo --cset-uuid=u -C a --force",
+                "ubcache make --as-bcache-tools --cache-replacement-policy=fifo --cset-uuid=u -C a --force",
             ),
         ];
         for (from, to) in cases {
@@ -215,6 +246,7 @@ mod tests {
         }
         assert!(words("make-bcache a").unwrap_err().contains("expected -C or -B"));
         assert!(words("make-bcache -C a -b").unwrap_err().contains("expected a value"));
+        assert!(words("make-bcache -Bb").unwrap_err().contains("-b: expected a value"));
     }
 
     #[test]

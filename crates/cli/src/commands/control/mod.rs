@@ -306,7 +306,7 @@ impl Changed {
         self.resolved = body["resolved"].clone();
     }
 
-    /// The failure of the next one, which says what was changed before it.
+    /// Adds to the failure of a setting the settings that the command has changed before it.
     fn before(&self, failure: Failure) -> Failure {
         let before: Vec<String> =
             self.list.iter().map(|c| format!("{} = {}", text(&c["key"]), text(&c["value"]))).collect();
