@@ -4,6 +4,7 @@
 //!
 //! * A block device opened for writing is claimed with `O_EXCL`, which also keeps mounts, md, device
 //!   mapper and the kernel's own bcache off, and is refused while one of them holds it.
+//! * A loop device, and a device that is built on one, is refused while a process has a lock on the file below it.
 //! * A file opened for writing is locked with flock(2) exclusively, and refused while a loop device uses it.
 //! * A read-only opening takes a shared lock on a file. On a block device it only checks for a claim, because `O_EXCL` would
 //!   exclude other readers; the check holds the claim for a moment.
@@ -22,8 +23,9 @@ use std::time::Duration;
 use ::io::DeviceInfo;
 use rustix::fs::FlockOperation;
 
-use crate::holder::{self, Holder};
+use crate::holder::{self, Holder, Lock};
 use crate::info;
+use crate::loops;
 use crate::write_cache::WriteCache;
 
 /// Number of tries to claim a device with a holder that is not lasting.
@@ -256,13 +258,17 @@ fn open_block(path: &Path, options: &OpenOptions, rdev: u64) -> Result<(File, bo
             || holder::of_block_device(rdev),
         )
     };
-    match (options.claim, options.access) {
-        (Claim::None, _) => open_direct(path, options, 0).map_err(system),
-        (Claim::ByAccess, Access::ReadWrite) => exclusive(options),
+    let opened = match (options.claim, options.access) {
+        (Claim::None, _) => return open_direct(path, options, 0).map_err(system),
+        (Claim::ByAccess, Access::ReadWrite) => exclusive(options)?,
         (Claim::ByAccess, Access::ReadOnly) => {
             drop(exclusive(options)?);
-            open_direct(path, options, 0).map_err(system)
+            open_direct(path, options, 0).map_err(system)?
         }
+    };
+    match loops::locked_below(rdev, options.access == Access::ReadWrite) {
+        None => Ok(opened),
+        Some(holder) => Err(OpenError::InUse { path: path.to_path_buf(), holder: Some(holder.who) }),
     }
 }
 
@@ -279,12 +285,12 @@ fn open_file(
         (Claim::ByAccess, Access::ReadOnly) => FlockOperation::NonBlockingLockShared,
     };
     if options.access == Access::ReadWrite
-        && let Some(device) = holder::loop_device_on(path, meta)
+        && let Some(device) = loops::device_on(path, meta)
     {
         return Err(OpenError::InUse { path: path.to_path_buf(), holder: Some(device) });
     }
     let lock = || Ok(rustix::fs::flock(&file, operation)?);
-    retry(path, lock, libc::EWOULDBLOCK, || holder::of_locked_file(meta))?;
+    retry(path, lock, libc::EWOULDBLOCK, || holder::of_locked_file(meta, Lock::Any))?;
     Ok((file, refused))
 }
 

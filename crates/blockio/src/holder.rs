@@ -1,13 +1,14 @@
 //! The users of a device, for error messages.
 //!
 //! Owns the reading of `/proc` and `/sys`. The search is best effort and never fails: a user that it does not find is not
-//! named. It checks mounts, swap, stacked devices, loop devices, file locks, and finally the open files of processes.
+//! named. It checks mounts, swap, stacked devices, file locks, and finally the open files of processes.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::info::sysfs_dir;
+use crate::mountinfo;
 
 /// A user of a device.
 pub(crate) struct Holder {
@@ -58,46 +59,24 @@ fn stacked_on(rdev: u64) -> Option<String> {
     }
 }
 
-/// Undoes the octal escapes of `/proc/mounts`.
-fn unescape(field: &str) -> String {
-    let mut out = Vec::new();
-    let bytes = field.as_bytes();
-    let mut at = 0;
-    while at < bytes.len() {
-        let code = field.get(at + 1..at + 4).and_then(|s| u8::from_str_radix(s, 8).ok());
-        match (bytes[at], code) {
-            (b'\\', Some(c)) => {
-                out.push(c);
-                at += 4;
-            }
-            (c, _) => {
-                out.push(c);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
-}
-
-fn is_device(path: &str, rdev: u64) -> bool {
-    path.starts_with('/') && fs::metadata(path).is_ok_and(|m| m.rdev() == rdev)
+fn is_device(path: &Path, rdev: u64) -> bool {
+    path.is_absolute() && fs::metadata(path).is_ok_and(|m| m.rdev() == rdev)
 }
 
 fn mounted(rdev: u64) -> Option<String> {
-    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
-    mounts.lines().find_map(|line| {
-        let mut fields = line.split(' ');
-        let (device, on) = (unescape(fields.next()?), unescape(fields.next()?));
-        is_device(&device, rdev).then(|| format!("a file system mounted on {on}"))
-    })
+    let mounts = mountinfo::mounts().ok()?;
+    let number = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
+    // Some file systems have a number of their own, and name their device only as the source.
+    let found = mounts.iter().find(|m| m.device == number || is_device(Path::new(&m.source), rdev))?;
+    Some(format!("a file system mounted on {}", found.at.display()))
 }
 
 fn swapping(rdev: u64) -> Option<String> {
-    let swaps = fs::read_to_string("/proc/swaps").ok()?;
-    let used = swaps
-        .lines()
-        .skip(1)
-        .any(|line| line.split_whitespace().next().is_some_and(|device| is_device(&unescape(device), rdev)));
+    let swaps = fs::read("/proc/swaps").ok()?;
+    let used = swaps.split(|&b| b == b'\n').skip(1).any(|line| {
+        let device = mountinfo::unescaped(line.split(|&b| b == b' ').next().unwrap_or_default());
+        is_device(Path::new(&device), rdev)
+    });
     used.then(|| "the system as swap".to_string())
 }
 
@@ -127,41 +106,51 @@ fn opened_by(rdev: u64) -> Option<String> {
     })
 }
 
-/// The holder of a lock on the file.
-pub(crate) fn of_locked_file(meta: &fs::Metadata) -> Option<Holder> {
+/// A kind of lock that is searched for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Lock {
+    /// One that excludes all others.
+    Exclusive,
+    /// Also one that is shared by readers.
+    Any,
+}
+
+/// The holder of a lock of flock(2) on the file.
+pub(crate) fn of_locked_file(meta: &fs::Metadata, lock: Lock) -> Option<Holder> {
     let locks = fs::read_to_string("/proc/locks").ok()?;
     let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
     let wanted = format!("{major:02x}:{minor:02x}:{}", meta.ino());
-    // "1: FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF"
     locks.lines().find_map(|line| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let at = fields.iter().position(|f| *f == wanted)?;
-        let pid: u32 = fields.get(at.checked_sub(1)?)?.parse().ok()?;
+        let pid = locked_by(line, &wanted, lock)?;
         let who = if pid == std::process::id() { Some("this process".to_string()) } else { process(pid) };
         who.map(Holder::lasting)
     })
 }
 
-/// The loop device that is built on the file.
-pub(crate) fn loop_device_on(path: &Path, meta: &fs::Metadata) -> Option<String> {
-    let path = fs::canonicalize(path).unwrap_or_else(|_| PathBuf::from(path));
-    fs::read_dir("/sys/block").ok()?.flatten().find_map(|entry| {
-        let backing = fs::read_to_string(entry.path().join("loop/backing_file")).ok()?;
-        let backing = Path::new(backing.trim_end_matches('\n'));
-        let same = backing == path
-            || fs::metadata(backing).is_ok_and(|m| (m.dev(), m.ino()) == (meta.dev(), meta.ino()));
-        same.then(|| format!("/dev/{}, which is built on it", entry.file_name().to_string_lossy()))
-    })
+/// The process that holds the lock of a line of `/proc/locks`, if it is on the file `wanted`. A line that waits for a lock,
+/// marked with an arrow, is no lock.
+fn locked_by(line: &str, wanted: &str, lock: Lock) -> Option<u32> {
+    // "1: FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF"
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let [_, "FLOCK", _, access, pid, file, ..] = fields.as_slice() else { return None };
+    let counts = *file == wanted && (lock == Lock::Any || *access == "WRITE");
+    counts.then(|| pid.parse().ok()).flatten()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::unescape;
+    use super::{Lock, locked_by};
 
     #[test]
-    fn octal_escapes_are_undone() {
-        assert_eq!(unescape(r"/mnt/a\040b\134c"), r"/mnt/a b\c");
-        assert_eq!(unescape(r"/mnt/\04"), r"/mnt/\04", "no escape");
-        assert_eq!(unescape("/mnt/ä"), "/mnt/ä");
+    fn lines_of_locks() {
+        let by = |line, lock| locked_by(line, "fe:00:1234", lock);
+        let write = "1: FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF";
+        let read = "2: FLOCK  ADVISORY  READ  4712 fe:00:1234 0 EOF";
+        assert_eq!(by(write, Lock::Exclusive), Some(4711));
+        assert_eq!(by(read, Lock::Exclusive), None);
+        assert_eq!(by(read, Lock::Any), Some(4712));
+        assert_eq!(by("1: FLOCK  ADVISORY  WRITE 4711 fe:00:12345 0 EOF", Lock::Any), None);
+        assert_eq!(by("1: -> FLOCK  ADVISORY  WRITE 4713 fe:00:1234 0 EOF", Lock::Any), None);
+        assert_eq!(by("3: POSIX  ADVISORY  WRITE 4711 fe:00:1234 0 EOF", Lock::Any), None);
     }
 }

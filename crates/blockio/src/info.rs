@@ -47,7 +47,7 @@ pub(crate) fn is_read_only(dir: &Path) -> bool {
 }
 
 /// The directory of the whole disk of which `dir` may be a partition.
-fn whole_disk(dir: &Path) -> PathBuf {
+pub(crate) fn whole_disk(dir: &Path) -> PathBuf {
     if dir.join("partition").exists() { dir.join("..") } else { dir.to_path_buf() }
 }
 
@@ -60,14 +60,27 @@ fn read_number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Whether `dir` is a RAID 4/5/6 array or is built on one.
-fn stands_on_parity_raid(dir: &Path, depth: u32) -> bool {
-    let disk = whole_disk(dir);
-    if let Ok(level) = fs::read_to_string(disk.join("md/level")) {
-        return matches!(level.trim(), "raid4" | "raid5" | "raid6");
+/// The directory `dir` of a block device, and those of all devices that it is built on, as whole disks.
+pub(crate) fn lower_devices(dir: &Path) -> Vec<PathBuf> {
+    let mut found = vec![whole_disk(dir)];
+    let mut of_level = 0..1;
+    for _ in 0..MAX_STACK {
+        let next = found.len();
+        let level: Vec<PathBuf> = found.get(of_level).unwrap_or_default().to_vec();
+        for slaves in level.iter().filter_map(|d| fs::read_dir(d.join("slaves")).ok()) {
+            found.extend(slaves.flatten().map(|s| whole_disk(&s.path())));
+        }
+        of_level = next..found.len();
     }
-    let Ok(slaves) = fs::read_dir(disk.join("slaves")) else { return false };
-    depth < MAX_STACK && slaves.flatten().any(|s| stands_on_parity_raid(&s.path(), depth + 1))
+    found
+}
+
+/// Whether `dir` is a RAID 4/5/6 array or is built on one.
+fn stands_on_parity_raid(dir: &Path) -> bool {
+    lower_devices(dir).iter().any(|d| {
+        let level = fs::read_to_string(d.join("md/level"));
+        level.is_ok_and(|l| matches!(l.trim(), "raid4" | "raid5" | "raid6"))
+    })
 }
 
 /// The properties of the block device `fd`.
@@ -87,7 +100,7 @@ pub(crate) fn of_block_device(fd: BorrowedFd<'_>, rdev: u64, name: Arc<str>) -> 
         rotational: read_number(&queue.join("rotational")) == Some(1),
         discard: read_number(&queue.join("discard_max_bytes")).unwrap_or(0) > 0,
         sparse: false,
-        partial_stripes_expensive: stands_on_parity_raid(&dir, 0),
+        partial_stripes_expensive: stands_on_parity_raid(&dir),
     })
 }
 
@@ -115,7 +128,7 @@ impl RegularFile<'_> {
             rotational: read_number(&queue.join("rotational")) == Some(1),
             discard: self.writable && punches_holes(self.fd, self.bytes),
             sparse: has_holes(self.fd, self.bytes),
-            partial_stripes_expensive: stands_on_parity_raid(&dir, 0),
+            partial_stripes_expensive: stands_on_parity_raid(&dir),
         }
     }
 }
@@ -204,7 +217,7 @@ mod tests {
         slave("dm-2", "sda");
         slave("loop-a", "loop-b");
         slave("loop-b", "loop-a");
-        let found = |name: &str| stands_on_parity_raid(&root.join(name), 0);
+        let found = |name: &str| stands_on_parity_raid(&root.join(name));
         assert!(found("md5") && found("md5/md5p1") && found("dm-0") && found("dm-1"));
         assert!(!found("md1") && !found("sda") && !found("dm-2") && !found("missing"));
         assert!(!found("loop-a"), "a circle ends");

@@ -27,6 +27,7 @@ pub mod heap;
 mod holder;
 mod incarnation;
 mod info;
+mod loops;
 mod message;
 pub mod mountinfo;
 mod net;

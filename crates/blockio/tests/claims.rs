@@ -161,6 +161,28 @@ fn a_file_under_a_loop_device_is_refused() {
     assert!(text.ends_with(&format!("in use by {}, which is built on it", device.path.display())), "{text}");
 }
 
+/// `register` of a loop device over a file that another process served: two writers, and no error.
+#[test]
+fn a_loop_device_over_a_locked_file_is_refused() {
+    let driver = driver();
+    let dir = common::dir();
+    let Some(device) = LoopDevice::new(dir.path(), "disk", Sectors(8192), 512) else { return };
+    let file = File::open(dir.path().join("disk")).unwrap();
+    let expected =
+        format!(": in use by this process, which holds {} below it", dir.path().join("disk").display());
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    for options in [&WRITE, &READ] {
+        let text = holder(&driver, &device.path, options);
+        assert!(text.ends_with(&expected), "{text}");
+    }
+    open(&driver, &device.path, &UNCLAIMED).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockShared).unwrap();
+    open_again(&driver, &device.path, &READ);
+    assert!(holder(&driver, &device.path, &WRITE).ends_with(&expected), "readers exclude a writer");
+    drop(file);
+    open_again(&driver, &device.path, &WRITE);
+}
+
 #[test]
 fn what_is_no_device_is_refused_by_name() {
     let driver = driver();

@@ -5,7 +5,7 @@
 
 use tokio::sync::watch;
 
-/// Held as long as the client is connected.
+/// A value that the handler of a connection holds while the client is connected.
 pub(crate) struct Here(#[expect(dead_code, reason = "its drop is the signal")] watch::Sender<()>);
 
 /// Whether the client is still connected.
@@ -18,7 +18,7 @@ impl Presence {
         (Here(sender), Presence(Some(receiver)))
     }
 
-    /// Of something that no client asked for.
+    /// The presence of a command that has no client. It never ends.
     pub(crate) fn always() -> Presence {
         Presence(None)
     }
@@ -35,17 +35,17 @@ impl Presence {
     }
 }
 
-/// A command or a work of the daemon, and the client that waits for it.
+/// A command or a task of the daemon, and the client that waits for it.
 #[derive(Clone)]
 pub(crate) struct Asked {
-    /// The command with its parameters, for the messages of others.
+    /// The command with its parameters, for messages to clients whose commands wait for this one.
     pub(crate) what: String,
     /// The client.
     pub(crate) client: Presence,
 }
 
 impl Asked {
-    /// Something that no client waits for.
+    /// A task of the daemon, for which no client waits.
     pub(crate) fn inside(what: impl Into<String>) -> Asked {
         Asked { what: what.into(), client: Presence::always() }
     }

@@ -88,7 +88,7 @@ impl Audit {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The action and its client, for those who have to wait for others.
+    /// The action and its client, for messages to clients whose commands wait for this one.
     pub(crate) fn asked(&self) -> Asked {
         Asked { what: self.lock().action.clone(), client: self.client.clone() }
     }

@@ -34,7 +34,7 @@ impl Plan {
 }
 
 impl Order {
-    /// Whether the order is to be carried out: a change whose sender has given up would come as a surprise.
+    /// Whether the order is to be carried out. A change is not, if its sender does not wait for it any more.
     pub(crate) fn is_wanted(&self) -> bool {
         match self {
             Order::Add(_, reply)
@@ -74,9 +74,9 @@ pub(crate) enum Order {
     Wipe(RunningJob),
     /// Write all dirty data back, of this volume or of all volumes.
     Flush(Option<String>, RunningJob),
-    /// Stop everything, and end, unless a volume is in use; answered when nothing is exported any more.
+    /// Stop everything and end, unless a volume is in use. The answer comes when all exports have ended.
     StopIfFree(Reply<Result<(), Failure>>),
-    /// Stop everything, and end; waits for users of volumes.
+    /// Stop everything and end, after waiting for users of volumes.
     Stop,
     /// Stop without waiting for users of volumes.
     Force,

@@ -15,7 +15,7 @@ use crate::state::Owner;
 /// The key and the name of a known volume.
 pub(crate) type VolumeKey = (Key, String);
 
-/// A place that a volume is to have, and whether it may.
+/// A configured address of a volume, and whether the volume may use it.
 pub(crate) type Decided = (Spec, Result<Sharing, Failure>);
 
 /// Describes a volume in the form that all messages use.
@@ -41,12 +41,12 @@ fn wanted(config: &Config, (key, name): &VolumeKey) -> Vec<Spec> {
     config.exports(key, name).iter().filter_map(|text| text.parse().ok()).collect()
 }
 
-/// Whether only one volume can be at two places.
+/// Whether two addresses exclude each other: they overlap and cannot be shared.
 fn excludes(one: &Spec, other: &Spec) -> bool {
     one.overlaps(other) && !one.shares(other)
 }
 
-/// Two of these volumes that are to be at one place.
+/// Finds two of these volumes whose configured addresses exclude each other.
 pub(crate) fn conflicts(config: &Config, volumes: &[VolumeKey]) -> Option<String> {
     let mut before: Vec<(&VolumeKey, Spec)> = Vec::new();
     for volume in volumes {
@@ -145,7 +145,7 @@ mod tests {
         assert!(comes_up(&second, "u2", "").is_some(), "it comes up first, and is refused all the same");
         assert_eq!(comes_up(&second, "u1", "one"), None);
         drop(second);
-        // The configuration gives the place away: that counts, also before its old owner comes up.
+        // The configuration decides, also while the volume that had the address is not served yet.
         let moved = format!("{ONE_DIR}[volume.one]\nexports = [\"fuse=/run/other\"]\n");
         let third = shared(dir.path(), &moved);
         assert_eq!(comes_up(&third, "u2", ""), None);
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(comes_up(&fourth, "u1", "one"), None);
     }
 
-    /// At a socket the others are guests: who names no volume gets the owner, also while that is away.
+    /// Several volumes may share a socket. A client that names no volume gets the owner's volume, or none while the owner is absent.
     #[test]
     fn a_socket_has_one_owner_and_guests() {
         let dir = tempfile::tempdir().unwrap();

@@ -65,7 +65,7 @@ impl Phase {
         matches!(self, Phase::Serving | Phase::Stopping)
     }
 
-    /// The thread has nothing any more.
+    /// The thread serves no device.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self, Phase::Stopped | Phase::Failed(_))
     }
@@ -164,12 +164,12 @@ impl Worker {
         self.ask(ANSWER_WITHIN, |reply| Order::Add(path, reply)).await
     }
 
-    /// Begins the stop of the thread; a volume that is in use prevents it, and everything is served on.
+    /// Begins the stop of the thread. If a volume is in use, nothing is stopped.
     pub(crate) async fn stop_if_free(&self) -> Result<(), Failure> {
         self.ask(ANSWER_WITHIN, Order::StopIfFree).await
     }
 
-    /// Stops a volume that is not in use; its backing device is let go as it is.
+    /// Stops a volume that is not in use. Its dirty data stays in the cache.
     pub(crate) async fn stop_volume(&self, name: String) -> Result<(), Failure> {
         self.ask(ANSWER_WITHIN, |reply| Order::StopVolume(name, reply)).await
     }

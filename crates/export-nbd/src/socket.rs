@@ -36,7 +36,9 @@ pub trait Socket: 'static {
         PeerId::Unknown
     }
 
-    /// The socket once more, for another server of this process that goes on with the client; `None` if it has none.
+    /// A second descriptor of the socket, for the server of this process that serves the client from here on.
+    ///
+    /// `None` if the socket has no descriptor.
     fn duplicate(&self) -> Option<OwnedFd> {
         None
     }

@@ -105,7 +105,7 @@ pub enum ConnectionEnd {
     GaveWay,
     /// The server or the export was stopped.
     Stopped,
-    /// Another server of this process has the export, and goes on with the client.
+    /// Another server of this process has the export and serves the client from here on.
     HandedOver,
 }
 

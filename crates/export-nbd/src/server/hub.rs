@@ -1,11 +1,11 @@
 //! One endpoint for the volumes of several servers, which run on threads of their own.
 //!
-//! Owns the listening socket, the list of all exports, and the way of a client to the server that has the volume it asks for:
-//! each server accepts clients on the same socket; one that has agreed with a client on an export of another server hands the
-//! client over, with what was received and the state of TLS. Must not know the requests.
+//! Owns the listening socket, the list of all exports, and the transfer of clients between servers. Every server accepts clients
+//! on the same socket. If a client asks for an export of another server, the server transfers the client to that server, with
+//! the bytes that it has received and the state of TLS. Must not know the requests.
 //!
-//! Invariants: the empty name stands for the export of the one member that owns it, and for nothing else: a client that names no
-//! export never gets another volume because the usual one is not there. The socket goes with the last member.
+//! Invariants: The empty name stands for the first export of the member that owns it, and for no other. So a client that names
+//! no export never gets another volume while that member is absent. The last member that leaves closes the socket.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -26,11 +26,11 @@ pub(super) struct Client {
     pub(super) socket: OwnedFd,
     pub(super) tls: Option<TlsParts>,
     pub(super) session: Session,
-    /// What came after the handshake.
+    /// The bytes that were received after the handshake.
     pub(super) rest: Vec<u8>,
 }
 
-/// A server at the endpoint.
+/// A server that has joined the endpoint.
 struct Member {
     id: u64,
     exports: Vec<ExportInfo>,
@@ -57,7 +57,7 @@ impl Hub {
     }
 }
 
-/// The endpoints of a process that several servers share. Cheap to clone: clones are the same list.
+/// The endpoints of a process that several servers share. All clones are the same list.
 #[derive(Clone, Default)]
 pub struct Hubs(Arc<Mutex<Vec<Weak<Hub>>>>);
 
@@ -69,7 +69,7 @@ impl std::fmt::Debug for Hubs {
 
 /// The exports with which a server joins an endpoint.
 pub struct Joining {
-    /// How far the endpoint may reach.
+    /// The hosts that may connect to the endpoint.
     pub reach: Reach,
     /// TLS for clients over TCP, of all servers at the endpoint from now on.
     pub tls: Option<TlsConfig>,
@@ -80,10 +80,10 @@ pub struct Joining {
 /// Why a server cannot join an endpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// The socket cannot be had.
+    /// The socket cannot be bound.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
-    /// An export of the same name is there.
+    /// The endpoint has an export of the same name.
     #[error(transparent)]
     Export(#[from] ExportError),
     /// The listening socket could not be shared.
@@ -91,7 +91,7 @@ pub enum JoinError {
     Share(#[from] std::io::Error),
 }
 
-/// The membership of a server. Dropping it takes its exports from the list, and the last one closes the socket.
+/// The membership of a server. Its drop removes the server's exports from the list; the drop of the last one closes the socket.
 pub(super) struct Membership {
     hubs: Hubs,
     /// Absent only while it is dropped.
@@ -104,7 +104,7 @@ impl Hubs {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Joins the servers at an endpoint, or is the first there.
+    /// Joins an endpoint, which is created for its first member.
     pub(super) fn join(
         &self,
         endpoint: &Endpoint,
@@ -112,7 +112,7 @@ impl Hubs {
         exports: Vec<ExportInfo>,
         joining: Joining,
     ) -> Result<(Membership, RemoteReceiver<Client>), JoinError> {
-        // Held to the end: a socket is bound and removed under this lock.
+        // The lock is held to the end, because a socket is bound and removed under it.
         let mut hubs = self.lock();
         hubs.retain(|hub| hub.strong_count() > 0);
         let there = hubs.iter().filter_map(Weak::upgrade).find(|hub| hub.endpoint.is_same(endpoint));
@@ -146,7 +146,7 @@ impl Membership {
         self.hub.as_ref().map(|hub| hub.lock())
     }
 
-    /// The listening socket, for one more thread.
+    /// A descriptor of the listening socket for one more thread.
     pub(super) fn listener(&self, reactor: &Reactor) -> std::io::Result<Listener> {
         match &self.hub {
             Some(hub) => hub.listener.listener(reactor),
@@ -178,7 +178,7 @@ impl Membership {
         state.members.iter().flat_map(|m| &m.exports).find(|e| e.name.as_bytes() == name).cloned()
     }
 
-    /// Hands a client to the server that has its export. It is dropped, and so disconnected, if that server has left.
+    /// Transfers a client to the server that has its export. The client is disconnected if that server has left.
     pub(super) fn hand_over(&self, client: Client) -> bool {
         let name = client.session.export.name.clone();
         let Some(state) = self.state() else { return false };

@@ -66,7 +66,7 @@ struct Shared<V> {
     exports: Exports<V>,
     options: ServerOptions,
     places: Places,
-    /// With an endpoint that it shares with other servers.
+    /// The endpoint that this server shares with others.
     membership: RefCell<Option<Membership>>,
     listeners: Cell<usize>,
     stopping: Cell<bool>,
@@ -107,11 +107,12 @@ impl<V: BlockVolume> Server<V> {
         self.until_stopped(|server| async move { server.accept_all(listener, || Some(tls.clone())).await });
     }
 
-    /// Serves clients at an endpoint that servers on other threads may have as well: its clients are offered the exports of
-    /// all of them. The volumes are those that are offered now. Returns where it listens.
+    /// Joins an endpoint, which offers its clients the exports of all its servers.
+    ///
+    /// The endpoint gets the volumes that this server offers now. Returns the address of the endpoint.
     ///
     /// # Errors
-    /// If the endpoint cannot be had, or has an export of the same name.
+    /// If the endpoint cannot be joined: its socket cannot be bound, or it has an export of the same name.
     pub fn serve_shared(
         &self,
         hubs: &Hubs,
@@ -144,7 +145,7 @@ impl<V: BlockVolume> Server<V> {
         });
     }
 
-    /// Goes on with clients that chose a volume of this server at another one.
+    /// Serves clients that other servers of the endpoint transfer to this one.
     async fn take_over_all(&self, reactor: &Reactor, mut clients: RemoteReceiver<Client>) {
         let shared = &self.shared;
         loop {
@@ -159,7 +160,7 @@ impl<V: BlockVolume> Server<V> {
     fn take_over(&self, reactor: &Reactor, client: Client) {
         let shared = &self.shared;
         let Client { socket, tls, session, rest } = client;
-        // A client that cannot be had is disconnected by the drop of its socket.
+        // The drop of its socket disconnects a client that cannot be served.
         let Ok(connection) = blockio::Connection::from_fd(reactor, socket) else { return };
         let has_tls = tls.is_some();
         let Ok(channel) = Channel::resume(StreamSocket::new(connection), tls, shared.rt.pool()) else {
@@ -211,7 +212,7 @@ impl<V: BlockVolume> Server<V> {
         let (server, work) = (self.clone(), work(self.clone(), id, link.clone(), memory));
         shared.rt.spawn(async move {
             let end = work.await;
-            // The other server has the same socket.
+            // The server that takes the client has a descriptor of the same socket.
             if !matches!(end, ConnectionEnd::HandedOver) {
                 link.channel.shutdown();
             }
@@ -236,7 +237,7 @@ impl<V: BlockVolume> Server<V> {
     pub async fn stop(&self) {
         self.shared.stopping.set(true);
         self.shared.changed.notify_all();
-        // No client is offered these volumes any more, nor handed over.
+        // From here on the endpoint offers these volumes to no client, and transfers no client to this server.
         let left = self.shared.membership.borrow_mut().take();
         drop(left);
         self.stop_peers(|_| true, || self.shared.listeners.get() == 0).await;
@@ -264,7 +265,7 @@ impl<V: BlockVolume> Server<V> {
     /// Stops the connections that `which` selects now, and waits until they have ended and `also` holds.
     async fn stop_peers(&self, which: impl Fn(&dyn Peer) -> bool, also: impl Fn() -> bool) {
         let shared = &self.shared;
-        // By number, because an export that is added again under its old name has new clients.
+        // Connections are selected by number, because an export that is added again under its old name has new clients.
         let chosen: Vec<Place> = shared.places.choose(which);
         let gone = || also() && !chosen.iter().any(|(id, _)| shared.places.contains(*id));
         chosen.iter().for_each(|(_, p)| p.stop());
@@ -312,11 +313,11 @@ impl<V: BlockVolume> Server<V> {
         self.carry(id, link, memory, agreed).await
     }
 
-    /// Hands a client to the server that has its export.
+    /// Transfers a client to the server that has its export.
     fn hand_over<S: Socket>(&self, link: &Link<S>, agreed: Agreed) -> ConnectionEnd {
         let Agreed { session, buffer, rest } = agreed;
         let membership = self.shared.membership.borrow();
-        // It was removed since the client was told of it.
+        // The export was removed after the client had seen it in the list.
         let Some(membership) = membership.as_ref() else { return ConnectionEnd::Stopped };
         let Some((socket, tls)) = link.channel.take() else { return ConnectionEnd::Stopped };
         let rest = buffer.as_slice().get(rest).unwrap_or_default().to_vec();
@@ -353,7 +354,7 @@ impl<V: BlockVolume> Server<V> {
 }
 
 impl<V> Shared<V> {
-    /// The memory of a new connection, for which an idle client may have to give way.
+    /// Reserves the memory of a new connection. If the budget is exhausted, an idle client is disconnected.
     fn admit(&self, peer: PeerId, tls: bool) -> Result<Memory, TurnedAway> {
         if self.stopping.get() {
             return Err(TurnedAway::Stopping);
@@ -364,7 +365,7 @@ impl<V> Shared<V> {
             Memory::reserve(&options.memory, fixed, PIECE_BYTES.into(), options.bytes_per_connection)
         };
         let gives_way = self.places.admit(peer, self.rt.now(), &self.options)?;
-        // Memory first: nobody is put out for a client that cannot be served.
+        // Memory comes first, so that no client is disconnected for one that cannot be served.
         let memory = memory().map_err(TurnedAway::Memory)?;
         if let Some(other) = gives_way {
             other.cut(Cut::GaveWay);

@@ -38,12 +38,12 @@ pub fn runtime_dir() -> Result<PathBuf, Failure> {
 
 pub(crate) use auto::passed_over;
 
-/// Whether other volumes of the process may be at the same place.
+/// Whether the exports of other sets may use the same place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sharing {
     /// The place is for the volumes of this export alone.
     Alone,
-    /// Others may be there, and clients tell them apart by name. The owner is also what a client gets that names none.
+    /// Others may use it as well; clients choose a volume by its name. A client that names none gets the volume of the owner.
     Owner,
     /// The owner of the place is another volume.
     Guest,
@@ -59,7 +59,7 @@ pub struct Context<'a> {
     pub id: String,
     /// The name of the files that an export makes, if the operator names none. No two exports of a host share it.
     pub place: String,
-    /// Whether others may be at the same place.
+    /// Whether the exports of other sets may use the same place.
     pub sharing: Sharing,
     /// Who may connect by NBD, and the memory of such clients.
     pub nbd: NbdAccess,
@@ -137,11 +137,11 @@ pub trait Export {
     }
 }
 
-/// An export that was to stop and serves on.
+/// An export that could not be stopped because it is in use. It is still in service.
 pub struct Occupied {
-    /// It.
+    /// The export, still in service.
     pub export: Box<dyn Export>,
-    /// The users, or what else is in the way.
+    /// The users of the export, or another reason, as text.
     pub why: Failure,
 }
 
@@ -159,7 +159,10 @@ pub async fn start(spec: &Spec, context: &Context<'_>) -> Result<Box<dyn Export>
     Ok(running)
 }
 
-/// Whether volumes can be block devices on this host; else why not.
+/// Checks whether volumes can be block devices on this host.
+///
+/// # Errors
+/// If something is missing; the error names it.
 pub fn block_devices() -> Result<(), Failure> {
     fuse::obstacle().map_or(Ok(()), |e| Err(Failure::of(e)))
 }
