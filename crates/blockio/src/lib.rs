@@ -60,4 +60,4 @@ pub use message::{Message, Piece};
 pub use net::{Address, Connection, Listener, PeerId, SharedListener};
 pub use reactor::{Reactor, ReactorCounts};
 pub use signals::{Signal, Signals, shutdown_signal};
-pub use signature::{Signature, probe_signature};
+pub use signature::{Signature, probe_before_bcache, probe_signature};

@@ -116,14 +116,29 @@ fn le32(bytes: &[u8], at: usize) -> u32 {
 pub fn probe_signature(path: &Path) -> io::Result<Option<Signature>> {
     let mut file = File::open(path)?;
     let bytes = file.seek(SeekFrom::End(0))?;
-    let source = Source { file: &file, bytes };
+    search(&Source { file: &file, bytes })
+}
+
+/// Looks for a signature in the 4 KiB before the superblock of a bcache device.
+///
+/// Formatters of bcache erase these bytes, so a signature there is newer than the superblock.
+///
+/// # Errors
+/// If the device cannot be opened or read.
+pub fn probe_before_bcache(path: &Path) -> io::Result<Option<Signature>> {
+    let mut file = File::open(path)?;
+    let bytes = file.seek(SeekFrom::End(0))?.min(format::superblock::SUPERBLOCK_SECTOR.bytes());
+    search(&Source { file: &file, bytes })
+}
+
+fn search(source: &Source<'_>) -> io::Result<Option<Signature>> {
     for (kind, offset_bytes, magic) in TABLE.iter().take_while(|(kind, ..)| !kind.starts_with("GPT")) {
         if source.has(*offset_bytes, magic)? {
             return Ok(Some(Signature { kind, offset_bytes: *offset_bytes }));
         }
     }
     for probe in [ext, lvm, zfs, raid_at_end] {
-        if let Some(found) = probe(&source)? {
+        if let Some(found) = probe(source)? {
             return Ok(Some(found));
         }
     }
@@ -133,7 +148,7 @@ pub fn probe_signature(path: &Path) -> io::Result<Option<Signature>> {
         }
     }
     for probe in [gpt_backup, mbr] {
-        if let Some(found) = probe(&source)? {
+        if let Some(found) = probe(source)? {
             return Ok(Some(found));
         }
     }

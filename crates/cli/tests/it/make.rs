@@ -302,6 +302,21 @@ fn a_crash_log_is_dirty_data() {
     run(&["make", "-C", &ssd, "--bucket", "8k", "--wipe"]).ok();
 }
 
+/// mkswap leaves the superblock of bcache in place. `make --wipe` then overwrote the swap space without a word.
+#[test]
+fn a_signature_beside_an_old_superblock_needs_force() {
+    let dir = Dir::new();
+    let hdd = dir.sparse("hdd", 8 << 20);
+    run(&["make", "-B", &hdd]).ok();
+    let mut bytes = read(&hdd);
+    bytes[4086..4096].copy_from_slice(b"SWAPSPACE2");
+    std::fs::write(&hdd, &bytes).unwrap();
+    run(&["make", "-B", &hdd, "--wipe"]).refused(&["holds swap (at byte 4086) beside", "--force"]);
+    assert_eq!(read(&hdd), bytes);
+    run(&["make", "-B", &hdd, "--force"]).ok();
+    run(&["make", "-B", &hdd, "--wipe"]).ok();
+}
+
 /// A cache whose metadata is damaged may have dirty data. It cannot be counted.
 #[test]
 fn a_damaged_cache_may_have_dirty_data() {

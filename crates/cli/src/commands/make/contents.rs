@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use blockio::probe_signature;
+use blockio::{probe_before_bcache, probe_signature};
 use format::{BackingState, Identity, Inode, RawSuperblock, Sectors, identify};
 use inspect::view::SlotKind;
 use inspect::{FileSource, Mode, SetView};
@@ -57,6 +57,14 @@ impl Make {
         }
         if self.wipe_dirty {
             return Ok(None);
+        }
+        if !self.force
+            && let Some(newer) =
+                probe_before_bcache(path).map_err(|e| Failure::at(path, "cannot be read", e))?
+        {
+            return Ok(Some(format!(
+                "{path_text}: holds {newer} beside an older superblock of bcache: overwrite both with --force"
+            )));
         }
         let Contents { text, dirty } = describe(path, &bytes);
         let advice = match dirty {
