@@ -11,6 +11,7 @@ mod audit;
 mod busy;
 mod clients;
 mod copies;
+mod every_export;
 mod halfway;
 mod hotplug;
 mod huge;
