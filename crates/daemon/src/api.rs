@@ -237,7 +237,7 @@ async fn explain(State(api): SharedApi, Path(volume): Path<String>) -> Answered 
 async fn metrics_text(State(api): SharedApi, headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|a| a.to_str().ok()).unwrap_or("");
     let format = metrics::Format::accepted(accept);
-    let text = metrics::render(&api.registry.inventory.workers.engine_figures().await, format);
+    let text = metrics::render(&api.registry.scrape.figures().await, format);
     ([(header::CONTENT_TYPE, format.content_type())], text).into_response()
 }
 

@@ -8,7 +8,7 @@
 //! * `changes`: which command changes which devices; `placement`: assigns devices to threads.
 //! * `replug`: serves devices that are plugged in again; `startup`: registers the stored and configured devices.
 //! * `registration`: carries out the operator's commands about devices; `hotplug`: registers devices that are plugged in.
-//! * `exports`: reports on the exports of all volumes.
+//! * `exports`: reports on the exports of all volumes; `scrape`: the figures for `/metrics`.
 
 pub(crate) mod admission;
 pub(crate) mod changes;
@@ -20,6 +20,7 @@ pub(crate) mod lookup;
 pub(crate) mod placement;
 pub(crate) mod registration;
 pub(crate) mod replug;
+pub(crate) mod scrape;
 pub(crate) mod startup;
 pub(crate) mod views;
 pub(crate) mod workers;

@@ -276,7 +276,7 @@ impl<'a> Host<'a> {
         let alone = alone.map(VolumeFigures::of).collect();
         let served = self.served.borrow();
         let not_exported = served.iter().filter(|s| s.problem.is_some()).map(|s| s.volume.name());
-        metrics::Figures { sets, alone, not_exported: not_exported.collect() }
+        metrics::Figures { sets, alone, not_exported: not_exported.collect(), host: None }
     }
 
     fn disk_trace(&self, name: &str, since: u64) -> Result<DiskTrace, Failure> {

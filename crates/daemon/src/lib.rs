@@ -8,7 +8,7 @@
 //! resolves the names of devices and `identity` distinguishes a device from its copies; `settings` and `reload` change
 //! tunables; `jobs` has long operations, `hub` events, `audit` the record of changes; `server` and `tcp` accept clients and
 //! `api` answers them; `stop` ends the daemon;
-//! `why` has the failure that a state stores. Modules name each other in one direction only. The decisions are in
+//! `why` has the failure that a state stores; `process` the figures of the process. Modules name each other in one direction only. The decisions are in
 //! `docs/decisions/010-daemon.md`.
 #![forbid(unsafe_code)]
 
@@ -29,6 +29,7 @@ mod notify;
 mod order;
 mod places;
 mod probe;
+mod process;
 mod registry;
 mod reload;
 mod remote;
@@ -87,6 +88,7 @@ pub struct Options {
 /// If the daemon cannot start, or something could not be stopped without an error.
 pub fn run(options: &Options) -> Result<(), Failure> {
     serve::pressure::prepare_process();
+    process::start_seconds();
     let Read { config, remote, nbd } = read(&options.config)?;
     let place = |given: &Option<PathBuf>, configured: &Option<PathBuf>, default: &str| {
         given.clone().or_else(|| configured.clone()).unwrap_or_else(|| PathBuf::from(default))

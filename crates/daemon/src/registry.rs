@@ -14,6 +14,7 @@ use crate::components::lookup::Lookup;
 use crate::components::placement::Placement;
 use crate::components::registration::Registration;
 use crate::components::replug::Replug;
+use crate::components::scrape::Scrape;
 use crate::components::startup::Startup;
 use crate::components::views::Views;
 use crate::components::workers::Workers;
@@ -30,6 +31,7 @@ pub(crate) struct Registry {
     pub(crate) history: Arc<History>,
     pub(crate) inventory: Inventory,
     pub(crate) views: Views,
+    pub(crate) scrape: Scrape,
     pub(crate) lookup: Arc<Lookup>,
     pub(crate) registration: Arc<Registration>,
     pub(crate) startup: Startup,
@@ -63,6 +65,7 @@ impl Registry {
             jobs: Jobs::new(shared.hub.clone()),
             history: Arc::default(),
             views: Views::new(inventory.clone()),
+            scrape: Scrape::new(inventory.clone()),
             startup: Startup::new(shared.clone(), inventory.clone(), admission.clone(), placement.clone()),
             hotplug: Hotplug::new(
                 shared.hub.clone(),

@@ -9,31 +9,19 @@ use engine::stats::{DeviceFigures, OpKind, Outcome, View, ViewValues};
 use format::{BackingState, SECTOR_BYTES};
 
 use crate::Figures;
+use crate::family::{Family, counter, gauge, histogram};
+use crate::host::HOST_FAMILIES;
 use crate::text::{Format, Kind, Text};
 
-struct Family {
-    name: &'static str,
-    kind: Kind,
-    help: &'static str,
-    samples: fn(&Figures, &mut Text),
-}
-
-const fn counter(name: &'static str, help: &'static str, samples: fn(&Figures, &mut Text)) -> Family {
-    Family { name, kind: Kind::Counter, help, samples }
-}
-
-const fn gauge(name: &'static str, help: &'static str, samples: fn(&Figures, &mut Text)) -> Family {
-    Family { name, kind: Kind::Gauge, help, samples }
-}
-
-const fn histogram(name: &'static str, help: &'static str, samples: fn(&Figures, &mut Text)) -> Family {
-    Family { name, kind: Kind::Histogram, help, samples }
+/// Every family, in the order of the text.
+fn all() -> impl Iterator<Item = &'static Family> {
+    FAMILIES.iter().chain(HOST_FAMILIES)
 }
 
 /// Renders the figures as text.
 pub fn render(figures: &Figures, format: Format) -> String {
     let mut text = Text::new(format);
-    for family in FAMILIES {
+    for family in all() {
         text.family(family.name, family.kind, family.help);
         (family.samples)(figures, &mut text);
     }
@@ -43,7 +31,7 @@ pub fn render(figures: &Figures, format: Format) -> String {
 /// The names of all series.
 pub fn names() -> Vec<String> {
     let mut names = Vec::new();
-    for family in FAMILIES {
+    for family in all() {
         match family.kind {
             Kind::Histogram => {
                 names.extend(["_bucket", "_sum", "_count"].map(|end| format!("{}{end}", family.name)))
@@ -209,6 +197,14 @@ static FAMILIES: &[Family] = &[
         },
     ),
     // Volumes.
+    gauge("ubcache_volume_info", "Label, UUID and device of the volume; always 1.", |f, t| {
+        volumes(f, |labels, v| {
+            let uuid = v.backing_uuid.map(|u| u.to_string()).unwrap_or_default();
+            let device = v.backing_name.as_deref().unwrap_or_default();
+            let own = [("label", v.tunables.label.as_str()), ("uuid", &uuid), ("device", device)];
+            t.count(&[labels, &own].concat(), 1);
+        });
+    }),
     gauge("ubcache_volume_size_bytes", "Size of the volume.", |f, t| of_volumes(f, t, |v| bytes(v.size.0))),
     gauge(
         "ubcache_volume_exported",
@@ -316,8 +312,18 @@ static FAMILIES: &[Family] = &[
         },
     ),
     // Sets.
-    gauge("ubcache_set_failed", "1 if the set is disabled by a failure.", |f, t| {
-        of_sets(f, t, |s| f64::from(u8::from(s.status.failed.is_some())));
+    gauge("ubcache_set_info", "Cache device of the set, and the UUID of the device; always 1.", |f, t| {
+        sets(f, |set, s| {
+            let uuid = s.device_uuid.to_string();
+            t.count(&[("set", set), ("device", &s.status.device), ("uuid", &uuid)], 1);
+        });
+    }),
+    gauge("ubcache_set_failed", "1 if the set is disabled by a failure, or could not be started.", |f, t| {
+        count_sets(f, t, |s| u64::from(s.status.failed.is_some()));
+        let served = |id: &str| f.sets.iter().any(|s| s.status.set_uuid.to_string() == id);
+        for id in f.host.iter().flat_map(|h| &h.failed_sets).filter(|id| !served(id)) {
+            t.count(&[("set", id)], 1);
+        }
     }),
     gauge("ubcache_cache_size_bytes", "Size of all buckets.", |f, t| {
         of_sets(f, t, |s| bytes(u64::from(s.status.nbuckets) * s.status.bucket_sectors.0));
@@ -464,21 +470,21 @@ mod tests {
 
     #[test]
     fn names_keep_to_the_conventions_and_differ() {
-        let mut names: Vec<&str> = FAMILIES.iter().map(|f| f.name).collect();
-        for f in FAMILIES {
-            assert!(f.name.starts_with("ubcache_"), "{}", f.name);
+        let mut names: Vec<&str> = all().map(|f| f.name).collect();
+        for f in all() {
+            assert!(f.name.starts_with("ubcache_") || f.name.starts_with("process_"), "{}", f.name);
             assert_eq!(f.name.ends_with("_total"), f.kind == Kind::Counter, "{}", f.name);
             assert!(f.kind != Kind::Histogram || f.name.ends_with("_seconds"), "{}", f.name);
             assert!(f.help.ends_with('.') && !f.help.contains('\n'), "{}", f.name);
         }
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), FAMILIES.len());
+        assert_eq!(names.len(), all().count());
     }
 
     #[test]
     fn without_sets_there_is_text_all_the_same() {
         let text = render(&Figures::default(), Format::OpenMetrics);
-        assert_eq!(text.lines().count(), 2 * FAMILIES.len() + 1);
+        assert_eq!(text.lines().count(), 2 * all().count() + 1);
     }
 }

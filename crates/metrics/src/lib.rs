@@ -7,10 +7,13 @@
 
 mod explain;
 mod families;
+mod family;
+mod host;
 mod text;
 
 pub use explain::{Explanation, explain};
 pub use families::{names, render};
+pub use host::{HostFigures, ProcessFigures};
 pub use text::Format;
 
 use std::collections::BTreeSet;
@@ -26,6 +29,8 @@ pub struct Figures {
     pub alone: Vec<VolumeFigures>,
     /// Names of volumes that clients cannot reach as the configuration says.
     pub not_exported: BTreeSet<String>,
+    /// The host and the process; `None` outside of the daemon.
+    pub host: Option<HostFigures>,
 }
 
 impl Figures {

@@ -56,8 +56,12 @@ pub(crate) type Labels<'a> = &'a [(&'a str, &'a str)];
 
 /// Upper bounds of the buckets that are shown, as powers of two of a nanosecond: from 16 us to 17 s.
 ///
-/// Histograms count exactly at these bounds.
-const SHIFTS: std::ops::RangeInclusive<u32> = 14..=34;
+/// Histograms count exactly at these bounds. The bounds are few, because a volume has a histogram for each operation and
+/// outcome, and each bound is a series of each histogram. The bounds from 16 us to 17 s are powers of four: the ranges
+/// distinguish a cache hit (16 to 262 us), an SSD under load (262 us to 4 ms), a disk (4 to 67 ms), a disk under load (67 ms to
+/// 1 s), and a device that fails. One more bound, 34 ms, is just below the 50 ms of the alert UbcacheSlowCache, so that the
+/// alert does not depend on interpolation over a range of four.
+const SHIFTS: [u32; 12] = [14, 16, 18, 20, 22, 24, 25, 26, 28, 30, 32, 34];
 
 /// The rendered text so far.
 pub(crate) struct Text {
@@ -124,6 +128,11 @@ impl Text {
                     '\\' => self.out.push_str("\\\\"),
                     '"' => self.out.push_str("\\\""),
                     '\n' => self.out.push_str("\\n"),
+                    // A label of a disk may have been written by another host, and must not act upon a terminal.
+                    c if c.is_control() => c.escape_unicode().for_each(|e| match e {
+                        '\\' => self.out.push_str("\\\\"),
+                        e => self.out.push(e),
+                    }),
                     c => self.out.push(c),
                 }
             }
@@ -155,13 +164,13 @@ mod tests {
         times.record(Nanos::from_secs(60));
         let mut text = Text::new(Format::OpenMetrics);
         text.family("a_total", Kind::Counter, "Things.");
-        text.count(&[("x", "1"), ("none", ""), ("y", "a\"b\\c\nd")], u64::MAX);
+        text.count(&[("x", "1"), ("none", ""), ("y", "a\"b\\c\nd\u{1b}")], u64::MAX);
         text.family("b", Kind::Gauge, "A level.");
         text.value(&[], -1.5);
         text.family("c_seconds", Kind::Histogram, "Times.");
         text.histogram(&[("op", "read")], &times);
         let text = text.end();
-        let begin = "# HELP a Things.\n# TYPE a counter\na_total{x=\"1\",y=\"a\\\"b\\\\c\\nd\"} 18446744073709551615\n\
+        let begin = "# HELP a Things.\n# TYPE a counter\na_total{x=\"1\",y=\"a\\\"b\\\\c\\nd\\\\u{1b}\"} 18446744073709551615\n\
                      # HELP b A level.\n# TYPE b gauge\nb -1.5\n# HELP c_seconds Times.\n# TYPE c_seconds histogram\n\
                      c_seconds_bucket{op=\"read\",le=\"0.000016384\"} 0\n";
         assert!(text.starts_with(begin), "{text}");

@@ -161,9 +161,9 @@ fn counted(daemon: &Daemon) -> Series {
     let samples = body.lines().filter(|l| !l.starts_with('#') && !l.is_empty());
     let series = samples.map(|line| {
         let (series, value) = line.rsplit_once(' ').unwrap();
-        let (name, labels) = series.split_once('{').unwrap();
+        let (name, labels) = series.split_once('{').unwrap_or((series, ""));
         let labels = labels.trim_end_matches('}').split("\",");
-        let labels = labels.map(|l| {
+        let labels = labels.filter(|l| !l.is_empty()).map(|l| {
             let (label, value) = l.split_once("=\"").unwrap();
             (label.to_owned(), value.trim_end_matches('"').to_owned())
         });
@@ -248,6 +248,12 @@ fn a_server_has_what_the_daemon_counts_and_rules_and_dashboard_work_on_it() {
     assert_eq!(one("sum(ubcache_bypassed_requests_total{reason=\"discard\"})"), round);
     assert_eq!(one("ubcache_dirty_bytes"), volume["dirty_bytes"].as_u64().unwrap());
     assert_eq!(one("ubcache_volume_size_bytes"), (8 << 20) - DATA_OFFSET);
+    assert_eq!(one("ubcache_volume_info{label=\"one\"} * on (set) group_left ubcache_set_failed"), 0);
+    assert_eq!(one("sum(ubcache_devices_waiting) + ubcache_volumes_not_exported"), 0);
+    assert_eq!(one("ubcache_devices{state=\"served\"}"), 2);
+    assert_eq!(one("process_open_fds > bool 3") + one("process_resident_memory_bytes > bool 1e6"), 2);
+    assert_eq!(one("abs(time() - process_start_time_seconds) < bool 3600"), 1);
+    assert_eq!(one("ubcache_build_info"), 1);
 
     // The rules: each is evaluated, and the one that has a reason says so.
     let rules = || {

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serve::{Failure, message};
 
-use super::devices::DeviceState;
+use super::devices::{DeviceState, WaitsFor};
 use super::inventory::Inventory;
 use crate::identity::Likeness;
 use crate::probe::{Attachment, Probe, Role, probe_device};
@@ -306,7 +306,7 @@ impl Admission {
             "was made for cache set {set}, and no operator has named it; to attach it: ubcache register {}",
             probe.path.display()
         );
-        self.inventory.devices.set(probe, DeviceState::Waiting(why));
+        self.inventory.devices.set(probe, DeviceState::Waiting(WaitsFor::Operator, why));
     }
 }
 

@@ -14,13 +14,35 @@ use crate::probe::{Probe, Role};
 use crate::state::Known;
 use crate::why::SharedFailure;
 
+/// What a device waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WaitsFor {
+    /// Its cache device, which is not registered.
+    Cache,
+    /// Its cache device, which is not registered and has dirty data of the device.
+    DirtyCache,
+    /// A command of the operator that names it.
+    Operator,
+}
+
+impl WaitsFor {
+    /// Name for metrics.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            WaitsFor::Cache => "cache",
+            WaitsFor::DirtyCache => "cache_with_dirty_data",
+            WaitsFor::Operator => "operator",
+        }
+    }
+}
+
 /// The state of a registered device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum DeviceState {
     /// A thread serves it.
     Served,
     /// It waits for something that is missing, such as its cache device.
-    Waiting(String),
+    Waiting(WaitsFor, String),
     /// It was refused.
     Failed(SharedFailure),
     /// Its volume was stopped.
@@ -125,7 +147,7 @@ impl DeviceTable {
     pub(crate) fn set(&self, probe: &Probe, state: DeviceState) {
         let why = match &state {
             DeviceState::Failed(why) => Some(why.text()),
-            DeviceState::Waiting(why) | DeviceState::Unplugged(why) | DeviceState::Replugged(why) => {
+            DeviceState::Waiting(_, why) | DeviceState::Unplugged(why) | DeviceState::Replugged(why) => {
                 Some(why.clone())
             }
             DeviceState::Served | DeviceState::Stopped => None,

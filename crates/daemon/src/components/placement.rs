@@ -13,7 +13,7 @@ use serve::Failure;
 
 use super::admission::Admission;
 use super::changes::{Changes, Scope};
-use super::devices::{Device, DeviceState};
+use super::devices::{Device, DeviceState, WaitsFor};
 use super::inventory::Inventory;
 use crate::order::Plan;
 use crate::probe::{Attachment, Probe, Role, probe_all};
@@ -93,7 +93,11 @@ impl Placement {
                 let set = set.as_deref().unwrap_or_default();
                 let why =
                     format!("{what} cache set {set}, whose cache device is not registered: waits for it");
-                self.inventory.devices.set(probe, DeviceState::Waiting(why));
+                let waits_for = match attachment {
+                    Attachment::Dirty => WaitsFor::DirtyCache,
+                    _ => WaitsFor::Cache,
+                };
+                self.inventory.devices.set(probe, DeviceState::Waiting(waits_for, why));
                 Ok(())
             }
         }
@@ -157,7 +161,7 @@ impl Placement {
     /// The devices are probed again, because another device may be at a stored path by now.
     async fn add_waiting(self: &Arc<Self>, set: &str) {
         let waiting: BTreeMap<PathBuf, Probe> = {
-            let waits = |d: &Device| matches!(d.state, DeviceState::Waiting(_));
+            let waits = |d: &Device| matches!(d.state, DeviceState::Waiting(..));
             let all = self.inventory.devices.all().into_values().filter(waits).filter_map(|d| d.probe);
             let of_set = |p: &Probe| matches!(&p.role, Role::Backing { set: Some(s), .. } if s == set);
             all.filter(of_set).map(|probe| (probe.path.clone(), probe)).collect()

@@ -137,7 +137,7 @@ impl Replug {
             of_set
                 && matches!(
                     d.state,
-                    DeviceState::Served | DeviceState::Waiting(_) | DeviceState::Replugged(_)
+                    DeviceState::Served | DeviceState::Waiting(..) | DeviceState::Replugged(_)
                 )
         });
         paths.retain(|path| *path != back.path);

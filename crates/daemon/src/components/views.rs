@@ -128,7 +128,7 @@ impl Views {
                     Some(Phase::Stopped) | None => ("stopped", None),
                     Some(_) => ("served", None),
                 },
-                DeviceState::Waiting(why) => ("waiting", Some(why + of_cache(&device.probe))),
+                DeviceState::Waiting(_, why) => ("waiting", Some(why + of_cache(&device.probe))),
                 DeviceState::Replugged(why) => ("waiting", Some(why)),
                 DeviceState::Failed(why) => ("failed", Some(why.text())),
                 DeviceState::Unplugged(why) => ("failed", Some(why)),

@@ -1,7 +1,7 @@
 //! What is scraped.
 
 use format::Sector;
-use ubcache_metrics::{Figures, Format, render};
+use ubcache_metrics::{Figures, Format, HostFigures, render};
 
 use crate::rig;
 use crate::tools::{promtool, skipped};
@@ -86,4 +86,70 @@ fn a_device_without_a_cache_is_there_too() {
     let text =
         render(&Figures { sets: Vec::new(), alone: vec![alone], ..Figures::default() }, Format::Prometheus);
     assert_eq!(value(&text, "ubcache_volume_size_bytes{volume=\"alone\"}"), ((1 << 16) - 16) as f64 * 512.0);
+}
+
+/// Volumes with every kind of request that a client makes, `count` of them.
+fn many(count: usize) -> Figures {
+    let mut figures = busy();
+    let set = figures.sets.first_mut().expect("a set");
+    let one = set.volumes.first().expect("a volume").clone();
+    set.volumes = (0..count)
+        .map(|n| {
+            let mut volume = one.clone();
+            volume.name = format!("bcache{n}");
+            volume.backing_name = Some(format!("/dev/disk/by-id/ata-example-of-a-long-name-{n:04}"));
+            volume
+        })
+        .collect();
+    figures
+}
+
+/// Series and bytes of the text.
+fn size(figures: &Figures) -> (usize, usize) {
+    let text = render(figures, Format::Prometheus);
+    (text.lines().filter(|l| !l.starts_with('#')).count(), text.len())
+}
+
+/// Four volumes had 255 KB of metrics, most of it bounds of histograms. The guide has these numbers of series.
+#[test]
+fn the_size_for_each_volume_is_bounded() {
+    let (four, eight) = (size(&many(4)), size(&many(8)));
+    let (series, bytes) = ((eight.0 - four.0) / 4, (eight.1 - four.1) / 4);
+    assert!(series <= 260 && bytes <= 40_000, "{series} series and {bytes} bytes for each volume");
+    let alone = size(&many(0));
+    assert!(alone.0 <= 260 && alone.1 <= 40_000, "{alone:?} for a set without volumes");
+}
+
+#[test]
+fn volumes_and_sets_have_an_info() {
+    let mut figures = busy();
+    let set = figures.sets.first_mut().expect("a set");
+    set.volumes.first_mut().expect("a volume").tunables.label = "da\"ta\u{7}".into();
+    let text = render(&figures, Format::Prometheus);
+    let volume = text.lines().find(|l| l.starts_with("ubcache_volume_info{")).expect("an info");
+    for words in
+        [",volume=\"bcache\",label=\"da\\\"ta\\\\u{7}\",uuid=\"", ",device=\"a \\\"backing\\\" device\"} 1"]
+    {
+        assert!(volume.contains(words), "{words}: {volume}");
+    }
+    let set = text.lines().find(|l| l.starts_with("ubcache_set_info{")).expect("an info");
+    assert!(set.contains("set=\"07070707-") && set.contains(",device=\"") && set.ends_with("\"} 1"), "{set}");
+}
+
+/// A set whose cache device could not be served had no series at all, so that no alert fired.
+#[test]
+fn a_set_that_could_not_start_has_failed() {
+    let (down, up) = ("11111111-1111-1111-1111-111111111111", "07070707-0707-0707-0707-070707070707");
+    let mut host = HostFigures { version: "1.2.3", ..HostFigures::default() };
+    host.failed_sets.extend([down.to_owned(), up.to_owned()]);
+    host.waiting.insert("operator", 2);
+    let mut figures = Figures { host: Some(host), ..busy() };
+    figures.not_exported.insert("bcache".into());
+    let text = render(&figures, Format::Prometheus);
+    assert_eq!(value(&text, &format!("ubcache_set_failed{{set=\"{down}\"}}")), 1.0);
+    assert_eq!(value(&text, &format!("ubcache_set_failed{{set=\"{up}\"}}")), 0.0, "its engine knows better");
+    assert_eq!(value(&text, "ubcache_devices_waiting{reason=\"operator\"}"), 2.0);
+    assert_eq!(value(&text, "ubcache_volumes_not_exported"), 1.0);
+    assert_eq!(value(&text, "ubcache_build_info{version=\"1.2.3\"}"), 1.0);
+    assert_eq!(value(&text, "process_open_fds"), 0.0);
 }

@@ -1,0 +1,71 @@
+//! The figures for `/metrics`: those of all threads, of the registered devices, and of the process.
+//!
+//! Owns the counts of devices by state and by what they wait for. Must not know how figures are written.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use metrics::{Figures, HostFigures};
+
+use super::devices::{DeviceState, WaitsFor};
+use super::inventory::Inventory;
+use super::views::Views;
+use crate::probe::Role;
+use crate::process;
+use crate::worker::Phase;
+
+/// Every state of a device view, so that a state without devices has a series, too.
+const STATES: [&str; 4] = ["served", "waiting", "failed", "stopped"];
+/// The reason of a device that is plugged in again and whose volume is in use.
+const IN_USE: &str = "volume_in_use";
+
+/// Collects the figures for `/metrics`.
+#[derive(Clone)]
+pub(crate) struct Scrape {
+    inventory: Inventory,
+    views: Views,
+}
+
+impl Scrape {
+    pub(crate) fn new(inventory: Inventory) -> Scrape {
+        let views = Views::new(inventory.clone());
+        Scrape { inventory, views }
+    }
+
+    /// All figures. A thread that does not answer is left out.
+    pub(crate) async fn figures(&self) -> Figures {
+        let mut figures = self.inventory.workers.engine_figures().await;
+        figures.host = Some(self.host());
+        figures
+    }
+
+    fn host(&self) -> HostFigures {
+        let mut devices = BTreeMap::from(STATES.map(|state| (state, 0)));
+        for view in self.views.devices() {
+            *devices.entry(view.state).or_default() += 1;
+        }
+        let reasons = [WaitsFor::Cache, WaitsFor::DirtyCache, WaitsFor::Operator].map(WaitsFor::name);
+        let mut waiting = BTreeMap::from(reasons.map(|reason| (reason, 0)));
+        waiting.insert(IN_USE, 0);
+        let mut failed_sets = BTreeSet::new();
+        for device in self.inventory.devices.all().into_values() {
+            match (&device.state, device.probe.map(|p| p.role)) {
+                (DeviceState::Waiting(waits_for, _), _) => {
+                    *waiting.entry(waits_for.name()).or_default() += 1;
+                }
+                (DeviceState::Replugged(_), _) => *waiting.entry(IN_USE).or_default() += 1,
+                (DeviceState::Failed(_), Some(Role::Cache { set })) => drop(failed_sets.insert(set)),
+                _ => {}
+            }
+        }
+        let workers = self.inventory.workers.all();
+        let failed = workers.iter().filter(|w| matches!(w.phase(), Phase::Failed(_)));
+        failed_sets.extend(failed.filter(|w| w.plan.cache.is_some()).map(|w| w.plan.id.clone()));
+        HostFigures {
+            version: env!("CARGO_PKG_VERSION"),
+            devices,
+            waiting,
+            failed_sets,
+            process: process::figures(),
+        }
+    }
+}
