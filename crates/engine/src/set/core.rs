@@ -89,6 +89,8 @@ impl Core {
 
     /// Adds a volume to the set.
     pub(crate) fn add(&self, volume: Rc<Volume>) {
+        // A volume that is opened after a change of the cutoff has the default limit.
+        volume.set_cutoff_writeback(self.cache.tunables.borrow().cutoff_writeback);
         self.cache.add_load(volume.load().clone());
         self.volumes.borrow_mut().push(volume);
     }

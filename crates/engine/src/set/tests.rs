@@ -96,6 +96,22 @@ fn no_task_outlives_a_stop() {
     });
 }
 
+/// A volume that was opened after its set's `cutoff_writeback` was raised had the limit of the default. At a start of the
+/// daemon its stored `writeback_percent` above 40 was refused and lost.
+#[test]
+fn a_volume_that_is_opened_later_has_the_cutoff_of_its_set() {
+    run(|rt| async move {
+        let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+        set.set("cutoff_writeback", "60").await.unwrap();
+        let volume = set.create_volume(Uuid([9; 16]), Sectors(800), "flash").await.unwrap();
+        volume.tunables().check("writeback_percent", "50").unwrap();
+        volume.set("writeback_percent", "50").await.unwrap();
+        assert_eq!(volume.tunables().writeback_percent, 50);
+        assert!(volume.tunables().check("writeback_percent", "61").is_err());
+        set.stop().await.unwrap();
+    });
+}
+
 #[test]
 fn no_task_outlives_a_failure() {
     run(|rt| async move {
