@@ -274,6 +274,12 @@ impl Config {
         !self.volumes.is_empty() || !self.sets.is_empty()
     }
 
+    /// Whether the label of a volume selects its section.
+    pub(crate) fn has_section_of_label(&self, key: &Key) -> bool {
+        let named = |label: String| self.volumes.contains_key(&label);
+        !self.volumes.contains_key(&key.id) && key.section_label().is_some_and(named)
+    }
+
     /// Messages about the sections that apply to none of these volumes and sets.
     pub(crate) fn unmatched(&self, known: &[(Key, Option<String>)]) -> Vec<String> {
         let volumes = places::unmatched_volumes(self.volumes.keys(), known);
@@ -471,6 +477,8 @@ mod tests {
             ("[set.a.tunables]\nsequential_cutoff = 5\n", 2, "sequential_cutoff is a tunable of volumes"),
             ("[volume.a.tunables]\njournal_delay_ms = 5\n", 2, "write it in [tunables] or [set.ID.tunables]"),
             ("[tunables]\nwriteback_precent = 5\n", 2, "did you mean writeback_percent?"),
+            ("[tunables]\nlabel = \"data\"\n", 2, "set it with `ubcache set-label`"),
+            ("[volume.a.tunables]\nlabel = \"/dev/sda\"\n", 2, "set it with `ubcache set-label`"),
             ("[tunables]\nwriteback_percent = 99\n", 2, "expected 0 to 70 %, found 99"),
             ("[tunables]\nwriteback_percent = 50\n", 2, "expected 0 to 40 %, found 50"),
             ("[volume.a.tunables]\nwriteback_running = 2\n", 2, "expected 0 or 1, found 2"),

@@ -61,6 +61,11 @@ pub(crate) enum Mistake {
     OfVolumes { name: String },
     #[error("{name} is a tunable of sets: write it in [tunables] or [set.ID.tunables]")]
     OfSets { name: String },
+    /// The file would give a label without the check that no other device has it, and to every volume at once.
+    #[error(
+        "label is stored on the device and names one device of the host: set it with `ubcache set-label`"
+    )]
+    Label,
     #[error("{name}: {found} cannot be the value of a tunable")]
     TunableType { name: String, found: &'static str },
     #[error(transparent)]

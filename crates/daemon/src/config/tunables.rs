@@ -117,6 +117,9 @@ impl Limits {
 
 /// Refuses a value that no value of another tunable makes possible.
 fn checked_alone(name: &str, value: &str, of: Option<Owner>) -> Result<(), Mistake> {
+    if name == "label" {
+        return Err(Mistake::Label);
+    }
     let (of_set, of_device) = owners(name);
     let set = || SetTunables::check_alone(name, value);
     let device = || DeviceTunables::check_alone(name, value);
