@@ -34,6 +34,8 @@ pub(crate) struct Changed {
     /// The requested and the current number, if they differ: a tunable may take multiples of a number only, and 0 may stand
     /// for a default.
     limited: Option<String>,
+    /// Further effects of the change, such as sections of the configuration that a new label selects.
+    notes: Vec<String>,
 }
 
 /// The number in a text with an optional unit; `None` if the text is no number.
@@ -117,7 +119,10 @@ impl Target {
                     Ok(_) => {
                         let was = self.figure(&key).map(|f| f.value.clone()).unwrap_or_default();
                         let now = self.value_now(&key).await.unwrap_or(value);
-                        said.push(format!("{}: {key}: {was} → {now}", self.name));
+                        // The value may have been set before the configuration named it.
+                        if was != now {
+                            said.push(format!("{}: {key}: {was} → {now}", self.name));
+                        }
                     }
                     Err(e) => refused.push((key, value, e)),
                 }
@@ -248,15 +253,48 @@ impl Settings {
         if remembered {
             self.shared.state().set_tunable(&target.key.id, key, Some(&now))?;
         }
+        let mut notes = Vec::new();
         if key == "label" {
             self.lookup.relabel(&target.key.id, &now);
             self.shared.state().relabel(&target.key.id, &now)?;
+            notes = self.follow_label(&target, &now).await;
         }
         let text = format!("{}: {key} is {now} now", target.name);
         self.shared.hub.publish(Kind::Configuration, Some(&target.worker.plan.id), "", &text);
         let limited = (!NOT_REMEMBERED.contains(&key) && is_limited(value, &now))
             .then(|| format!("{key}={value}: the value is {now} now"));
-        Ok(Changed { key: key.to_owned(), value: now, persistent: remembered || in_superblock, limited })
+        Ok(Changed {
+            key: key.to_owned(),
+            value: now,
+            persistent: remembered || in_superblock,
+            limited,
+            notes,
+        })
+    }
+
+    /// Applies the section of the configuration that the new label selects, in place of that of the old label, so that the
+    /// next start changes nothing. Returns what has changed.
+    async fn follow_label(&self, target: &Target, label: &str) -> Vec<String> {
+        let config = self.shared.config().clone();
+        let (old, mut new) = (&target.key, target.key.clone());
+        label.clone_into(&mut new.label);
+        let mut said = Vec::new();
+        if config.has_section_of_label(old) && old.label.to_lowercase() != label.to_lowercase() {
+            said.push(format!(
+                "[volume.{}] of the configuration no longer applies to {}: name the section by the new label or by \
+                 the UUID {}",
+                serve::plain::label(&old.label),
+                target.name,
+                old.id
+            ));
+        }
+        if config.exports(old, &target.name) != config.exports(&new, &target.name) {
+            said.push(format!("{}: other exports take effect when it is served again", target.name));
+        }
+        let before = self.shared.tunables_by(&config, old);
+        let after = self.shared.tunables_by(&config, &new);
+        target.change(differences(&before, &after, &target.tunables), &mut said).await;
+        said
     }
 
     /// Resets a tunable that was set at run time to the value of the configuration, or to the default.
@@ -278,7 +316,7 @@ impl Settings {
         target.worker.command(target.command(key, &value, Beyond::Refused)).await?;
         self.shared.state().set_tunable(&target.key.id, key, None)?;
         let now = target.value_now(key).await?;
-        Ok(Changed { key: key.to_owned(), value: now, persistent: true, limited: None })
+        Ok(Changed { key: key.to_owned(), value: now, persistent: true, limited: None, notes: Vec::new() })
     }
 
     /// Applies the differences between two configurations, and adds the results to `said`.

@@ -106,6 +106,31 @@ fn one_bad_value_changes_nothing() {
 }
 
 /// A reload printed the value of the file where a smaller one was set.
+/// A new label selected another section of the configuration, which took effect at the next start of the daemon only. And
+/// a reload that changed nothing printed lines such as "10 → 10".
+#[test]
+fn a_new_label_selects_its_section_at_once() {
+    let place = Place::new();
+    place.configure(
+        "[volume.one.tunables]\nwriteback_delay = 7\n[volume.two.tunables]\nwriteback_delay = 9\n\
+         writeback_percent = 20\n",
+    );
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["get", "one", "writeback_delay"]).ok().says(&["7"]);
+    daemon.run(&["set-label", "one", "two"]).ok().says(&[
+        "[volume.one] of the configuration no longer applies to bcache0",
+        "writeback_delay: 7 → 9",
+        "writeback_percent: 10 → 20",
+    ]);
+    daemon.run(&["get", "two", "writeback_delay"]).ok().says(&["9"]);
+    daemon.run(&["set", "two", "sequential_cutoff=4096", "--runtime"]).ok();
+    place.configure("[tunables]\nsequential_cutoff = 4096\n[volume.two.tunables]\nwriteback_percent = 21\n");
+    let said = daemon.run(&["reload"]).ok().says(&["writeback_percent: 20 → 21", "writeback_delay: 9 → 30"]);
+    assert!(!said.out.contains("sequential_cutoff"), "{said}");
+    daemon.stop();
+}
+
 #[test]
 fn a_reload_prints_the_value_that_is_set() {
     let place = Place::new();

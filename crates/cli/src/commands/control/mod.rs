@@ -164,6 +164,8 @@ impl SetCachemode {
 }
 
 /// Set the label of a backing device
+///
+/// A section of the configuration that the new label selects applies at once, in place of that of the old label.
 #[derive(Args, Debug)]
 pub(crate) struct SetLabel {
     /// Volume or backing device
@@ -178,10 +180,16 @@ impl SetLabel {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let path = format!("/v1/volumes/{}/label", segment(&self.control.device_name(&self.backing)?));
         let body = self.control.put(&path, &json!({"label": self.label}))?;
+        notes(&body["changed"]);
         answer(&self.control, &body, || {
             format!("{}: {}\n", described(&body["resolved"]), plain::label(&self.label))
         })
     }
+}
+
+/// Prints further effects of a change as messages.
+fn notes(changed: &Value) {
+    changed["notes"].as_array().into_iter().flatten().for_each(|note| out::note(text(note)));
 }
 
 /// The path of the tunables of a volume or a set.
@@ -320,6 +328,7 @@ impl Changed {
 
     fn show(&self, control: &Control) -> Result<(), Failure> {
         let Changed { list, resolved } = self;
+        list.iter().for_each(notes);
         for limited in list.iter().filter_map(|c| c["limited"].as_str()) {
             out::warn(format!("{}: {limited}", described(resolved)));
         }
