@@ -269,8 +269,13 @@ impl Control {
         self.ask("DELETE", path, None)?.ok()
     }
 
-    /// Passes events to `each`, until the daemon ends or `each` fails.
-    pub(crate) fn events(&self, mut each: impl FnMut(&Value) -> Result<(), Failure>) -> Result<(), Failure> {
+    /// Passes events to `each`, until the daemon ends or `each` fails. `begun` runs when the daemon has begun to send: no
+    /// event after it is missed.
+    pub(crate) fn events(
+        &self,
+        begun: impl FnOnce() -> Result<(), Failure>,
+        mut each: impl FnMut(&Value) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         let mut answer = self.begin("GET", "/v1/events", None)?;
         let status = answer.status()?;
         if status != 200 {
@@ -280,6 +285,7 @@ impl Control {
                 .ok()
                 .map(drop);
         }
+        begun()?;
         for line in answer.reader.lines() {
             let line = line.map_err(|e| {
                 answer.from.problem(

@@ -18,6 +18,7 @@ pub mod nbd_client;
 mod out;
 mod remote;
 mod size;
+mod when;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -10,9 +10,10 @@ mod pictures;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::extract::{DefaultBodyLimit, Path, RawQuery, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -96,6 +97,7 @@ routes! {
     get "/v1/jobs/{job}" => one_job,
     delete "/v1/jobs/{job}" => cancel_job,
     get "/v1/events" => events,
+    get "/v1/events/history" => past_events,
     get "/metrics" => metrics_text,
 }
 
@@ -263,6 +265,29 @@ async fn events(State(api): SharedApi) -> Result<Response, Refusal> {
         return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, "too many clients listen to events".into()));
     };
     Ok(Sse::new(EventStream(receiver)).keep_alive(KeepAlive::default()).into_response())
+}
+
+/// The query of the history of events: from which time on.
+fn since_ms(query: Option<&str>) -> Result<u64, Refusal> {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    let now = || u64::try_from(now()).unwrap_or(u64::MAX);
+    let Some(query) = query.filter(|q| !q.is_empty()) else { return Ok(0) };
+    let number = |text: &str| text.parse::<u64>().ok();
+    let moment = query.strip_prefix("since_ms=").and_then(number);
+    // The clock of the client may be another one.
+    let span = || query.strip_prefix("within_ms=").and_then(number).map(|ms| now().saturating_sub(ms));
+    moment.or_else(span).ok_or_else(|| {
+        Refusal::malformed(format!("query: expected since_ms=NUMBER or within_ms=NUMBER, found {query}"))
+    })
+}
+
+async fn past_events(State(api): SharedApi, RawQuery(query): RawQuery) -> Answered {
+    let since = since_ms(query.as_deref())?;
+    let hub = api.registry.shared.hub.clone();
+    let events = tokio::task::spawn_blocking(move || hub.since(since)).await;
+    let events = events
+        .map_err(|e| Refusal(StatusCode::INTERNAL_SERVER_ERROR, format!("events cannot be read: {e}")))?;
+    ok(json!({"events": events}))
 }
 
 #[cfg(test)]

@@ -1,16 +1,18 @@
 //! The event hub: threads publish events, and clients receive them.
 //!
 //! Owns the numbers of events, the kinds of events, the last events for `status`, and the rule that publishing never
-//! blocks: a listener whose queue is full is dropped. Must not know the causes of events.
+//! blocks: a listener whose queue is full is dropped. Module `event_log` stores the events. Must not know the causes of events.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
+use crate::event_log::EventLog;
 use crate::names::Named;
 
 /// Capacity of the queue of a listener, in events.
@@ -55,7 +57,7 @@ kinds! {
 /// An event as clients see it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Event {
-    /// Number of the event, counted from 1 since the daemon started.
+    /// Number of the event. It grows, also over restarts of the daemon as long as the log of events is there.
     pub(crate) seq: u64,
     /// Milliseconds since 1970.
     pub(crate) time_ms: u64,
@@ -98,6 +100,7 @@ struct Inner {
     seq: u64,
     last: VecDeque<Arc<Event>>,
     listeners: Vec<mpsc::Sender<Arc<Event>>>,
+    log: Option<EventLog>,
 }
 
 /// The hub: the last events, and the listeners.
@@ -139,6 +142,9 @@ impl Hub {
             text: text.to_owned(),
             change,
         });
+        if let Some(log) = &inner.log {
+            log.store(&*event);
+        }
         inner.last.push_back(event.clone());
         if inner.last.len() > REMEMBERED {
             inner.last.pop_front();
@@ -156,6 +162,34 @@ impl Hub {
         let (sender, receiver) = mpsc::channel(QUEUE);
         inner.listeners.push(sender);
         Some(receiver)
+    }
+
+    /// Stores the events from now on in this log, and continues its numbers.
+    pub(crate) fn store_in(&self, log: EventLog) {
+        let inner = &mut *self.lock();
+        inner.seq = inner.seq.max(log.last_seq());
+        inner.log = Some(log);
+    }
+
+    /// Stops storing events, after the last ones are written. It waits, so the control thread calls it at its end only.
+    pub(crate) fn close_log(&self) {
+        let log = self.lock().log.take();
+        if let Some(log) = log {
+            log.close();
+        }
+    }
+
+    /// The events since this time (milliseconds since 1970), the oldest first, also those of earlier runs of the daemon.
+    /// Waits for the disk.
+    pub(crate) fn since(&self, time_ms: u64) -> Vec<Value> {
+        let reader = self.lock().log.as_ref().map(EventLog::reader);
+        // Events that are not written yet are in memory. They are taken first, so that none is missed.
+        let recent = self.last(REMEMBERED, |e| e.time_ms >= time_ms);
+        let mut events = reader.map(|reader| reader.since(time_ms)).unwrap_or_default();
+        let stored: BTreeSet<u64> = events.iter().filter_map(|e| e["seq"].as_u64()).collect();
+        events.extend(recent.iter().filter(|e| !stored.contains(&e.seq)).map(|e| json!(**e)));
+        events.sort_by_key(|e| e["seq"].as_u64());
+        events
     }
 
     /// The last events for which `wanted` is true, the oldest first; at most `most`.
@@ -188,6 +222,28 @@ mod tests {
         assert_eq!(got, QUEUE as u64, "what it had is still its own, and then it ends");
         assert_eq!(hub.last(3, |_| true).len(), 3);
         assert_eq!(hub.lock().last.len(), REMEMBERED);
+    }
+
+    /// Before, the events of the last run of the daemon were gone, and numbers began at 1 again.
+    #[test]
+    fn events_are_there_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let hub = Hub::default();
+        hub.publish(Kind::Message, None, "", "before the log is open");
+        hub.store_in(EventLog::open(dir.path()).unwrap());
+        hub.publish(Kind::Set, Some("s"), "error", "first");
+        hub.close_log();
+        let hub = Hub::default();
+        hub.store_in(EventLog::open(dir.path()).unwrap());
+        hub.publish(Kind::Set, None, "", "second");
+        let events = hub.since(0);
+        let found: Vec<_> = events.iter().map(|e| (e["seq"].as_u64().unwrap(), &e["text"])).collect();
+        assert_eq!(found, [(2, &json!("first")), (3, &json!("second"))]);
+        assert_eq!(events[0]["type"], "set");
+        assert!(hub.since(u64::MAX).is_empty());
+        hub.close_log();
+        hub.publish(Kind::Set, None, "", "third");
+        assert_eq!(hub.since(0).len(), 2, "from memory");
     }
 
     /// Clients are generated from the OpenAPI document.

@@ -6,7 +6,7 @@
 //! Modules: `config` has the configuration and `state` the stored state; `probe` reads superblocks and `uevents` receives
 //! hotplug events; `registry` decides what is served; `worker` is the thread of a set and `host` the volumes on it; `names`
 //! resolves the names of devices and `identity` distinguishes a device from its copies; `settings` and `reload` change
-//! tunables; `jobs` has long operations, `hub` events, `audit` the record of changes; `server` and `tcp` accept clients and
+//! tunables; `jobs` has long operations, `hub` events and `event_log` those of the past, `audit` the record of changes; `server` and `tcp` accept clients and
 //! `api` answers them; `stop` ends the daemon;
 //! `why` has the failure that a state stores; `process` the figures of the process. Modules name each other in one direction only. The decisions are in
 //! `docs/decisions/010-daemon.md`.
@@ -18,6 +18,7 @@ mod asked;
 mod audit;
 mod components;
 mod config;
+mod event_log;
 mod history;
 mod host;
 mod hub;
@@ -58,6 +59,7 @@ pub use crate::config::DEFAULT_CONFIG;
 pub use crate::hub::EVENT_KINDS;
 
 use crate::api::Api;
+use crate::event_log::EventLog;
 use crate::hub::Kind;
 use crate::load::{Read, read};
 use crate::registry::Registry;
@@ -104,9 +106,16 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let shared = Arc::new(Shared::new(config, state));
     shared.remote.send_replace(remote);
     shared.set_nbd_tls(nbd);
+    match EventLog::open(&state_dir) {
+        Ok(log) => shared.hub.store_in(log),
+        // The daemon serves without a history.
+        Err(e) => message::warn(format!("events are not stored: {e}")),
+    }
+    let hub = shared.hub.clone();
     let result = runtime.block_on(control(options, &socket, access, shared));
     // The probe of a device that hangs must not delay the end of the process.
     runtime.shutdown_timeout(Duration::from_millis(100));
+    hub.close_log();
     result
 }
 

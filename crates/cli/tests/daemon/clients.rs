@@ -195,3 +195,34 @@ fn events_come_as_they_happen() {
     // It ends with the daemon.
     wait_until("the end", || child.try_wait().unwrap().is_some());
 }
+
+/// The history of events ended with the daemon, also with its crash.
+#[test]
+fn events_of_the_past_outlive_the_daemon() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd]).ok();
+    let past = |daemon: &Daemon, since: &str| {
+        let said = daemon.run(&["events", "--since", since, "--json"]).ok();
+        said.out.lines().map(|l| serde_json::from_str(l).unwrap()).collect::<Vec<Value>>()
+    };
+    let served = |e: &Value| e["type"] == "set" && e["text"].as_str().unwrap().contains("is served");
+    let before = past(&daemon, "1h");
+    assert!(before.iter().any(served), "{before:?}");
+    // What was published may be on its way to the file when the process dies.
+    let log = place.dir.path("state/events.jsonl");
+    let stored = || std::fs::read_to_string(&log).unwrap_or_default().lines().count();
+    wait_until("the file", || stored() >= before.len());
+    daemon.kill();
+    let mut torn = std::fs::OpenOptions::new().append(true).open(&log).unwrap();
+    std::io::Write::write_all(&mut torn, b"{\"seq\": 1000, \"time_ms\":").unwrap();
+    let daemon = place.start();
+    let after = past(&daemon, "1970-01-01");
+    assert!(after.len() > before.len() && after[..before.len()] == before[..], "{after:?}");
+    let numbers: Vec<u64> = after.iter().map(|e| e["seq"].as_u64().unwrap()).collect();
+    assert!(numbers.windows(2).all(|w| w[0] < w[1]), "{numbers:?}");
+    assert!(past(&daemon, "9999-01-01").is_empty());
+    daemon.run(&["events", "--since", "1h"]).ok().says(&["Z ", "is served"]);
+    daemon.run(&["events", "--since", "yesterday"]).usage().says(&["expected a time in UTC"]);
+    daemon.stop();
+}

@@ -1,5 +1,7 @@
 //! `status`: sets, volumes and problems on one screen; `events`: events as they happen.
 
+use std::cell::Cell;
+
 use clap::Args;
 use serde_json::Value;
 
@@ -7,6 +9,7 @@ use super::show::table;
 use super::text;
 use crate::client::{Control, segment};
 use crate::failure::Failure;
+use crate::when::{Since, Utc};
 use crate::{out, size};
 
 /// Show sets, volumes and problems on one screen
@@ -150,33 +153,73 @@ impl Explain {
     }
 }
 
-/// Print events as they happen
+/// Print events: as they happen, or of the past with --since
+///
+/// The daemon stores the last events in its state directory (at most 8192 and at most 2 MiB), so that they outlive it.
+/// Times are in UTC. With --json each event is one line.
 #[derive(Args, Debug)]
+#[command(after_help = "Example: ubcache events --since 2h --follow")]
 pub(crate) struct Events {
+    /// Print the stored events from this time on: 2026-11-25T14:05:00Z (UTC), 2026-11-25, or 15m, 2h, 7d before now
+    #[arg(long, value_name = "TIME|DURATION")]
+    since: Option<Since>,
+    /// Then print events as they happen; without --since this is the default
+    #[arg(long)]
+    follow: bool,
     #[command(flatten)]
     control: Control,
 }
 
 impl Events {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        self.control.events(|event| {
-            if self.control.json {
-                return out::print_json_line(event);
-            }
-            let set = event["set"].as_str().map(|s| format!("{s}: ")).unwrap_or_default();
-            let level = match text(&event["level"]) {
-                "info" => String::new(),
-                other => format!("{other}: "),
+        let Some(since) = self.since else { return self.control.events(|| Ok(()), |e| self.print(e)) };
+        let last = Cell::new(0);
+        let print_past = || {
+            let query = match since {
+                Since::Moment(ms) => format!("since_ms={ms}"),
+                Since::Before(ms) => format!("within_ms={ms}"),
             };
-            out::print(&format!("{level}{set}{}\n", text(&event["text"])))
-        })
+            let past = self.control.get(&format!("/v1/events/history?{query}"))?;
+            each(&past["events"]).try_for_each(|event| {
+                last.set(event["seq"].as_u64().unwrap_or(0));
+                self.print(event)
+            })
+        };
+        if !self.follow {
+            return print_past();
+        }
+        // An event of the time between is in both.
+        let is_new = |event: &Value| event["seq"].as_u64().is_none_or(|seq| seq > last.get());
+        self.control.events(print_past, |event| if is_new(event) { self.print(event) } else { Ok(()) })
     }
+
+    fn print(&self, event: &Value) -> Result<(), Failure> {
+        if self.control.json { out::print_json_line(event) } else { out::print(&line(event)) }
+    }
+}
+
+/// An event as one line of text.
+fn line(event: &Value) -> String {
+    let time = Utc(event["time_ms"].as_u64().unwrap_or(0));
+    let set = event["set"].as_str().map(|s| format!("{s}: ")).unwrap_or_default();
+    let level = match text(&event["level"]) {
+        "info" => String::new(),
+        other => format!("{other}: "),
+    };
+    format!("{time} {level}{set}{}\n", text(&event["text"]))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn an_event_is_a_line_with_its_time() {
+        let event =
+            json!({"seq": 7, "time_ms": 1_795_615_500_000_u64, "level": "error", "set": "s", "text": "oh"});
+        assert_eq!(line(&event), "2026-11-25T14:05:00Z error: s: oh\n");
+    }
 
     #[test]
     fn one_screen_says_what_is_wrong() {
