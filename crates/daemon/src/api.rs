@@ -5,6 +5,7 @@
 
 mod change;
 mod context;
+mod flash;
 mod pictures;
 
 use std::pin::Pin;
@@ -35,10 +36,11 @@ use context::SharedApi;
 use pictures::{buckets, disk_trace, set_history, volume_history};
 
 use change::{
-    attach, cache_mode, cancel_job, change_set_tunable, change_volume_tunable, check, create, detach, flush,
-    flush_set, gc, jobs, label, one_job, register, reload, reset_set_tunable, reset_volume_tunable,
-    set_tunable, set_tunables, stop, unregister, volume_tunable, volume_tunables, wipe,
+    attach, cache_mode, cancel_job, change_set_tunable, change_volume_tunable, check, detach, flush,
+    flush_set, jobs, label, one_job, register, reload, reset_set_tunable, reset_volume_tunable, set_tunable,
+    set_tunables, stop, unregister, volume_tunable, volume_tunables, wipe,
 };
+use flash::{create, delete_volume, gc};
 
 /// Limit of the bytes of a request's body.
 const BODY_BYTES: usize = 64 << 10;
@@ -75,6 +77,7 @@ routes! {
     get "/v1/volumes" => volumes,
     get "/v1/volumes/{volume}" => one_volume,
     post "/v1/volumes/{volume}/stop" => stop,
+    post "/v1/volumes/{volume}/delete" => delete_volume,
     post "/v1/volumes/{volume}/detach" => detach,
     post "/v1/volumes/{volume}/flush" => flush,
     put "/v1/volumes/{volume}/cache-mode" => cache_mode,

@@ -3,6 +3,7 @@
 //! Owns the order of start (device, name, tunables, exports) and stop (exports, volume, device) of single volumes while
 //! other volumes are served. Must not know the sender of orders.
 
+mod flash;
 mod work;
 
 use std::cell::{Cell, RefCell};
@@ -26,7 +27,7 @@ use serve::tunables::in_any_order;
 use serve::{Answer, Command, Failure, Snapshot, message};
 
 use crate::config::{Key, Values};
-use crate::order::{DiskTrace, Order, Plan};
+use crate::order::{CreatedVolume, DiskTrace, NewVolume, Order, Plan};
 use crate::places;
 use crate::shared::Shared;
 
@@ -233,7 +234,11 @@ impl<'a> Host<'a> {
                 reply.send(self.session.needs_set().map(engine::CacheSet::clear_device_stats));
             }
             Order::Add(path, reply) => reply.send(self.add(&path).await),
-            Order::Create(sectors, label, reply) => reply.send(self.create(sectors, &label).await),
+            Order::Create(wanted, reply) => reply.send(self.create(&wanted).await),
+            Order::DeleteVolume(name, reply) => {
+                let deleted = self.delete_volume(&name, || reply.is_awaited()).await;
+                reply.send(deleted);
+            }
             Order::Users(name, reply) => reply.send(Ok(self.users(name.as_deref()).await)),
             Order::StopVolume(name, reply) => {
                 let stopped = self.stop_volume(&name, || reply.is_awaited()).await;
@@ -301,11 +306,32 @@ impl<'a> Host<'a> {
         served
     }
 
-    async fn create(&self, sectors: u64, label: &str) -> Result<(), Failure> {
+    async fn create(&self, wanted: &NewVolume) -> Result<CreatedVolume, Failure> {
         let set = self.session.needs_set()?;
-        let volume = set.create_volume(serve::session::new_uuid(), format::Sectors(sectors), label).await?;
+        let (room, sectors) = (flash::room(set), format::Sectors(wanted.sectors));
+        room.check(set, sectors.bytes())?;
+        if wanted.dry_run {
+            return Ok(CreatedVolume { name: None, room });
+        }
+        let volume = set.create_volume(serve::session::new_uuid(), sectors, &wanted.label).await?;
         self.session.add(volume.clone());
-        self.serve(volume).await
+        self.serve(volume.clone()).await?;
+        Ok(CreatedVolume { name: Some(volume.name()), room })
+    }
+
+    async fn delete_volume(&self, name: &str, is_wanted: impl Fn() -> bool) -> Result<(), Failure> {
+        let (set, volume) = (self.session.needs_set()?, self.session.volume(name)?);
+        let Some(inode) = volume.inode().filter(|_| volume.is_flash_only()) else {
+            return Err(Failure::Failed(format!("{name}: is not a flash-only volume")));
+        };
+        let key = key(&self.session, &volume);
+        self.release(Some(&volume), is_wanted).await?;
+        self.served.borrow_mut().retain(|s| !Rc::ptr_eq(&s.volume, &volume));
+        let deleted = set.delete_volume(inode).await;
+        self.session.log_events();
+        deleted?;
+        self.session.forget(&volume);
+        self.shared.state().forget_volume(&key.id)
     }
 
     /// The users of one volume, or of all, as text: of the block device, of the file, or by connection.

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use blockio::bridge::Reply;
 use engine::figures::{BucketFigures, BucketMap};
 use io::TraceFigures;
+use serde::Serialize;
 use serve::{Answer, Command, Failure};
 
 use crate::jobs::RunningJob;
@@ -38,9 +39,10 @@ impl Order {
     pub(crate) fn is_wanted(&self) -> bool {
         match self {
             Order::Add(_, reply)
-            | Order::Create(_, _, reply)
             | Order::StopVolume(_, reply)
+            | Order::DeleteVolume(_, reply)
             | Order::StopIfFree(reply) => reply.is_awaited(),
+            Order::Create(_, reply) => reply.is_awaited(),
             _ => true,
         }
     }
@@ -62,8 +64,10 @@ pub(crate) enum Order {
     ClearDeviceStats(Reply<Result<(), Failure>>),
     /// Serve this backing device, too.
     Add(PathBuf, Reply<Result<(), Failure>>),
-    /// Make a flash-only volume of this many sectors and with this label, and serve it.
-    Create(u64, String, Reply<Result<(), Failure>>),
+    /// Make a flash-only volume, and serve it.
+    Create(NewVolume, Reply<Result<CreatedVolume, Failure>>),
+    /// Destroy a flash-only volume with its data, unless it is in use.
+    DeleteVolume(String, Reply<Result<(), Failure>>),
     /// Request for the users of the block device of this volume, or of all volumes; `None` in the answer means no users.
     Users(Option<String>, Reply<Result<Option<String>, Failure>>),
     /// Stop a volume and release its backing device without writing dirty data back.
@@ -83,6 +87,32 @@ pub(crate) enum Order {
     /// Panic, as a bug would.
     #[cfg(test)]
     Panic,
+}
+
+/// A flash-only volume that is wanted.
+#[derive(Clone, Debug)]
+pub(crate) struct NewVolume {
+    pub(crate) sectors: u64,
+    pub(crate) label: String,
+    /// Only find out whether there is room.
+    pub(crate) dry_run: bool,
+}
+
+/// The room of a set for flash-only volumes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct Room {
+    /// What all flash-only volumes may have together.
+    pub(crate) most_bytes: u64,
+    /// What the present ones have.
+    pub(crate) taken_bytes: u64,
+}
+
+/// A flash-only volume that was made.
+pub(crate) struct CreatedVolume {
+    /// Its name; `None` if nothing was to be made.
+    pub(crate) name: Option<String>,
+    /// The room before it was made.
+    pub(crate) room: Room,
 }
 
 /// The recorded requests to a backing device, from the thread of its set.

@@ -191,6 +191,15 @@ impl State {
         self.change(|s| s.places.retain(|_, owner| !is_it(owner)))
     }
 
+    /// Removes everything that is stored of a volume, because it was destroyed.
+    pub(crate) fn forget_volume(&mut self, id: &str) -> Result<(), Failure> {
+        self.change(|s| {
+            s.names.remove(id);
+            s.tunables.remove(id);
+            s.places.retain(|_, owner| owner.volume != id);
+        })
+    }
+
     /// Stores the new label of a volume with its addresses.
     pub(crate) fn relabel(&mut self, id: &str, label: &str) -> Result<(), Failure> {
         self.change(|s| {

@@ -18,7 +18,7 @@ use tokio::runtime::Handle;
 use crate::asked::Asked;
 use crate::audit::{self, Peer};
 use crate::components::{By, Found};
-use crate::order::Order as ThreadOrder;
+use crate::order::{NewVolume, Order as ThreadOrder};
 use crate::registry::Registry;
 use crate::settings::Of;
 
@@ -201,7 +201,10 @@ async fn set(registry: &Arc<Registry>, set: &str, what: SetOrder) -> Result<(), 
             }
             None => return Err(Errno::ENOENT),
         },
-        SetOrder::CreateVolume(size) => thread.create(size.0, String::new()).await,
+        SetOrder::CreateVolume(size) => {
+            let wanted = NewVolume { sectors: size.0, label: String::new(), dry_run: false };
+            thread.create(wanted).await.map(|_| ())
+        }
         SetOrder::ClearStats => thread.command(Command::ClearStats { volume: None }).await.map(|_| ()),
         SetOrder::ClearDeviceStats => thread.clear_device_stats().await,
         SetOrder::Gc => thread.command(Command::Gc).await.map(|_| ()),

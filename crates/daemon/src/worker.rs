@@ -26,7 +26,7 @@ use crate::host::{Host, Tasks};
 use crate::hub::Kind;
 use crate::jobs::{Job, Jobs, RunningJob};
 use crate::names::Named;
-use crate::order::{DiskTrace, Order, Plan};
+use crate::order::{CreatedVolume, DiskTrace, NewVolume, Order, Plan};
 use crate::shared::Shared;
 use crate::why::SharedFailure;
 
@@ -175,8 +175,13 @@ impl Worker {
     }
 
     /// Makes a flash-only volume.
-    pub(crate) async fn create(&self, sectors: u64, label: String) -> Result<(), Failure> {
-        self.ask(ANSWER_WITHIN, |reply| Order::Create(sectors, label, reply)).await
+    pub(crate) async fn create(&self, wanted: NewVolume) -> Result<CreatedVolume, Failure> {
+        self.ask(ANSWER_WITHIN, |reply| Order::Create(wanted, reply)).await
+    }
+
+    /// Destroys a flash-only volume that is not in use.
+    pub(crate) async fn delete_volume(&self, name: String) -> Result<(), Failure> {
+        self.ask(ANSWER_WITHIN, |reply| Order::DeleteVolume(name, reply)).await
     }
 
     /// The users of the block device of one volume, or of all, as text.

@@ -12,6 +12,7 @@ mod busy;
 mod clients;
 mod copies;
 mod every_export;
+mod flash;
 mod halfway;
 mod hotplug;
 mod huge;

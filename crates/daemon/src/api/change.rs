@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use serve::{Command, Failure};
+use serve::Failure;
 
 use super::context::{Api, SharedApi};
 use crate::answer::{Answered, Refusal, ok, parse, to_the_end};
@@ -26,17 +26,17 @@ use crate::settings::Of;
 use crate::why::SharedFailure;
 use crate::worker::Worker;
 
-type Audited = Extension<Audit>;
+pub(super) type Audited = Extension<Audit>;
 
 /// Resolves a volume and records it in the audit as the target of the request.
-async fn volume_of(api: &Api, audit: &Audit, name: &str) -> Result<Found, Refusal> {
+pub(super) async fn volume_of(api: &Api, audit: &Audit, name: &str) -> Result<Found, Refusal> {
     let found = api.registry.lookup.find(name).await?;
     audit.on(&found.named);
     Ok(found)
 }
 
 /// Resolves a set and records it in the audit as the target of the request.
-async fn set_of(api: &Api, audit: &Audit, name: &str) -> Result<(Arc<Worker>, Named), Refusal> {
+pub(super) async fn set_of(api: &Api, audit: &Audit, name: &str) -> Result<(Arc<Worker>, Named), Refusal> {
     let worker = api.registry.lookup.set(name).await?;
     let named = api.registry.lookup.named(&worker.plan.id).await?;
     audit.on(&named);
@@ -137,36 +137,6 @@ pub(super) async fn stop(
     let Found { name, .. } = volume_of(&api, &audit, &volume).await?;
     let asked = audit.asked();
     let named = to_the_end(async move { api.registry.registration.stop_volume(&name, &asked).await }).await?;
-    ok(json!({"resolved": named}))
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Create {
-    size_bytes: u64,
-    #[serde(default)]
-    label: String,
-}
-
-pub(super) async fn create(
-    State(api): SharedApi,
-    Extension(audit): Audited,
-    Path(set): Path<String>,
-    body: Bytes,
-) -> Answered {
-    let wanted: Create = parse(&body)?;
-    audit.does(format!("create a volume of {} bytes in {set}", wanted.size_bytes));
-    if wanted.size_bytes == 0 || !wanted.size_bytes.is_multiple_of(512) {
-        let text = format!("size_bytes: expected a multiple of 512, found {}", wanted.size_bytes);
-        return Err(Refusal::malformed(text));
-    }
-    if !wanted.label.is_empty() {
-        serve::label_is_fit(&wanted.label)?;
-        api.registry.settings.label_is_free(&wanted.label, None).await?;
-    }
-    let (worker, named) = set_of(&api, &audit, &set).await?;
-    let sectors = wanted.size_bytes / 512;
-    to_the_end(async move { worker.create(sectors, wanted.label).await }).await?;
     ok(json!({"resolved": named}))
 }
 
@@ -349,17 +319,6 @@ pub(super) async fn label(
 }
 
 // ---- jobs ----
-
-pub(super) async fn gc(
-    State(api): SharedApi,
-    Extension(audit): Audited,
-    Path(set): Path<String>,
-) -> Answered {
-    audit.does(format!("gc {set}"));
-    let (worker, named) = set_of(&api, &audit, &set).await?;
-    to_the_end(async move { worker.command(Command::Gc).await }).await?;
-    ok(json!({"resolved": named}))
-}
 
 fn accepted(job: &Job, named: Option<&Named>) -> Result<Response, Refusal> {
     let body = Json(json!({"schema_version": 1, "job": job.view(), "resolved": named}));

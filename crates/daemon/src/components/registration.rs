@@ -277,6 +277,22 @@ impl Registration {
         self.inventory.devices.stopped(named.uuid.as_ref());
         Ok(named)
     }
+
+    /// Destroys a flash-only volume with its data.
+    ///
+    /// # Errors
+    /// If it is in use, or is not flash-only; it stays as it is then.
+    pub(crate) async fn delete_volume(&self, volume: &str, asked: &Asked) -> Result<Named, Failure> {
+        let find = || async {
+            let found = self.lookup.find(volume).await?;
+            let scope = self.scope_of_named(&found.named);
+            Ok((found, scope))
+        };
+        let (_claim, Found { worker, name, named }) =
+            self.placement.changes().claim_found(asked, find).await?;
+        worker.delete_volume(name).await?;
+        Ok(named)
+    }
 }
 
 /// Probes devices, each once.

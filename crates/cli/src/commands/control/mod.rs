@@ -4,6 +4,7 @@
 //! waits until the job ends, and the job continues if the command is ended. Must not know how the daemon carries a request
 //! out.
 
+mod flash;
 mod job;
 mod show;
 mod status;
@@ -18,6 +19,7 @@ use serde_json::{Value, json};
 use serve::plain;
 use serve::tunables::{names, owners};
 
+pub(crate) use flash::{Gc, Volume};
 pub(crate) use job::{Cancel, Detach, Drain, Jobs, Wipe};
 pub(crate) use show::{Show, Tree};
 pub(crate) use status::{Events, Explain, Status};
