@@ -43,6 +43,8 @@ pub struct CacheSet {
 pub struct SetStatus {
     /// UUID of the set.
     pub set_uuid: Uuid,
+    /// Label of the set; empty if it has none.
+    pub label: String,
     /// Name of the cache device.
     pub device: String,
     /// Size of a bucket.
@@ -82,6 +84,23 @@ impl CacheSet {
         self.core.uuid()
     }
 
+    /// Writes the label of the set to the superblock of the cache device.
+    ///
+    /// # Errors
+    /// If the label is too long, or the superblock cannot be written.
+    pub async fn set_label(&self, label: &str) -> Result<(), EngineError> {
+        let Some(bytes) = format::superblock::label_bytes(label) else {
+            return Err(Refusal::LabelTooLong { bytes: label.len() }.into());
+        };
+        let core = self.core.clone();
+        let store = async move {
+            let _config = core.cache.uuids.lock().await;
+            core.cache.device.change_superblock(|sb| sb.set_label(bytes));
+            core.cache.device.write_superblock().await
+        };
+        self.core.cache.tasks.to_the_end(store).await
+    }
+
     /// A summary of the set's state.
     pub fn status(&self) -> SetStatus {
         let core = &self.core;
@@ -89,6 +108,7 @@ impl CacheSet {
         let tree = core.cache.index.tree();
         SetStatus {
             set_uuid: self.uuid(),
+            label: core.cache.device.superblock().label(),
             device: core.cache.device.place().device.to_string(),
             bucket_sectors: core.cache.geometry.bucket_sectors,
             nbuckets: core.cache.geometry.nbuckets,

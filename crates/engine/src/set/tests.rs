@@ -112,6 +112,27 @@ fn a_volume_that_is_opened_later_has_the_cutoff_of_its_set() {
     });
 }
 
+/// The label of a set is in the superblock of its cache device, where the kernel leaves it alone.
+#[test]
+fn the_label_of_a_set_is_written_to_its_superblock() {
+    run(|rt| async move {
+        let disk = Watching::new(16_384);
+        let set = open_set(&disk, &rt, (16, false), SetOptions::default()).await;
+        assert_eq!(set.status().label, "");
+        disk.requests.take();
+        set.set_label("fast").await.unwrap();
+        let is_superblock =
+            |r: &(io::Op, format::Sector, Sectors)| matches!(r.0, io::Op::Write { .. }) && r.1.0 == 8;
+        assert!(disk.requests.take().iter().any(is_superblock));
+        let sector = set.core.cache.device.superblock().encode();
+        let raw = format::superblock::RawSuperblock::from_prefix(&sector).unwrap();
+        assert_eq!(raw.check_cache(Sectors(16_384), 512).unwrap().label(), "fast");
+        assert!(set.set_label(&"x".repeat(33)).await.is_err());
+        assert_eq!(set.status().label, "fast");
+        set.stop().await.unwrap();
+    });
+}
+
 #[test]
 fn no_task_outlives_a_failure() {
     run(|rt| async move {

@@ -4,7 +4,10 @@ use std::mem::offset_of;
 
 use zerocopy::little_endian::U64;
 
-use super::{RawSuperblock, SUPERBLOCK_BYTES, VERSION_CACHE, VERSION_CACHE_FEATURES, VERSION_CACHE_FRESH};
+use super::{
+    LABEL_BYTES, RawSuperblock, SUPERBLOCK_BYTES, VERSION_CACHE, VERSION_CACHE_FEATURES, VERSION_CACHE_FRESH,
+    label_text,
+};
 use crate::bytes::as_u64;
 use crate::error::{Corrupt, Structure, Value};
 use crate::geometry::{Geometry, MAX_BUCKET_SECTORS};
@@ -313,6 +316,16 @@ impl CacheSuper {
     /// UUID of the cache set.
     pub fn set_uuid(&self) -> Uuid {
         Uuid(self.raw.set_uuid)
+    }
+
+    /// The label of the set, up to the first NUL. The kernel preserves these bytes and does not read them.
+    pub fn label(&self) -> String {
+        label_text(&self.raw.label)
+    }
+
+    /// Sets the label; [`super::label_bytes`] makes one from text.
+    pub fn set_label(&mut self, label: [u8; LABEL_BYTES]) {
+        self.raw.label = label;
     }
 
     /// The part of the set's UUID that the magics of its structures contain.
