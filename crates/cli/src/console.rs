@@ -93,7 +93,7 @@ fn create(size: &str, label: &str) -> Result<Command, Failure> {
 fn stats(snapshot: &Snapshot) -> Value {
     let set = snapshot.set.as_ref().map(|s| {
         json!({
-            "uuid": s.uuid,
+            "uuid": s.names.uuid,
             "in_use_percent": s.in_use_percent,
             "cached_bytes": s.cached_bytes,
             "dirty_bytes": s.dirty_bytes,

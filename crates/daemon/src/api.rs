@@ -37,8 +37,8 @@ use pictures::{buckets, disk_trace, set_history, volume_history};
 
 use change::{
     attach, cache_mode, cancel_job, change_set_tunable, change_volume_tunable, check, detach, flush,
-    flush_set, jobs, label, one_job, register, reload, reset_set_tunable, reset_volume_tunable, set_tunable,
-    set_tunables, stop, unregister, volume_tunable, volume_tunables, wipe,
+    flush_set, jobs, label, one_job, register, reload, reset_set_tunable, reset_volume_tunable, set_label,
+    set_tunable, set_tunables, stop, unregister, volume_tunable, volume_tunables, wipe,
 };
 use flash::{create, delete_volume, gc};
 
@@ -70,6 +70,7 @@ routes! {
     post "/v1/sets/{set}/flush" => flush_set,
     post "/v1/sets/{set}/wipe" => wipe,
     post "/v1/sets/{set}/volumes" => create,
+    put "/v1/sets/{set}/label" => set_label,
     get "/v1/sets/{set}/tunables" => set_tunables,
     get "/v1/sets/{set}/tunables/{key}" => set_tunable,
     put "/v1/sets/{set}/tunables/{key}" => change_set_tunable,

@@ -230,6 +230,10 @@ impl<'a> Host<'a> {
                 Err(e) => Err(e),
             }),
             Order::DiskTrace(name, since, reply) => reply.send(self.disk_trace(&name, since)),
+            Order::Label(label, reply) => reply.send(match self.session.needs_set() {
+                Ok(set) => set.set_label(&label).await.map_err(Failure::from),
+                Err(e) => Err(e),
+            }),
             Order::ClearDeviceStats(reply) => {
                 reply.send(self.session.needs_set().map(engine::CacheSet::clear_device_stats));
             }

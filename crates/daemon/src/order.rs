@@ -41,6 +41,7 @@ impl Order {
             Order::Add(_, reply)
             | Order::StopVolume(_, reply)
             | Order::DeleteVolume(_, reply)
+            | Order::Label(_, reply)
             | Order::StopIfFree(reply) => reply.is_awaited(),
             Order::Create(_, reply) => reply.is_awaited(),
             _ => true,
@@ -60,6 +61,8 @@ pub(crate) enum Order {
     BucketMap(u32, Reply<Result<BucketMap, Failure>>),
     /// Request for the recorded requests to the backing device of a volume; the first one has this number.
     DiskTrace(String, u64, Reply<Result<DiskTrace, Failure>>),
+    /// Write this label of the set to its cache device.
+    Label(String, Reply<Result<(), Failure>>),
     /// Reset the counters of the cache device.
     ClearDeviceStats(Reply<Result<(), Failure>>),
     /// Serve this backing device, too.

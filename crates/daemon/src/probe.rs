@@ -21,8 +21,8 @@ const PROBE_WITHIN: Duration = Duration::from_secs(15);
 /// The role of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
-    /// Cache device of this set.
-    Cache { set: String },
+    /// Cache device of this set, which has a label, too.
+    Cache { set: String, label: String },
     /// Backing device; the set in its superblock, if any, and its relation to that set.
     Backing { set: Option<String>, attachment: Attachment, label: String },
 }
@@ -61,7 +61,7 @@ impl Probe {
     /// Key of the device in the state: the UUID of the set for a cache device, else the UUID of the device.
     pub(crate) fn key(&self) -> &str {
         match &self.role {
-            Role::Cache { set } => set,
+            Role::Cache { set, .. } => set,
             Role::Backing { .. } => &self.uuid,
         }
     }
@@ -91,7 +91,7 @@ fn probe_now(path: &Path) -> Result<Probe, Failure> {
         DeviceSuper::Cache(sb) => {
             let uuid = sb.uuid().to_string();
             identity = identity.with_cache(&uuid);
-            (uuid, sb.seq(), Role::Cache { set: sb.set_uuid().to_string() })
+            (uuid, sb.seq(), Role::Cache { set: sb.set_uuid().to_string(), label: sb.label() })
         }
         DeviceSuper::Backing(sb) => {
             let attachment = match sb.state() {
@@ -205,7 +205,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let cache = crate::testing::cache_device(dir.path(), 2);
         let probe = probe_now(&cache).unwrap();
-        assert!(matches!(&probe.role, Role::Cache { set } if set.starts_with("02020202-")));
+        assert!(matches!(&probe.role, Role::Cache { set, .. } if set.starts_with("02020202-")));
         let other = dir.path().join("other");
         std::fs::write(&other, vec![0; 1 << 16]).unwrap();
         assert!(probe_now(&other).unwrap_err().message().unwrap().contains("other"));

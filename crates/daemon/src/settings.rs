@@ -13,6 +13,7 @@ use serve::{Command, Failure};
 use crate::components::{Found, Lookup};
 use crate::config::{Config, Key, Values};
 use crate::hub::Kind;
+use crate::names::Named;
 use crate::shared::Shared;
 use crate::worker::Worker;
 
@@ -181,24 +182,38 @@ impl Settings {
         }
     }
 
-    /// Refuses a label that something else than the volume of this name has.
-    pub(crate) async fn label_is_free(&self, label: &str, volume: Option<&str>) -> Result<(), Failure> {
+    /// Refuses a label that something else has.
+    pub(crate) async fn label_is_free(
+        &self,
+        label: &str,
+        is_own: impl Fn(&Named) -> bool,
+    ) -> Result<(), Failure> {
         if label.is_empty() {
             return Ok(());
         }
-        match self
-            .lookup
-            .labelled(label)
-            .await
-            .into_iter()
-            .find(|n| volume.is_none() || n.name.as_deref() != volume)
-        {
+        match self.lookup.labelled(label).await.into_iter().find(|n| !is_own(n)) {
             None => Ok(()),
             Some(other) => Err(Failure::Failed(format!(
                 "label {}: belongs to {other}; a label names one device of the host: choose another one",
                 serve::plain::label(label)
             ))),
         }
+    }
+
+    /// Sets the label of a set, which its cache device stores.
+    pub(crate) async fn label_set(&self, set: &str, label: &str) -> Result<(), Failure> {
+        if !label.is_empty() {
+            serve::label_is_fit(label)?;
+        }
+        let _one = self.labels.lock().await;
+        let worker = self.lookup.set(set).await?;
+        let named = self.lookup.named(&worker.plan.id).await?;
+        self.label_is_free(label, |n| n.set.is_some() && n.set == named.set).await?;
+        worker.label(label.to_owned()).await?;
+        self.lookup.relabel(&named.uuid.unwrap_or_default(), label);
+        let text = format!("set {}: label is {} now", worker.plan.id, serve::plain::label(label));
+        self.shared.hub.publish(Kind::Configuration, Some(&worker.plan.id), "", &text);
+        Ok(())
     }
 
     /// All tunables.
@@ -242,7 +257,7 @@ impl Settings {
         let _one = self.labels.lock().await;
         let target = self.target(of).await?;
         if key == "label" {
-            self.label_is_free(value, Some(&target.name)).await?;
+            self.label_is_free(value, |n| n.name.as_ref() == Some(&target.name)).await?;
         }
         let in_superblock = target.figure(key)?.in_superblock;
         target.worker.command(target.command(key, value, beyond)).await?;

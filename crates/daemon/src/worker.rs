@@ -218,6 +218,11 @@ impl Worker {
         self.ask(FIGURES_WITHIN, |reply| Order::DiskTrace(name, since, reply)).await
     }
 
+    /// Writes the label of the set to its cache device.
+    pub(crate) async fn label(&self, label: String) -> Result<(), Failure> {
+        self.ask(ANSWER_WITHIN, |reply| Order::Label(label, reply)).await
+    }
+
     /// Resets the counters of the cache device.
     pub(crate) async fn clear_device_stats(&self) -> Result<(), Failure> {
         self.ask(ANSWER_WITHIN, Order::ClearDeviceStats).await

@@ -312,12 +312,17 @@ static FAMILIES: &[Family] = &[
         },
     ),
     // Sets.
-    gauge("ubcache_set_info", "Cache device of the set, and the UUID of the device; always 1.", |f, t| {
-        sets(f, |set, s| {
-            let uuid = s.device_uuid.to_string();
-            t.count(&[("set", set), ("device", &s.status.device), ("uuid", &uuid)], 1);
-        });
-    }),
+    gauge(
+        "ubcache_set_info",
+        "Label and cache device of the set, and the UUID of the device; always 1.",
+        |f, t| {
+            sets(f, |set, s| {
+                let uuid = s.device_uuid.to_string();
+                let device = s.status.device.as_str();
+                t.count(&[("set", set), ("label", &s.status.label), ("device", device), ("uuid", &uuid)], 1);
+            });
+        },
+    ),
     gauge("ubcache_set_failed", "1 if the set is disabled by a failure, or could not be started.", |f, t| {
         count_sets(f, t, |s| u64::from(s.status.failed.is_some()));
         let served = |id: &str| f.sets.iter().any(|s| s.status.set_uuid.to_string() == id);

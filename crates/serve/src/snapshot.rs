@@ -24,13 +24,23 @@ pub struct Snapshot {
     pub volumes: Vec<VolumeFigures>,
 }
 
+/// The names of a set.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct SetNames {
+    /// UUID of the set.
+    pub uuid: String,
+    /// Label of the set; empty if there is none.
+    pub label: String,
+    /// Name of the cache device.
+    pub device: String,
+}
+
 /// A set and its cache device.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SetFigures {
-    /// UUID of the set.
-    pub uuid: String,
-    /// Name of the cache device.
-    pub device: String,
+    /// The names of the set.
+    #[serde(flatten)]
+    pub names: SetNames,
     /// Size of a bucket in bytes.
     pub bucket_bytes: u64,
     /// Number of buckets.
@@ -310,8 +320,7 @@ impl SetFigures {
     fn of(set: &CacheSet) -> SetFigures {
         let s = set.status();
         SetFigures {
-            uuid: s.set_uuid.to_string(),
-            device: s.device,
+            names: SetNames { uuid: s.set_uuid.to_string(), label: s.label, device: s.device },
             bucket_bytes: s.bucket_sectors.bytes(),
             nbuckets: s.nbuckets,
             in_use_percent: s.in_use_percent,

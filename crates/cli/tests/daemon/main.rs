@@ -16,6 +16,7 @@ mod flash;
 mod halfway;
 mod hotplug;
 mod huge;
+mod labels;
 mod life;
 mod many;
 mod memory_limit;

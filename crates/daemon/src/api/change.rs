@@ -318,6 +318,21 @@ pub(super) async fn label(
     change(api, audit, TunableChange { whose: Whose::Volume(volume), key: "label".into(), put }).await
 }
 
+pub(super) async fn set_label(
+    State(api): SharedApi,
+    Extension(audit): Audited,
+    Path(set): Path<String>,
+    body: Bytes,
+) -> Answered {
+    let Label { label } = parse(&body)?;
+    audit.does(format!("set label={label} on set {set}"));
+    let (worker, _) = set_of(&api, &audit, &set).await?;
+    let id = worker.plan.id.clone();
+    let relabelled = api.clone();
+    to_the_end(async move { relabelled.registry.settings.label_set(&id, &label).await }).await?;
+    ok(json!({"resolved": api.registry.lookup.named(&worker.plan.id).await?}))
+}
+
 // ---- jobs ----
 
 fn accepted(job: &Job, named: Option<&Named>) -> Result<Response, Refusal> {

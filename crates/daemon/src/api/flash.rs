@@ -41,7 +41,7 @@ pub(super) async fn create(
     }
     if !wanted.label.is_empty() {
         serve::label_is_fit(&wanted.label)?;
-        api.registry.settings.label_is_free(&wanted.label, None).await?;
+        api.registry.settings.label_is_free(&wanted.label, |_| false).await?;
     }
     let (worker, named) = set_of(&api, &audit, &set).await?;
     let (sectors, size_bytes) = (wanted.size_bytes / 512, wanted.size_bytes);

@@ -312,7 +312,7 @@ impl Admission {
 
 fn what(probe: &Probe) -> String {
     match &probe.role {
-        Role::Cache { set } => format!("cache set {set}"),
+        Role::Cache { set, .. } => format!("cache set {set}"),
         Role::Backing { .. } => format!("UUID {}", probe.uuid),
     }
 }

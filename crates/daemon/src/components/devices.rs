@@ -88,12 +88,11 @@ impl DeviceTable {
         self.lock().clone()
     }
 
-    /// The label of the backing device with this UUID has changed.
+    /// The label of the device with this UUID has changed.
     pub(crate) fn relabel(&self, uuid: &str, to: &str) {
         for probe in self.lock().values_mut().filter_map(|d| d.probe.as_mut()).filter(|p| p.uuid == uuid) {
-            if let Role::Backing { label, .. } = &mut probe.role {
-                to.clone_into(label);
-            }
+            let (Role::Backing { label, .. } | Role::Cache { label, .. }) = &mut probe.role;
+            to.clone_into(label);
         }
     }
 
@@ -173,7 +172,7 @@ impl DeviceTable {
         };
         for probe in unplugged {
             let why = match &probe.role {
-                Role::Cache { set } => format!(
+                Role::Cache { set, .. } => format!(
                     "was unplugged; it is the cache device of set {set}: volumes with dirty data in it fail until \
                      it is plugged in again"
                 ),

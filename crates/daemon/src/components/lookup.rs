@@ -70,7 +70,7 @@ impl Lookup {
         named.displaced = probe.is_unplugged() && path.exists();
         let worker = device.state.has_thread().then(|| self.inventory.workers.of_device(&probe)).flatten();
         match probe.role {
-            Role::Cache { set } => named.set = Some(set),
+            Role::Cache { set, label } => (named.set, named.label) = (Some(set), label),
             Role::Backing { label, .. } => {
                 named.name = self.shared.state().known_name(&probe.uuid);
                 named.label = label;
@@ -86,7 +86,7 @@ impl Lookup {
         resolve(name, &self.all_named().await).cloned()
     }
 
-    /// The label of a backing device has changed since it was probed.
+    /// The label of a device has changed since it was probed.
     pub(crate) fn relabel(&self, uuid: &str, label: &str) {
         self.inventory.devices.relabel(uuid, label);
     }

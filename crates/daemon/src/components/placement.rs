@@ -71,7 +71,7 @@ impl Placement {
     pub(crate) async fn place_one(self: &Arc<Self>, probe: &Probe) -> Result<(), Failure> {
         self.admission.admit(probe)?;
         match &probe.role {
-            Role::Cache { set } => {
+            Role::Cache { set, .. } => {
                 self.start(probe, Plan { id: set.clone(), cache: Some(probe.path.clone()), alone: None })
                     .await?;
                 self.add_waiting(set).await;
@@ -132,7 +132,7 @@ impl Placement {
     /// In that case a task adds the devices that wait for the set as soon as the set is up.
     pub(crate) fn comes_up_late(self: &Arc<Self>, probe: &Probe) -> bool {
         let of_cache = match &probe.role {
-            Role::Cache { set } => set,
+            Role::Cache { set, .. } => set,
             Role::Backing { .. } => &probe.uuid,
         };
         let Some(worker) = self.inventory.workers.serving(of_cache) else { return false };

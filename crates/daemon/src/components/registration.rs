@@ -181,7 +181,7 @@ impl Registration {
             && let Some(probe) = &known.probe
         {
             match &probe.role {
-                Role::Cache { set } => {
+                Role::Cache { set, .. } => {
                     let stopped = self.inventory.workers.stop(set).await;
                     if self.inventory.workers.serving(set).is_some() {
                         stopped?;

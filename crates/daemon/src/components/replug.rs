@@ -60,7 +60,7 @@ impl Replug {
     /// What the start of such a device may change: its whole set.
     pub(crate) fn scope(&self, probe: &Probe) -> Scope {
         let set = match &probe.role {
-            Role::Cache { set } => Some(set),
+            Role::Cache { set, .. } => Some(set),
             Role::Backing { set, .. } => set.as_ref(),
         };
         let served_by = self.inventory.workers.of_device(probe).map(|w| w.plan.id.clone());
@@ -131,7 +131,7 @@ impl Replug {
         }
         let mut paths = self.inventory.devices.paths(|d| {
             let of_set = d.probe.as_ref().is_some_and(|p| match &p.role {
-                Role::Cache { set } => set == id,
+                Role::Cache { set, .. } => set == id,
                 Role::Backing { set, .. } => p.uuid == id || set.as_deref() == Some(id),
             });
             of_set

@@ -53,7 +53,7 @@ impl Scrape {
                     *waiting.entry(waits_for.name()).or_default() += 1;
                 }
                 (DeviceState::Replugged(_), _) => *waiting.entry(IN_USE).or_default() += 1,
-                (DeviceState::Failed(_), Some(Role::Cache { set })) => drop(failed_sets.insert(set)),
+                (DeviceState::Failed(_), Some(Role::Cache { set, .. })) => drop(failed_sets.insert(set)),
                 _ => {}
             }
         }

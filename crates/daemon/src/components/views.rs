@@ -95,7 +95,7 @@ impl Views {
         let phase_of = |probe: &Option<Probe>| {
             let probe = probe.as_ref()?;
             let set = match &probe.role {
-                Role::Cache { set } => Some(set),
+                Role::Cache { set, .. } => Some(set),
                 Role::Backing { set, .. } => set.as_ref(),
             };
             let workers = &self.inventory.workers;
@@ -106,7 +106,7 @@ impl Views {
         let failed_caches: Vec<(String, String)> = devices
             .iter()
             .filter_map(|(path, device)| match (&device.state, device.probe.as_ref().map(|s| &s.role)) {
-                (DeviceState::Failed(why), Some(Role::Cache { set })) => {
+                (DeviceState::Failed(why), Some(Role::Cache { set, .. })) => {
                     let path = path.display().to_string();
                     let why = why.text();
                     let why = why.strip_prefix(&format!("{path}: ")).unwrap_or(&why);
@@ -136,7 +136,7 @@ impl Views {
             };
             let (uuid, role) = device.probe.map(|s| (s.uuid, s.role)).unzip();
             let (kind, set, label) = match role {
-                Some(Role::Cache { set }) => (Some("cache"), Some(set), String::new()),
+                Some(Role::Cache { set, label }) => (Some("cache"), Some(set), label),
                 Some(Role::Backing { set, label, .. }) => (Some("backing"), set, label),
                 None => (None, None, String::new()),
             };

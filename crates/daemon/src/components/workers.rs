@@ -58,7 +58,7 @@ impl Workers {
     /// The thread of the set that this device belongs to, or of the device if it is served alone.
     pub(crate) fn of_device(&self, probe: &Probe) -> Option<Arc<Worker>> {
         let in_set = match &probe.role {
-            Role::Cache { set } => Some(set),
+            Role::Cache { set, .. } => Some(set),
             Role::Backing { set, .. } => set.as_ref(),
         };
         let alone = || self.serving(&probe.uuid).filter(|w| w.plan.alone.is_some());

@@ -165,14 +165,16 @@ impl SetCachemode {
     }
 }
 
-/// Set the label of a backing device
+/// Set the label of a volume or of a set
 ///
-/// A section of the configuration that the new label selects applies at once, in place of that of the old label.
+/// A label names one device or set of the host. It is stored in the superblock, for a set in that of its cache device. A section
+/// of the configuration that the new label of a volume selects applies at once, in place of that of the old label.
 #[derive(Args, Debug)]
 pub(crate) struct SetLabel {
-    /// Volume or backing device
-    backing: String,
-    /// New label, at most 32 bytes
+    /// Volume (name, label or device) or set (UUID, label or cache device)
+    #[arg(value_name = "NAME")]
+    volume: String,
+    /// New label, at most 32 bytes; empty for none
     label: String,
     #[command(flatten)]
     control: Control,
@@ -180,7 +182,10 @@ pub(crate) struct SetLabel {
 
 impl SetLabel {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let path = format!("/v1/volumes/{}/label", segment(&self.control.device_name(&self.backing)?));
+        let name = segment(&self.control.device_name(&self.volume)?);
+        let there_is = |kind: &str| self.control.ask("GET", &format!("/v1/{kind}/{name}"), None);
+        let is_set = there_is("volumes")?.status == 404 && there_is("sets")?.status == 200;
+        let path = format!("/v1/{}/{name}/label", if is_set { "sets" } else { "volumes" });
         let body = self.control.put(&path, &json!({"label": self.label}))?;
         notes(&body["changed"]);
         answer(&self.control, &body, || {

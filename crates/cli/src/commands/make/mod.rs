@@ -12,7 +12,7 @@ use std::rc::Rc;
 use blockio::{Backend, Driver, DriverOptions, FileDevice, OpenOptions, probe_signature};
 use clap::{Args, ValueEnum};
 use format::geometry::{MIN_BUCKETS, MIN_BUCKETS_KERNEL};
-use format::superblock::{BackingFormat, CacheFormat, SUPERBLOCK_BYTES, label_bytes};
+use format::superblock::{BackingFormat, CacheFormat, LABEL_BYTES, SUPERBLOCK_BYTES, label_bytes};
 use format::{BackingSuper, CacheMode, CacheSuper, RawSuperblock, Replacement, Sector, Sectors, Uuid};
 use io::{DeviceInfo, Disk};
 use serde::Serialize;
@@ -66,6 +66,9 @@ pub(crate) struct Make {
     /// Label of the backing devices, at most 32 bytes
     #[arg(short = 'l', long, value_name = "L")]
     label: Option<String>,
+    /// Label of the cache set, at most 32 bytes
+    #[arg(long, value_name = "L")]
+    set_label: Option<String>,
     /// UUID of the cache set [default: a random one; none for backing devices alone]
     #[arg(long, value_name = "UUID", value_parser = parse_uuid)]
     cset_uuid: Option<Uuid>,
@@ -105,6 +108,18 @@ fn block_fits(block: Sectors, device: &DeviceInfo) -> Result<(), Failure> {
         "--block {wanted} is smaller than the {sector}-byte sectors of {}: use --block {sector}, or leave it out",
         device.name
     )))
+}
+
+/// A label as the bytes of a superblock.
+fn label_of(device: &DeviceInfo, label: Option<&str>) -> Result<[u8; LABEL_BYTES], Failure> {
+    let label = label.unwrap_or("");
+    label_bytes(label).ok_or_else(|| {
+        Failure::Failed(format!(
+            "{}: label: expected at most 32 bytes without NUL, found {}",
+            device.name,
+            label.len()
+        ))
+    })
 }
 
 /// The reason why a text is no UUID for a new set.
@@ -243,6 +258,15 @@ impl Make {
                 "--label and --writeback are properties of backing devices: expected a -B with them",
             );
         }
+        if let Some(label) = self.set_label.as_ref().filter(|l| !l.is_empty()) {
+            serve::label_is_fit(label)?;
+            if self.cache.is_empty() {
+                return usage("--set-label is a property of the cache device: expected a -C with it");
+            }
+            if self.label.as_ref() == Some(label) {
+                return usage("--set-label: labels are unique: expected another label than that of --label");
+            }
+        }
         if self.cache.is_empty() && self.discard {
             return usage("--discard is a property of the cache device: expected a -C with it");
         }
@@ -351,7 +375,8 @@ impl Make {
             },
             discard: self.discard,
         };
-        let sb = CacheSuper::format(&want).map_err(|e| Failure::because(&info.name, e))?;
+        let mut sb = CacheSuper::format(&want).map_err(|e| Failure::because(&info.name, e))?;
+        sb.set_label(label_of(&info, self.set_label.as_deref())?);
         let head = sb.encode();
         recheck(&info, &head, |raw| raw.check_cache(info.sectors, info.logical_block_bytes).map(drop))?;
         let g = sb.geometry();
@@ -388,10 +413,7 @@ impl Make {
     ) -> Result<DeviceToFormat, Failure> {
         let info = disk.info().clone();
         let fail = |text: String| Failure::Failed(format!("{}: {text}", info.name));
-        let label = self.label.as_deref().unwrap_or("");
-        let label = label_bytes(label).ok_or_else(|| {
-            fail(format!("label: expected at most 32 bytes without NUL, found {}", label.len()))
-        })?;
+        let label = label_of(&info, self.label.as_deref())?;
         if info.sectors.0 <= self.data_offset {
             return Err(fail(format!(
                 "too small: expected more than {} sectors, found {}",
