@@ -40,6 +40,7 @@ struct File {
     socket: Option<PathBuf>,
     group: Option<String>,
     state_dir: Option<PathBuf>,
+    links: Option<PathBuf>,
     sysfs_view: Option<PathBuf>,
     #[serde(deserialize_with = "list::listen")]
     listen: Vec<Spanned<String>>,
@@ -143,6 +144,8 @@ pub(crate) struct Config {
     pub(crate) socket: Option<PathBuf>,
     pub(crate) group: Option<String>,
     pub(crate) state_dir: Option<PathBuf>,
+    /// Directory of the links to block devices; an empty path for no links.
+    pub(crate) links: Option<PathBuf>,
     /// Directory of the sysfs view, if the view is enabled.
     pub(crate) sysfs_view: Option<PathBuf>,
     /// TCP, if it is enabled.
@@ -168,6 +171,7 @@ impl Default for Config {
             socket: None,
             group: None,
             state_dir: None,
+            links: None,
             sysfs_view: None,
             tcp: None,
             nbd: Nbd::default(),
@@ -218,6 +222,7 @@ impl Config {
             socket: file.socket.clone(),
             group: file.group.clone(),
             state_dir: file.state_dir.clone(),
+            links: file.links.clone(),
             sysfs_view: file.sysfs_view.clone(),
             tcp,
             nbd,

@@ -148,6 +148,9 @@ impl<'a> Host<'a> {
             }
         }
         let ways: Vec<_> = exports.iter().flat_map(|e| e.export.ways(&name)).collect();
+        if let Some(device) = ways.iter().find(|way| matches!(way.kind, "ublk" | "loop")) {
+            self.shared.links.add(&key.id, &key.label, Path::new(&device.address));
+        }
         match (ways.is_empty(), &problem) {
             (false, _) => message::note(format!("{name} ready: {}", exports::in_words(&ways))),
             (true, None) => {
@@ -330,6 +333,7 @@ impl<'a> Host<'a> {
         };
         let key = key(&self.session, &volume);
         self.release(Some(&volume), is_wanted).await?;
+        self.shared.links.remove(&key.id);
         self.served.borrow_mut().retain(|s| !Rc::ptr_eq(&s.volume, &volume));
         let deleted = set.delete_volume(inode).await;
         self.session.log_events();
@@ -360,7 +364,9 @@ impl<'a> Host<'a> {
 
     async fn stop_volume(&self, name: &str, is_wanted: impl Fn() -> bool) -> Result<(), Failure> {
         let volume = self.session.volume(name)?;
+        let key = key(&self.session, &volume);
         self.release(Some(&volume), is_wanted).await?;
+        self.shared.links.remove(&key.id);
         self.served.borrow_mut().retain(|s| !Rc::ptr_eq(&s.volume, &volume));
         self.let_go(volume).await
     }
@@ -480,6 +486,7 @@ impl<'a> Host<'a> {
         let served = self.served.take();
         let mut result = Ok(());
         for one in served {
+            self.shared.links.remove(&key(&self.session, &one.volume).id);
             for one in one.exports {
                 result = result.and(one.export.stop(&self.force).await);
             }

@@ -5,7 +5,7 @@
 //!
 //! Modules: `config` has the configuration and `state` the stored state; `probe` reads superblocks and `uevents` receives
 //! hotplug events; `registry` decides what is served; `worker` is the thread of a set and `host` the volumes on it; `names`
-//! resolves the names of devices and `identity` distinguishes a device from its copies; `settings` and `reload` change
+//! resolves the names of devices and `identity` distinguishes a device from its copies; `links` makes links to block devices; `settings` and `reload` change
 //! tunables; `jobs` has long operations, `hub` events and `event_log` those of the past, `audit` the record of changes; `server` and `tcp` accept clients and
 //! `api` answers them; `stop` ends the daemon;
 //! `why` has the failure that a state stores; `process` the figures of the process. Modules name each other in one direction only. The decisions are in
@@ -24,6 +24,7 @@ mod host;
 mod hub;
 mod identity;
 mod jobs;
+mod links;
 mod load;
 mod names;
 mod notify;

@@ -95,6 +95,7 @@ fn of_the_daemon(old: &Config, next: &Config) -> Vec<String> {
     for (what, same) in [
         ("socket", old.socket == next.socket),
         ("state_dir", old.state_dir == next.state_dir),
+        ("links", old.links == next.links),
         ("group", old.group == next.group),
         ("scan", old.scan == next.scan),
         ("scan_on_events", old.scan_on_events == next.scan_on_events),

@@ -272,6 +272,7 @@ impl Settings {
         if key == "label" {
             self.lookup.relabel(&target.key.id, &now);
             self.shared.state().relabel(&target.key.id, &now)?;
+            self.shared.links.relabel(&target.key.id, &now);
             notes = self.follow_label(&target, &now).await;
         }
         let text = format!("{}: {key} is {now} now", target.name);

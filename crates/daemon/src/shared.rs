@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use crate::config::{Config, Key, Values};
 use crate::hub::Hub;
+use crate::links::{DEFAULT_LINKS, Links};
 use crate::remote::Remote;
 use crate::state::State;
 
@@ -19,6 +20,8 @@ pub(crate) struct Shared {
     config: Mutex<Config>,
     state: Mutex<State>,
     pub(crate) hub: Arc<Hub>,
+    /// Links to the block devices of volumes.
+    pub(crate) links: Links,
     /// Configuration of TCP; `None` if TCP is disabled.
     pub(crate) remote: watch::Sender<Option<Arc<Remote>>>,
     /// Access rules of NBD; all sets share its memory budget.
@@ -34,7 +37,9 @@ impl Shared {
             said_by: SaidBy::Configuration,
             ..NbdAccess::default()
         };
+        let links = Links::new(config.links.clone().unwrap_or_else(|| DEFAULT_LINKS.into()));
         Shared {
+            links,
             nbd: Mutex::new(nbd),
             config: Mutex::new(config),
             state: Mutex::new(state),

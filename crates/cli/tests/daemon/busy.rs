@@ -27,7 +27,8 @@ fn alone(place: &Place, name: &str) -> String {
 
 /// A daemon whose volumes are files of a FUSE file system.
 fn by_fuse(place: &Place) -> Daemon {
-    let exports = format!("exports = [\"fuse={}/{{volume}}\"]\n", place.dir.root().display());
+    let dir = place.dir.root().display();
+    let exports = format!("exports = [\"fuse={dir}/{{volume}}\"]\nlinks = \"{dir}/links\"\n");
     std::fs::write(place.dir.path("ubcache.toml"), exports).unwrap();
     place.start()
 }

@@ -1,4 +1,6 @@
-//! Labels of sets.
+//! Labels of sets, and links to block devices by the labels of volumes.
+
+use std::path::PathBuf;
 
 use crate::place::*;
 use crate::world::*;
@@ -28,4 +30,34 @@ fn a_set_is_named_by_its_label() {
     let daemon = place.start();
     daemon.run(&["wipe", "calm", "--no-wait"]).ok();
     daemon.stop();
+}
+
+/// The block devices of volumes had no names but those that change from start to start.
+#[test]
+fn a_link_leads_to_the_block_device_of_a_label() {
+    let probe = export_fuse::probe();
+    if let Err(why) = probe.fuse.and(probe.loop_device) {
+        rig::skipped(why);
+        return;
+    }
+    let place = Place::new();
+    let dir = place.dir.root().display();
+    let config = format!("exports = [\"fuse={dir}/{{volume}}\"]\nlinks = \"{dir}/links\"\n");
+    std::fs::write(place.dir.path("ubcache.toml"), config).unwrap();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let link = |label: &str| std::fs::read_link(place.dir.path(&format!("links/{label}"))).ok();
+    let device = link("one").expect("a link");
+    assert!(device.starts_with("/dev/"), "{device:?}");
+    let exports = daemon.volume("bcache0")["exports"].clone();
+    let is_it = |e: &serde_json::Value| e["address"].as_str().map(PathBuf::from) == Some(device.clone());
+    assert!(exports.as_array().unwrap().iter().any(is_it), "{exports}");
+    daemon.run(&["set-label", "one", "two"]).ok();
+    assert_eq!((link("one"), link("two")), (None, Some(device)));
+    daemon.run(&["stop", "two"]).ok();
+    assert_eq!(link("two"), None);
+    daemon.run(&["register", &place.hdd]).ok();
+    assert!(link("two").is_some());
+    daemon.stop();
+    assert_eq!(link("two"), None);
 }
