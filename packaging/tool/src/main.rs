@@ -1,8 +1,10 @@
 //! Writes the man pages of every command, and completions for bash, zsh and fish, from the definition of the command line, so
 //! that they match the arguments that the program accepts.
 //!
-//! `ubcache-pages DIR` makes DIR/man/*.1 and DIR/completions/{ubcache,_ubcache,ubcache.fish}.
+//! Module `names` completes names that only a daemon knows. `ubcache-pages DIR` makes DIR/man/*.1 and DIR/completions/{ubcache,_ubcache,ubcache.fish}.
 #![forbid(unsafe_code)]
+
+mod names;
 
 use std::io::Result;
 use std::path::{Path, PathBuf};
@@ -39,6 +41,12 @@ fn write(dir: &Path) -> Result<()> {
         };
         let mut text = Vec::new();
         clap_complete::generate(shell, &mut command.clone(), "ubcache", &mut text);
+        let text = String::from_utf8_lossy(&text);
+        let text = match shell {
+            Shell::Bash => format!("{text}{}", names::bash(&command)),
+            Shell::Zsh => names::zsh(&text),
+            _ => format!("{text}{}", names::fish(&command)),
+        };
         std::fs::write(completions.join(file), text)?;
     }
     Ok(())

@@ -56,6 +56,9 @@ pub(crate) enum Command {
     Cancel(control::Cancel),
     Events(control::Events),
     Reload(control::Reload),
+    /// For the completion of names by shells.
+    #[command(hide = true)]
+    ListNames(control::ListNames),
     /// For `probe-bcache`, a name by which the program can be called.
     #[command(hide = true)]
     ProbeBcache(probe_bcache::ProbeBcache),
@@ -97,6 +100,7 @@ impl Command {
             Command::Cancel(c) => c.run(),
             Command::Events(c) => c.run(),
             Command::Reload(c) => c.run(),
+            Command::ListNames(c) => c.run(),
             Command::ProbeBcache(c) => c.run(),
         }
     }

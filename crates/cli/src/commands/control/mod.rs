@@ -6,6 +6,7 @@
 
 mod flash;
 mod job;
+mod list_names;
 mod show;
 mod status;
 mod top;
@@ -21,6 +22,7 @@ use serve::tunables::{names, owners};
 
 pub(crate) use flash::{Gc, Volume};
 pub(crate) use job::{Cancel, Detach, Drain, Jobs, Wipe};
+pub(crate) use list_names::ListNames;
 pub(crate) use show::{Show, Tree};
 pub(crate) use status::{Events, Explain, Status};
 pub(crate) use top::Top;
