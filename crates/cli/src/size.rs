@@ -8,7 +8,9 @@ use format::{SECTOR_BYTES, Sectors};
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum SizeError {
     /// It is no number with a suffix.
-    #[error("expected a number with an optional suffix k, M, G or T, such as 512k")]
+    #[error(
+        "expected a number with an optional unit k, M, G or T, also KiB, MiB, GiB or TiB, such as 512k or 4MiB"
+    )]
     NoNumber,
     /// The number does not fit.
     #[error("expected at most 16 EiB")]
@@ -24,8 +26,14 @@ pub(crate) enum SizeError {
     },
 }
 
-/// Reads a size in bytes: a number with an optional suffix k, M, G or T for powers of 1024.
+/// Reads a size in bytes: a number with an optional unit k, M, G or T, also KiB, MiB, GiB or TiB, for powers of 1024. A size
+/// is read as it is printed: with a blank and one point (`1.5 GiB`), rounded down to bytes.
 pub(crate) fn parse(text: &str) -> Result<u64, SizeError> {
+    let text = match (text.strip_suffix("iB"), text.strip_suffix('B')) {
+        (Some(with_letter), _) if with_letter.ends_with(|c: char| c.is_ascii_alphabetic()) => with_letter,
+        (None, Some(digits)) if !digits.ends_with(|c: char| c.is_ascii_alphabetic()) => digits.trim_end(),
+        _ => text,
+    };
     let (digits, shift) = match text.as_bytes().last() {
         Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
         Some(b'm' | b'M') => (&text[..text.len() - 1], 20),
@@ -33,12 +41,25 @@ pub(crate) fn parse(text: &str) -> Result<u64, SizeError> {
         Some(b't' | b'T') => (&text[..text.len() - 1], 40),
         _ => (text, 0),
     };
-    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+    let digits = digits.trim_end();
+    let (digits, fraction) = match digits.split_once('.') {
+        Some((digits, fraction)) if shift > 0 => (digits, fraction),
+        Some(_) => return Err(SizeError::NoNumber),
+        None => (digits, "0"),
+    };
+    let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+    if !is_number(digits) || !is_number(fraction) || fraction.len() > MOST_DIGITS {
         return Err(SizeError::NoNumber);
     }
     let number: u64 = digits.parse().map_err(|e| SizeError::TooLarge(Some(e)))?;
-    number.checked_mul(1 << shift).ok_or(SizeError::TooLarge(None))
+    let whole = number.checked_mul(1 << shift).ok_or(SizeError::TooLarge(None))?;
+    let scale = 10_u128.pow(fraction.len() as u32);
+    let part = fraction.parse::<u128>().map_err(|e| SizeError::TooLarge(Some(e)))? * (1 << shift) / scale;
+    whole.checked_add(part as u64).ok_or(SizeError::TooLarge(None))
 }
+
+/// Limit of the digits behind the point of a size.
+const MOST_DIGITS: usize = 18;
 
 /// Reads a size that is a whole number of sectors, other than none.
 pub(crate) fn parse_sectors(text: &str) -> Result<Sectors, SizeError> {
@@ -79,7 +100,35 @@ mod tests {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
         assert_eq!(parse("3T"), Ok(3 << 40));
-        for bad in ["", "k", "1.5k", "-1", "+1", "4kk", "4 k", "0x10", "16777216T", "99999999999999999999"] {
+        for (text, bytes) in [
+            ("4KiB", 4096),
+            ("4.0 KiB", 4096),
+            ("1.5 GiB", 1536 << 20),
+            ("512 B", 512),
+            ("512B", 512),
+            ("4 k", 4096),
+            ("0.3k", 307),
+        ] {
+            assert_eq!(parse(text), Ok(bytes), "{text}");
+        }
+        for bad in [
+            "",
+            "k",
+            "1.5",
+            "1.5B",
+            "1.k",
+            ".5k",
+            "-1",
+            "+1",
+            "4kk",
+            "4kB",
+            "4iB",
+            "iB",
+            "B",
+            "0x10",
+            "16777216T",
+            "99999999999999999999",
+        ] {
             assert!(parse(bad).is_err(), "{bad:?}");
         }
     }

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use engine::tunables::number;
 use serde::Serialize;
 use serve::snapshot::{Snapshot, TunableFigure};
 use serve::tunables::{Beyond, Owner, Setting, owners, unknown};
@@ -39,22 +40,9 @@ pub(crate) struct Changed {
     notes: Vec<String>,
 }
 
-/// The number in a text with an optional unit; `None` if the text is no number.
-fn number(text: &str) -> Option<u128> {
-    let shift = match text.as_bytes().last()?.to_ascii_lowercase() {
-        b'k' => 10,
-        b'm' => 20,
-        b'g' => 30,
-        b't' => 40,
-        _ => 0,
-    };
-    let digits = if shift == 0 { text } else { &text[..text.len() - 1] };
-    digits.parse::<u64>().ok().map(|n| u128::from(n) << shift)
-}
-
 /// Whether a number was requested, and has become another one.
-fn is_limited(asked: &str, now: &str) -> bool {
-    number(asked.trim()).zip(number(now)).is_some_and(|(asked, now)| asked != now)
+fn is_limited(key: &str, asked: &str, now: &str) -> bool {
+    number(key, asked).zip(number(key, now)).is_some_and(|(asked, now)| asked != now)
 }
 
 impl Changed {
@@ -277,7 +265,7 @@ impl Settings {
         }
         let text = format!("{}: {key} is {now} now", target.name);
         self.shared.hub.publish(Kind::Configuration, Some(&target.worker.plan.id), "", &text);
-        let limited = (!NOT_REMEMBERED.contains(&key) && is_limited(value, &now))
+        let limited = (!NOT_REMEMBERED.contains(&key) && is_limited(key, value, &now))
             .then(|| format!("{key}={value}: the value is {now} now"));
         Ok(Changed {
             key: key.to_owned(),
@@ -389,19 +377,22 @@ mod tests {
 
     #[test]
     fn a_number_that_became_another_one_is_told() {
-        for (asked, now, expected) in [
-            ("101", "40", true),
-            ("40", "40", false),
-            (" +40", "40", false),
-            ("4M", "4194304", false),
-            ("4m", "4194304", false),
-            ("1T", "4194304", true),
-            ("writeback", "writeback", false),
-            ("1", "writeback", false),
-            ("é", "1", false),
-            ("", "1", false),
+        for (key, asked, now, expected) in [
+            ("writeback_percent", "101", "40", true),
+            ("writeback_percent", "40", "40", false),
+            ("writeback_percent", " +40", "40", false),
+            ("sequential_cutoff", "4M", "4194304", false),
+            ("sequential_cutoff", "4MiB", "4194304", false),
+            ("sequential_cutoff", "4m", "4194304", false),
+            ("sequential_cutoff", "1T", "4194304", true),
+            ("writeback_delay", "10s", "10", false),
+            ("io_error_halflife", "100", "88", true),
+            ("cache_mode", "writeback", "writeback", false),
+            ("cache_mode", "1", "writeback", false),
+            ("writeback_percent", "é", "1", false),
+            ("writeback_percent", "", "1", false),
         ] {
-            assert_eq!(is_limited(asked, now), expected, "{asked} and {now}");
+            assert_eq!(is_limited(key, asked, now), expected, "{key}: {asked} and {now}");
         }
     }
 }

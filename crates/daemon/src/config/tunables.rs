@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use engine::tunables::{DeviceTunables, SetTunables, TunableError};
+use engine::tunables::{DeviceTunables, SetTunables, TunableError, number};
 use serve::tunables::{Owner, owners};
 use toml::Spanned;
 
@@ -30,6 +30,8 @@ impl Parser<'_> {
                 }
             };
             checked_alone(name, &text, of).map_err(|mistake| self.at(value, mistake))?;
+            // A number is stored in the unit of its tunable, as the daemon stores values that were set at run time.
+            let text = number(name, &text).map_or(text, |n| n.to_string());
             checked.insert(name.clone(), text);
         }
         Ok(checked)

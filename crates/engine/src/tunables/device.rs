@@ -353,3 +353,8 @@ impl DeviceTunables {
         TUNABLES.iter().map(move |tunable| tunable.info(self, &defaults))
     }
 }
+
+/// The number that a text stands for, in the unit of the setting `name` of the devices.
+pub(super) fn number(name: &str, text: &str) -> Option<u64> {
+    tunable::find(TUNABLES, name).ok()?.number(text)
+}

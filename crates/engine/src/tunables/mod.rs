@@ -5,8 +5,8 @@
 //! structs for the engine; for operators and control files, each has a table of tunables that read and write the same
 //! fields as text.
 //!
-//! Text is parsed as in the kernel: numbers are plain decimal, and `set` clamps numbers out of range. Where the unit is
-//! bytes, the suffixes k, M, G and T are also accepted. A value that is not a number, and a name that is not a choice,
+//! Text is parsed as in the kernel: numbers are plain decimal, and `set` clamps numbers out of range. A number can also have
+//! a unit of its kind, as the program prints it (`4MiB`, `10s`). A value that is not a number, and a name that is not a choice,
 //! is refused. `check` refuses numbers out of range, too: callers use it for what an operator types, and the sysfs view does
 //! not.
 //!
@@ -30,6 +30,12 @@ pub use device::DeviceTunables;
 pub use error::TunableError;
 pub use set::SetTunables;
 pub use tunable::{Range, Stored, TunableInfo, Unit, nearest};
+
+/// The number that a text stands for, in the unit of the setting `name`; `None` if the text is no number, or there is no such
+/// setting.
+pub fn number(name: &str, text: &str) -> Option<u64> {
+    device::number(name, text).or_else(|| set::number(name, text))
+}
 
 #[cfg(test)]
 mod tests;

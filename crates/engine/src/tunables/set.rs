@@ -320,3 +320,8 @@ fn or_default(value: u64, default: u8) -> u8 {
         Ok(value) => value,
     }
 }
+
+/// The number that a text stands for, in the unit of the setting `name` of the set.
+pub(super) fn number(name: &str, text: &str) -> Option<u64> {
+    tunable::find(TUNABLES, name).ok()?.number(text)
+}

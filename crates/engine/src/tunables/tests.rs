@@ -182,13 +182,14 @@ fn refusals_name_key_value_and_range() {
         (
             "writeback_rate",
             "4k",
-            "writeback_rate: expected a decimal number, 1 to 2147483647 sectors/s, found \"4k\"",
+            "writeback_rate: expected a decimal number, also with a unit such as 4MiB/s, 1 to 2147483647 sectors/s, \
+             found \"4k\"",
         ),
         (
             "sequential_cutoff",
-            "4 MiB",
-            "sequential_cutoff: expected a decimal number with an optional suffix k, M, G or T, \
-             0 to 4294967295 bytes, found \"4 MiB\"",
+            "4 MB",
+            "sequential_cutoff: expected a decimal number, also with a unit such as 512KiB or 4MiB, \
+             0 to 4294967295 bytes, found \"4 MB\"",
         ),
         ("writeback_running", "yes", "writeback_running: expected a decimal number, 0 or 1, found \"yes\""),
         (
@@ -211,6 +212,33 @@ fn refusals_name_key_value_and_range() {
     assert_eq!(t, DeviceTunables::default(), "nothing has changed");
     assert_eq!(t.get("Label"), Err(TunableError::Unknown { name: "Label".into(), nearest: Some("label") }));
     assert!(t.raw("io_errors").is_err());
+}
+
+/// A value can be typed as it is printed, in one table of names for both kinds of settings.
+#[test]
+fn values_with_units_are_taken() {
+    let mut device = DeviceTunables::default();
+    for (name, value, raw) in [
+        ("writeback_delay", "10s", "10"),
+        ("writeback_delay", "5min", "300"),
+        ("sequential_cutoff", "512KiB", "524288"),
+        ("writeback_rate_minimum", "1MiB/s", "2048"),
+        ("writeback_latency_ms", "2s", "2000"),
+        ("writeback_percent", "20%", "20"),
+    ] {
+        device.check(name, value).unwrap();
+        device.set(name, value).unwrap();
+        assert_eq!(device.raw(name).unwrap(), raw, "{name}={value}");
+        assert_eq!(number(name, value).map(|n| n.to_string()).as_deref(), Some(raw), "{name}={value}");
+    }
+    let mut set = SetTunables::default();
+    set.set("journal_delay_ms", "500ms").unwrap();
+    set.set("btree_cache_limit", "64MiB").unwrap();
+    assert_eq!((set.journal_delay_ms, set.btree_cache_limit), (500, 64 << 20));
+    assert_eq!(number("journal_delay_ms", "1s"), Some(1000));
+    assert_eq!((number("label", "5"), number("nothing", "5")), (None, None));
+    let said = device.check("writeback_delay", "5min30").unwrap_err().to_string();
+    assert!(said.contains("also with a unit such as 10s or 5min"), "{said}");
 }
 
 /// An operator who typed 99 got 40 without a word. `check` refuses each value that `set` would clamp, and nothing else.

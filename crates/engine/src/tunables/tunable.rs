@@ -210,8 +210,7 @@ impl<T> Tunable<T> {
         let word = text.trim();
         match &self.field {
             Field::Number { put, range, .. } => {
-                let parsed = if unit == Unit::Bytes { parse::bytes(word) } else { parse::decimal(word) };
-                let value = parsed.ok_or_else(|| not_a_number(word))?;
+                let value = parse::number(word, unit).ok_or_else(|| not_a_number(word))?;
                 let (min, max) = range(of);
                 put(of, value.min(max).max(min));
             }
@@ -250,8 +249,8 @@ impl<T> Tunable<T> {
         self.set(&mut of.clone(), text)?;
         let word = text.trim();
         let number = match &self.field {
-            Field::Number { .. } if self.unit == Unit::Bytes => parse::bytes(word),
-            Field::Number { .. } | Field::Flag { .. } => parse::decimal(word),
+            Field::Number { .. } => parse::number(word, self.unit),
+            Field::Flag { .. } => parse::decimal(word),
             Field::Choice { .. } | Field::Text { .. } => None,
         };
         let (min, max) = match &self.field {
@@ -266,6 +265,15 @@ impl<T> Tunable<T> {
                 range: self.range(of),
             }),
             _ => Ok(()),
+        }
+    }
+
+    /// The number that a text stands for, in the unit of the setting; `None` if the setting or the text is no number.
+    pub(super) fn number(&self, text: &str) -> Option<u64> {
+        match &self.field {
+            Field::Number { .. } => parse::number(text.trim(), self.unit),
+            Field::Flag { .. } => parse::decimal(text.trim()),
+            Field::Choice { .. } | Field::Text { .. } => None,
         }
     }
 
