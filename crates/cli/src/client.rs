@@ -26,7 +26,7 @@ const MOST_BYTES: u64 = 64 << 20;
 /// The options of commands for the daemon.
 #[derive(Args, Debug)]
 pub(crate) struct Control {
-    /// Control socket of the daemon [default: /run/ubcache/control.sock]
+    /// Control socket of the daemon [environment: UBCACHE_SOCKET] [default: /run/ubcache/control.sock]
     #[arg(long, value_name = "PATH", conflicts_with = "api")]
     socket: Option<PathBuf>,
     /// Address of a daemon over TCP: http://HOST:PORT on this host, https://HOST:PORT anywhere [environment: UBCACHE_API]
@@ -101,7 +101,7 @@ impl Endpoint {
         let connected = UnixStream::connect(socket).map_err(|e| match e.kind() {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => Failure::Failed(format!(
                 "no daemon runs at {self}: start one with `systemctl start ubcache` or `ubcache daemon`, name another \
-                 socket with --socket, or serve a set in the foreground with `ubcache up`"
+                 socket with --socket or UBCACHE_SOCKET, or serve a set in the foreground with `ubcache up`"
             )),
             ErrorKind::PermissionDenied => {
                 Failure::Failed(format!("{self}: permission denied: only root and the group in the \
@@ -158,6 +158,17 @@ impl Control {
             let text = environment("UBCACHE_API")?;
             Some(text.to_string_lossy().parse().map_err(|e| Failure::Usage(format!("UBCACHE_API: {e}"))))
         };
+        let socket = || environment("UBCACHE_SOCKET").map(PathBuf::from);
+        if let (None, Some(socket)) = (&self.api, socket()) {
+            if environment("UBCACHE_API").is_some() {
+                return Err(Failure::Usage(
+                    "UBCACHE_SOCKET and UBCACHE_API are both set, and a command asks one daemon: unset one of them, or \
+                     pass --socket or --api"
+                        .into(),
+                ));
+            }
+            return Ok(Endpoint::Socket(socket));
+        }
         let Some(url) = self.api.clone().map(Ok).or_else(from_environment).transpose()? else {
             return Ok(Endpoint::Socket(PathBuf::from(daemon::DEFAULT_SOCKET)));
         };
@@ -317,7 +328,7 @@ fn escape_all(value: &mut Value) {
     }
 }
 
-/// Describes the resolution of a name: name of the volume, path and UUID of the device.
+/// Describes the resolution of a name: label and name of the volume, path and UUID of the device.
 pub(crate) fn described(resolved: &Value) -> String {
     let text = |key: &str| resolved[key].as_str().map(str::to_owned);
     let set = text("set").map(|set| format!("set {set}"));
@@ -325,7 +336,11 @@ pub(crate) fn described(resolved: &Value) -> String {
     let mut all = [text("name").or(set), text("device"), uuid].into_iter().flatten();
     let first = all.next().unwrap_or_default();
     let rest: Vec<String> = all.collect();
-    if rest.is_empty() { first } else { format!("{first} ({})", rest.join(", ")) }
+    let label = match text("label").filter(|label| !label.is_empty()) {
+        Some(label) => format!("{}, ", plain::label(&label)),
+        None => String::new(),
+    };
+    if rest.is_empty() { label + &first } else { format!("{label}{first} ({})", rest.join(", ")) }
 }
 
 /// Makes a path absolute, because the daemon runs in another directory.
@@ -375,6 +390,8 @@ mod tests {
     fn what_was_meant_is_said() {
         let of = |text: &str| described(&serde_json::from_str(text).unwrap());
         assert_eq!(of(r#"{"name": "bcache0", "device": "/dev/b", "uuid": "u"}"#), "bcache0 (/dev/b, UUID u)");
+        let labelled = of(r#"{"name": "bcache0", "label": "one", "device": "/dev/b", "uuid": "u"}"#);
+        assert_eq!(labelled, "one, bcache0 (/dev/b, UUID u)");
         assert_eq!(
             of(r#"{"name": null, "device": "/dev/c", "uuid": "u", "set": "s"}"#),
             "set s (/dev/c, UUID u)"

@@ -95,8 +95,8 @@ fn stats(snapshot: &Snapshot) -> Value {
         json!({
             "uuid": s.names.uuid,
             "in_use_percent": s.in_use_percent,
-            "cached_bytes": s.cached_bytes,
-            "dirty_bytes": s.dirty_bytes,
+            "cached_bytes": s.held.cached_bytes,
+            "dirty_bytes": s.held.dirty_bytes,
             "btree_nodes": s.index.btree_nodes,
             "index_bytes": s.index.index_bytes,
             "journal_bytes_written": s.journal.journal_bytes_written,
@@ -107,7 +107,7 @@ fn stats(snapshot: &Snapshot) -> Value {
         json!({
             "name": v.name,
             "state": v.state,
-            "dirty_bytes": v.dirty_bytes,
+            "dirty_bytes": v.held.dirty_bytes,
             "cache_hits": v.stats.total.cache_hits,
             "cache_misses": v.stats.total.cache_misses,
             "cache_bypass_hits": v.stats.total.cache_bypass_hits,

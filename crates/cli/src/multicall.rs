@@ -91,6 +91,11 @@ fn bcache(rest: &[OsString]) -> Result<Call, Failure> {
     match command {
         "make" => make(args),
         "super-show" => super_show(args),
+        "show" => {
+            let ours = own("show").into_iter().chain(args.iter().cloned());
+            let tools = !args.iter().any(|a| a == "-d" || a == "--device");
+            Ok(Call::Own(ours.chain(tools.then(|| "--as-bcache-tools".into())).collect()))
+        }
         "version" => Ok(Call::Own(vec!["ubcache".into(), "--version".into()])),
         _ => Ok(Call::Own([OsString::from("ubcache")].into_iter().chain(rest.iter().cloned()).collect())),
     }
@@ -255,6 +260,7 @@ mod tests {
             words("bcache-super-show -f d").as_deref(),
             Ok("ubcache super --as-bcache-tools --any-checksum d")
         );
+        assert_eq!(words("bcache show -m").as_deref(), Ok("ubcache show -m --as-bcache-tools"));
         assert_eq!(words("bcache super-show d").as_deref(), Ok("ubcache super --as-bcache-tools d"));
         assert_eq!(words("probe-bcache -o udev d").as_deref(), Ok("ubcache probe-bcache -o udev d"));
         assert_eq!(words("bcache version").as_deref(), Ok("ubcache --version"));

@@ -20,12 +20,12 @@ use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use futures_core::Stream;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::mpsc;
 
 use crate::answer::{Answered, Refusal, ok};
 use crate::audit;
-use crate::components::{Found, SetView};
+use crate::components::{Found, problems};
 use crate::hub::Event;
 use crate::jobs::JobView;
 use crate::web;
@@ -147,31 +147,16 @@ async fn openapi() -> Response {
 
 // ---- status ----
 
-async fn all_devices(api: &Api, sets: &[SetView]) -> Value {
-    let mut views = api.registry.views.devices();
-    for view in &mut views {
-        // Attach and detach change the state that was probed at the registration.
-        for set in sets {
-            let volume =
-                set.figures.volumes.iter().find(|v| v.backing_uuid == view.uuid && v.backing_uuid.is_some());
-            if let Some(volume) = volume {
-                view.set = volume.attached.then(|| set.id.clone());
-                view.label.clone_from(&volume.label);
-            }
-        }
-    }
-    json!(views)
-}
-
 async fn status(State(api): SharedApi) -> Answered {
     let sets = api.registry.views.sets().await;
-    let devices = all_devices(&api, &sets).await;
+    let devices = api.registry.views.devices_with(&sets);
     let errors = api.registry.shared.hub.last(LAST_ERRORS, |e| e.level != "info");
     let jobs: Vec<_> = api.registry.jobs.all().into_iter().filter(JobView::is_running).collect();
     ok(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),
         "uptime_seconds": api.began.elapsed().as_secs(),
+        "problems": problems(&sets, &devices),
         "sets": sets,
         "devices": devices,
         "jobs": jobs,
@@ -224,7 +209,7 @@ async fn name(State(api): SharedApi, Path(name): Path<String>) -> Answered {
 
 async fn devices(State(api): SharedApi) -> Answered {
     let sets = api.registry.views.sets().await;
-    ok(json!({"devices": all_devices(&api, &sets).await}))
+    ok(json!({"devices": api.registry.views.devices_with(&sets)}))
 }
 
 async fn explain(State(api): SharedApi, Path(volume): Path<String>) -> Answered {
@@ -296,6 +281,8 @@ async fn past_events(State(api): SharedApi, RawQuery(query): RawQuery) -> Answer
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     #[test]

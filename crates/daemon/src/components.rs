@@ -3,7 +3,7 @@
 //! From the ground up; each component names only those above it in this list:
 //!
 //! * `devices`: the registered devices and their states; `workers`: the threads of sets; `inventory`: both.
-//! * `views`: devices and threads as clients see them; `lookup`: resolves names to devices, sets and volumes.
+//! * `views`: devices and threads as clients see them; `problems`: what an operator has to do; `lookup`: resolves names to devices, sets and volumes.
 //! * `admission`: decides which device may be served.
 //! * `changes`: which command changes which devices; `placement`: assigns devices to threads.
 //! * `replug`: serves devices that are plugged in again; `startup`: registers the stored and configured devices.
@@ -18,6 +18,7 @@ pub(crate) mod hotplug;
 pub(crate) mod inventory;
 pub(crate) mod lookup;
 pub(crate) mod placement;
+pub(crate) mod problems;
 pub(crate) mod registration;
 pub(crate) mod replug;
 pub(crate) mod scrape;
@@ -27,4 +28,5 @@ pub(crate) mod workers;
 
 pub(crate) use admission::By;
 pub(crate) use lookup::{Found, Lookup};
-pub(crate) use views::SetView;
+pub(crate) use problems::problems;
+pub(crate) use views::{DeviceView, SetView};

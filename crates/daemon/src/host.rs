@@ -3,6 +3,7 @@
 //! Owns the order of start (device, name, tunables, exports) and stop (exports, volume, device) of single volumes while
 //! other volumes are served. Must not know the sender of orders.
 
+mod cached;
 mod flash;
 mod work;
 
@@ -18,7 +19,7 @@ use blockio::Driver;
 use blockio::bridge::RemoteReceiver;
 use blockio::users::{self, User};
 use engine::Volume;
-use engine::figures::VolumeFigures;
+use engine::figures::{CachedFigures, VolumeFigures};
 use io::Nanos;
 use io::sync::{Either, select};
 use serve::exports::{self, Context, Export, Force, Occupied, Sharing, Spec, Way};
@@ -30,6 +31,8 @@ use crate::config::{Key, Values};
 use crate::order::{CreatedVolume, DiskTrace, NewVolume, Order, Plan};
 use crate::places;
 use crate::shared::Shared;
+
+use cached::CachedCount;
 
 /// Time limit of running commands when the thread stops.
 const TASKS_END_WITHIN: Nanos = Nanos::from_secs(10);
@@ -62,6 +65,7 @@ pub(crate) struct Host<'a> {
     served: RefCell<Vec<Served>>,
     force: Force,
     stopping: Cell<bool>,
+    cached: CachedCount,
 }
 
 /// The orders that are being carried out concurrently.
@@ -102,6 +106,7 @@ impl<'a> Host<'a> {
             served: RefCell::default(),
             force: Force::default(),
             stopping: Cell::new(false),
+            cached: CachedCount::new(driver),
         };
         if let Some(set) = &host.session.set {
             let key = Key { id: plan.id.clone(), label: String::new(), set: true };
@@ -222,7 +227,10 @@ impl<'a> Host<'a> {
 
     async fn carry_out(&self, order: Order) {
         match order {
-            Order::Do(Command::Stats, reply) => reply.send(Ok(Answer::Stats(Box::new(self.figures())))),
+            Order::Do(Command::Stats, reply) => {
+                let cached = self.cached.get(&self.session).await;
+                reply.send(Ok(Answer::Stats(Box::new(self.figures(&cached)))));
+            }
             Order::Do(command, reply) => reply.send(serve::obey(&self.session, &command).await),
             Order::Figures(reply) => reply.send(Ok(self.engine_figures())),
             Order::Buckets(reply) => {
@@ -265,9 +273,10 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// All figures, with the name, exports and problem of each volume.
-    fn figures(&self) -> Snapshot {
+    /// All figures, with the name, exports, cached data and problem of each volume.
+    fn figures(&self, cached: &CachedFigures) -> Snapshot {
         let mut snapshot = Snapshot::of(&self.session);
+        snapshot.add_cached(cached);
         let served = self.served.borrow();
         for figures in &mut snapshot.volumes {
             let Some(one) = served.iter().find(|s| s.volume.name() == figures.name) else { continue };

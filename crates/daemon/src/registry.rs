@@ -64,7 +64,7 @@ impl Registry {
         Registry {
             jobs: Jobs::new(shared.hub.clone()),
             history: Arc::default(),
-            views: Views::new(inventory.clone()),
+            views: Views::new(shared.clone(), inventory.clone()),
             scrape: Scrape::new(inventory.clone()),
             startup: Startup::new(shared.clone(), inventory.clone(), admission.clone(), placement.clone()),
             hotplug: Hotplug::new(

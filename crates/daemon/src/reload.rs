@@ -72,7 +72,7 @@ impl Reload {
         drop(alone);
         let added: Vec<_> = next.devices.iter().filter(|d| !old.devices.contains(d)).cloned().collect();
         for device in added {
-            said.push(match self.registration.register(vec![device.clone()], By::QUIET, asked).await {
+            said.push(match self.registration.register(vec![device.clone()], By::NAME, asked).await {
                 Ok(_) => format!("{}: registered", device.display()),
                 Err(e) => e.message().unwrap_or_default().to_owned(),
             });

@@ -3,6 +3,7 @@
 //! Owns the plain structs from which metrics, explanations and control files are made. They have no reference to the
 //! engine and can be sent to other threads. Units are in the names or the types. Must not know how figures are shown.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use format::{BackingState, Inode, Sectors};
@@ -91,6 +92,15 @@ pub struct BucketCell {
     pub metadata: u32,
     /// Live data in them.
     pub live: Sectors,
+}
+
+/// The live data of each slot in the cache, clean and dirty.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct CachedFigures {
+    /// Slots with live data, in order.
+    pub by_slot: Vec<(Inode, Sectors)>,
+    /// Whether the whole index was in memory; if not, a slot may have more data than `by_slot` says.
+    pub complete: bool,
 }
 
 /// The size and fill of the btree.
@@ -311,6 +321,34 @@ impl CacheSet {
             map.cells.push(cell);
         }
         map
+    }
+
+    /// Counts the live data of each slot, as far as the index is in memory. It yields between groups of extents, so that
+    /// requests do not wait for the whole count.
+    pub async fn cached_figures(&self) -> CachedFigures {
+        let core = &self.core;
+        let mut cached: BTreeMap<Inode, Sectors> = BTreeMap::new();
+        let (mut complete, mut passed, mut seen) = (true, None, 0);
+        loop {
+            {
+                let tree = core.cache.index.tree();
+                let Some(id) = tree.next_leaf(passed) else { break };
+                let buckets = core.cache.alloc.buckets();
+                complete &= tree.node(id).leaf().extents.is_some();
+                for (inode, _, sectors, ..) in tree.live_extents(id, &buckets) {
+                    let sum = cached.entry(inode).or_default();
+                    *sum += sectors;
+                    seen += 1;
+                }
+                passed = Some(tree.node(id).bound);
+                seen += 1;
+            }
+            if seen >= BUCKETS_AT_ONCE {
+                seen = 0;
+                core.cache.rt.yield_now().await;
+            }
+        }
+        CachedFigures { by_slot: cached.into_iter().collect(), complete }
     }
 }
 

@@ -6,10 +6,11 @@
 
 use std::rc::Rc;
 
-use engine::stats::{CacheStats, View, ViewValues};
+use engine::figures::CachedFigures;
+use engine::stats::{CacheStats, OpKind, View, ViewValues};
 use engine::tunables::{Range, Stored, TunableInfo};
 use engine::{CacheSet, Volume};
-use format::Sectors;
+use format::{Inode, Sectors};
 use serde::Serialize;
 
 use crate::exports::Way;
@@ -36,7 +37,7 @@ pub struct SetNames {
 }
 
 /// A set and its cache device.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct SetFigures {
     /// The names of the set.
     #[serde(flatten)]
@@ -45,12 +46,13 @@ pub struct SetFigures {
     pub bucket_bytes: u64,
     /// Number of buckets.
     pub nbuckets: u32,
+    /// Size of the cache in bytes: all buckets.
+    pub size_bytes: u64,
     /// Percent of buckets that cannot be reclaimed at once.
     pub in_use_percent: u8,
-    /// Live data in the cache, in bytes.
-    pub cached_bytes: u64,
-    /// Live dirty data of all slots in bytes, including slots whose device is missing.
-    pub dirty_bytes: u64,
+    /// Data of all slots, including slots whose device is missing.
+    #[serde(flatten)]
+    pub held: HeldFigures,
     /// Dirty data by slot.
     pub dirty_by_slot: Vec<SlotDirty>,
     /// The index.
@@ -71,8 +73,41 @@ pub struct SetFigures {
     pub tunables: Vec<TunableFigure>,
 }
 
+/// Data in the cache, of a set or of a volume. Every percentage is a share of the size of the cache.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct HeldFigures {
+    /// Live data in the cache in bytes, clean and dirty; `None` if it is not counted.
+    pub cached_bytes: Option<u64>,
+    /// This data in percent of the size of the cache.
+    pub cached_percent: Option<f64>,
+    /// Whether `cached_bytes` is exact; if not, parts of the index are not in memory and there is more data.
+    pub cached_is_exact: bool,
+    /// The part of this data in bytes that is dirty: the backing device does not have it yet.
+    pub dirty_bytes: u64,
+    /// The dirty data in percent of the size of the cache; `None` without a cache.
+    pub dirty_percent: Option<f64>,
+}
+
+/// `part` in percent of `whole`, with one decimal.
+fn share(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| (part as f64 * 1000.0 / whole as f64).round() / 10.0)
+}
+
+impl HeldFigures {
+    /// The figures of a cache of this size, or of a part of it.
+    pub fn new(cached: Option<u64>, is_exact: bool, dirty_bytes: u64, cache_bytes: u64) -> HeldFigures {
+        HeldFigures {
+            cached_bytes: cached,
+            cached_percent: cached.and_then(|cached| share(cached, cache_bytes)),
+            cached_is_exact: is_exact,
+            dirty_bytes,
+            dirty_percent: share(dirty_bytes, cache_bytes),
+        }
+    }
+}
+
 /// The index of a set.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct IndexFigures {
     /// Number of btree nodes.
     pub btree_nodes: u64,
@@ -81,7 +116,7 @@ pub struct IndexFigures {
 }
 
 /// The journal of a set.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct JournalFigures {
     /// Number of free journal buckets.
     pub journal_buckets_free: u64,
@@ -94,10 +129,14 @@ pub struct JournalFigures {
 }
 
 /// The dirty data of a slot.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct SlotDirty {
     /// Number of the slot.
     pub slot: u32,
+    /// UUID of its backing device or flash-only volume.
+    pub uuid: Option<String>,
+    /// Label of its backing device or flash-only volume; empty if there is none.
+    pub label: String,
     /// Its dirty data in bytes.
     pub dirty_bytes: u64,
 }
@@ -193,7 +232,7 @@ pub struct ReasonFigures {
 }
 
 /// One volume.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct VolumeFigures {
     /// Name for clients.
     pub name: String,
@@ -217,8 +256,9 @@ pub struct VolumeFigures {
     pub size_bytes: u64,
     /// Logical block size in bytes.
     pub block_bytes: u32,
-    /// Live dirty data in bytes.
-    pub dirty_bytes: u64,
+    /// Data of the volume in the cache. The owner of the exports fills in what is cached.
+    #[serde(flatten)]
+    pub held: HeldFigures,
     /// Failed requests to the backing device.
     pub io_errors: u64,
     /// Flushes sent to the backing device.
@@ -258,6 +298,35 @@ pub struct RequestFigures {
     pub metadata_requests: u64,
     /// Bytes of these requests.
     pub metadata_bytes: u64,
+    /// Reads and writes that were answered, with their latencies.
+    #[serde(flatten)]
+    pub answered: AnsweredFigures,
+}
+
+/// Reads and writes that were answered since the start. A mean latency is a sum divided by the number of requests.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct AnsweredFigures {
+    /// Number of reads.
+    pub reads_answered: u64,
+    /// Sum of the latencies of the reads in microseconds.
+    pub read_latency_sum_us: u64,
+    /// Number of writes.
+    pub writes_answered: u64,
+    /// Sum of the latencies of the writes in microseconds.
+    pub write_latency_sum_us: u64,
+}
+
+impl AnsweredFigures {
+    fn of(volume: &Volume) -> AnsweredFigures {
+        let (reads, read_time) = volume.latency_of(OpKind::Read);
+        let (writes, write_time) = volume.latency_of(OpKind::Write);
+        AnsweredFigures {
+            reads_answered: reads,
+            read_latency_sum_us: read_time.0 / 1000,
+            writes_answered: writes,
+            write_latency_sum_us: write_time.0 / 1000,
+        }
+    }
 }
 
 /// The values of `writeback_rate_debug`, as numbers.
@@ -282,7 +351,7 @@ pub struct WritebackFigures {
 }
 
 /// A tunable with its value.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct TunableFigure {
     /// Name: the kernel's, if the kernel has this tunable.
     pub key: &'static str,
@@ -314,23 +383,41 @@ impl Snapshot {
             volumes: session.volumes().iter().map(VolumeFigures::of).collect(),
         }
     }
+
+    /// The dirty data in the cache of the device with this UUID, in bytes; `None` without a cache.
+    pub fn dirty_of(&self, uuid: Option<&str>) -> Option<u64> {
+        let slots = &self.set.as_ref()?.dirty_by_slot;
+        let found = slots.iter().find(|slot| slot.uuid.is_some() && slot.uuid.as_deref() == uuid);
+        Some(found.map_or(0, |slot| slot.dirty_bytes))
+    }
+
+    /// Adds what is cached of each volume.
+    pub fn add_cached(&mut self, cached: &CachedFigures) {
+        let Some(set) = &self.set else { return };
+        for volume in &mut self.volumes {
+            let Some(slot) = volume.slot else { continue };
+            let found = cached.by_slot.iter().find(|(inode, _)| inode.0 == slot);
+            // The count of the dirty data is newer.
+            let bytes = found.map_or(0, |(_, sectors)| sectors.bytes()).max(volume.held.dirty_bytes);
+            volume.held =
+                HeldFigures::new(Some(bytes), cached.complete, volume.held.dirty_bytes, set.size_bytes);
+        }
+    }
 }
 
 impl SetFigures {
     fn of(set: &CacheSet) -> SetFigures {
         let s = set.status();
+        let size_bytes = s.bucket_sectors.bytes().saturating_mul(u64::from(s.nbuckets));
+        let dirty_bytes = s.dirty.iter().map(|(_, n)| n.bytes()).sum();
         SetFigures {
             names: SetNames { uuid: s.set_uuid.to_string(), label: s.label, device: s.device },
             bucket_bytes: s.bucket_sectors.bytes(),
             nbuckets: s.nbuckets,
             in_use_percent: s.in_use_percent,
-            cached_bytes: s.cached_sectors.bytes(),
-            dirty_bytes: s.dirty.iter().map(|(_, n)| n.bytes()).sum(),
-            dirty_by_slot: s
-                .dirty
-                .iter()
-                .map(|(inode, n)| SlotDirty { slot: inode.0, dirty_bytes: n.bytes() })
-                .collect(),
+            size_bytes,
+            held: HeldFigures::new(Some(s.cached_sectors.bytes()), true, dirty_bytes, size_bytes),
+            dirty_by_slot: s.dirty.iter().map(|(inode, n)| SlotDirty::of(set, *inode, *n)).collect(),
             index: IndexFigures { btree_nodes: s.btree_nodes as u64, index_bytes: s.index_bytes as u64 },
             journal: JournalFigures {
                 journal_buckets_free: s.journal_free.0 as u64,
@@ -343,6 +430,18 @@ impl SetFigures {
             work: WorkFigures::of(set),
             stats: set.with_stats(|s| StatsFigures::of(s)),
             tunables: set.tunables().iter().map(TunableFigure::from).collect(),
+        }
+    }
+}
+
+impl SlotDirty {
+    fn of(set: &CacheSet, inode: Inode, dirty: Sectors) -> SlotDirty {
+        let (uuid, label) = set.slot(inode).unzip();
+        SlotDirty {
+            slot: inode.0,
+            uuid: uuid.map(|uuid| uuid.to_string()),
+            label: label.unwrap_or_default(),
+            dirty_bytes: dirty.bytes(),
         }
     }
 }
@@ -421,7 +520,7 @@ impl VolumeFigures {
             cache_mode: tunables.raw("cache_mode").unwrap_or_default(),
             size_bytes: volume.size().bytes(),
             block_bytes: volume.block_bytes(),
-            dirty_bytes: Sectors::bytes(volume.dirty_sectors()),
+            held: HeldFigures::new(None, false, Sectors::bytes(volume.dirty_sectors()), 0),
             io_errors: volume.io_errors(),
             backing_flushes: volume.backing_flushes(),
             requests: RequestFigures {
@@ -434,6 +533,7 @@ impl VolumeFigures {
                 flushes: requests.flushes,
                 metadata_requests: requests.metadata.requests,
                 metadata_bytes: requests.metadata.bytes,
+                answered: AnsweredFigures::of(volume),
             },
             stats: volume.with_stats(|s| StatsFigures::of(s)),
             writeback: WritebackFigures {

@@ -88,7 +88,7 @@ fn a_copy_takes_the_place_with_the_word_of_the_operator() {
     daemon.run(&["register", "--accept-replacement", &new]).ok().says(&[
         "accepted: is not the device",
         "inode: expected",
-        "served, UUID",
+        "served as one (bcache0), UUID",
     ]);
     assert!(place.client("bcache0").read(0, 4096).unwrap() == [1; 4096]);
     daemon.stop();

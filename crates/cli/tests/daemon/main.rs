@@ -24,6 +24,7 @@ mod messages;
 mod names;
 mod nbd;
 mod place;
+mod problems;
 mod prometheus;
 mod settings;
 mod stop;

@@ -220,7 +220,7 @@ fn a_label_has_one_owner() {
 fn what_was_changed_is_said_with_its_device_and_uuid() {
     let place = Place::new();
     let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok().says(&["served, UUID "]);
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok().says(&["served as one (bcache0), UUID "]);
     let uuid = uuid_of(&daemon, &place.hdd);
     let exact = format!("bcache0 ({}, UUID {uuid})", place.hdd);
     for (command, words) in [

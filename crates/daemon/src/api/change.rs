@@ -11,14 +11,14 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use serve::Failure;
 
 use super::context::{Api, SharedApi};
 use crate::answer::{Answered, Refusal, ok, parse, to_the_end};
 use crate::audit::Audit;
-use crate::components::{By, Found};
+use crate::components::{By, DeviceView, Found, SetView};
 use crate::jobs::{End, Job, RunningJob};
 use crate::names::Named;
 use crate::order::Order;
@@ -49,9 +49,9 @@ pub(super) async fn set_of(api: &Api, audit: &Audit, name: &str) -> Result<(Arc<
 #[serde(deny_unknown_fields)]
 struct Register {
     devices: Vec<PathBuf>,
-    /// A device that is registered already is not an error.
-    #[serde(default)]
-    quiet: bool,
+    /// Has no effect any more: a device that is registered already is not an error.
+    #[serde(default, rename = "quiet")]
+    _quiet: bool,
     /// The device replaces the one that is stored for its UUID.
     #[serde(default)]
     accept_replacement: bool,
@@ -65,10 +65,11 @@ pub(super) async fn register(State(api): SharedApi, Extension(audit): Audited, b
     let paths: Vec<String> = wanted.devices.iter().map(|d| d.display().to_string()).collect();
     let replacing = if wanted.accept_replacement { " as replacement" } else { "" };
     audit.does(format!("register {}{replacing}", paths.join(" ")));
-    let by = By::Operator { quiet: wanted.quiet, accept: wanted.accept_replacement };
+    let by = By::Operator { accept: wanted.accept_replacement };
     let registered = to_the_end(async move {
         let registered = api.registry.registration.register(wanted.devices, by, &audit.asked()).await?;
-        let mut devices = api.registry.views.devices();
+        let sets = api.registry.views.sets().await;
+        let mut devices = api.registry.views.devices_with(&sets);
         devices.retain(|view| registered.paths.contains(&view.path));
         for view in &devices {
             if let Some(uuid) = &view.uuid
@@ -79,10 +80,15 @@ pub(super) async fn register(State(api): SharedApi, Extension(audit): Audited, b
             }
         }
         let not_exported = api.registry.exports.not_exported(&devices).await;
-        Ok((devices, registered.accepted, not_exported))
+        Ok((devices, registered, not_exported))
     });
-    let (devices, accepted, not_exported) = registered.await?;
-    ok(json!({"devices": devices, "accepted": accepted, "not_exported": not_exported}))
+    let (devices, registered, not_exported) = registered.await?;
+    ok(json!({
+        "devices": devices,
+        "accepted": registered.accepted,
+        "already": registered.already,
+        "not_exported": not_exported,
+    }))
 }
 
 #[derive(Deserialize)]
@@ -98,9 +104,42 @@ pub(super) async fn unregister(State(api): SharedApi, Extension(audit): Audited,
         audit.on(&named);
     }
     let asked = audit.asked();
-    let work = async move { api.registry.registration.unregister(&wanted.device, &asked).await };
-    let named = to_the_end(work).await?;
-    ok(json!({"resolved": named}))
+    let work = async move {
+        let before = api.registry.views.sets().await;
+        let known = api.registry.views.devices_with(&before);
+        let named = api.registry.registration.unregister(&wanted.device, &asked).await?;
+        let device = known.iter().find(|d| Some(&d.path) == named.device.as_ref() && d.uuid == named.uuid);
+        let after = api.registry.views.sets().await;
+        Ok((device.and_then(|device| Stays::of(device, &known, [&after, &before])), named))
+    };
+    let (stays, named) = to_the_end(work).await?;
+    ok(json!({"resolved": named, "stays_dirty": stays}))
+}
+
+/// The dirty data of an unregistered device, and the cache device that has it.
+#[derive(Serialize)]
+struct Stays {
+    /// In bytes; `None` if the set is not served, so that the amount is not known.
+    dirty_bytes: Option<u64>,
+    /// Path of the cache device; `None` if it is not registered.
+    cache_device: Option<PathBuf>,
+    set: String,
+}
+
+impl Stays {
+    /// What stays of a device, by the first of these lists of sets that knows; `None` if nothing is dirty.
+    fn of(device: &DeviceView, known: &[DeviceView], sets: [&[SetView]; 2]) -> Option<Stays> {
+        let id = device.set.clone()?;
+        let is_cache = |d: &&DeviceView| d.kind == Some("cache") && d.set.as_ref() == Some(&id);
+        let cache_device = known.iter().find(is_cache).map(|d| d.path.clone());
+        let mut served = sets.into_iter().filter_map(|sets| sets.iter().find(|s| s.id == id && s.has_cache));
+        let dirty_bytes = served.find_map(|set| match device.kind {
+            Some("cache") => Some(set.figures.set.as_ref()?.held.dirty_bytes),
+            _ => set.figures.dirty_of(device.uuid.as_deref()),
+        });
+        let is_dirty = dirty_bytes.map_or(device.was_dirty, |bytes| bytes > 0);
+        is_dirty.then_some(Stays { dirty_bytes, cache_device, set: id })
+    }
 }
 
 #[derive(Deserialize)]

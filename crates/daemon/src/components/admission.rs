@@ -26,8 +26,6 @@ use crate::state::{Known, Mark};
 pub(crate) enum By {
     /// The operator has named it.
     Operator {
-        /// A device that is registered already is not an error.
-        quiet: bool,
         /// The device replaces the one that is stored for its UUID.
         accept: bool,
     },
@@ -36,17 +34,11 @@ pub(crate) enum By {
 }
 
 impl By {
-    /// The operator has named the device; a device that is registered already is an error.
-    pub(crate) const NAME: By = By::Operator { quiet: false, accept: false };
-    /// The operator has named the device; a device that is registered already is not an error.
-    pub(crate) const QUIET: By = By::Operator { quiet: true, accept: false };
-
-    pub(crate) fn is_quiet(self) -> bool {
-        !matches!(self, By::Operator { quiet: false, .. })
-    }
+    /// The operator has named the device.
+    pub(crate) const NAME: By = By::Operator { accept: false };
 
     fn accepts(self) -> bool {
-        matches!(self, By::Operator { accept: true, .. })
+        matches!(self, By::Operator { accept: true })
     }
 
     pub(crate) fn is_operator(self) -> bool {

@@ -32,7 +32,7 @@ pub(crate) struct Exports {
 
 impl Exports {
     pub(crate) fn new(shared: Arc<Shared>, inventory: Inventory) -> Exports {
-        let views = Views::new(inventory.clone());
+        let views = Views::new(shared.clone(), inventory.clone());
         Exports { shared, inventory, views }
     }
 

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use super::devices::Device;
 use super::inventory::Inventory;
-use super::views::Views;
+use super::problems::next_step;
+use super::views::{DeviceView, Views};
 use crate::names::{Named, Unresolved, resolve};
 use crate::probe::Role;
 use crate::shared::Shared;
@@ -33,7 +34,7 @@ pub(crate) struct Lookup {
 
 impl Lookup {
     pub(crate) fn new(shared: Arc<Shared>, inventory: Inventory) -> Lookup {
-        let views = Views::new(inventory.clone());
+        let views = Views::new(shared.clone(), inventory.clone());
         Lookup { shared, inventory, views }
     }
 
@@ -127,7 +128,7 @@ impl Lookup {
     pub(crate) async fn set(&self, name: &str) -> Result<Arc<Worker>, Unresolved> {
         let id = self.set_of(name).await?;
         let found = self.inventory.workers.get(&id);
-        found.ok_or_else(|| Unresolved::unknown(format!("set {id} is not served")))
+        found.ok_or_else(|| Unresolved::unknown(self.set_is_not_served(&id)))
     }
 
     /// The served volume with this name, with its thread.
@@ -144,7 +145,29 @@ impl Lookup {
         let worker = named.served_by.as_ref().and_then(|id| self.inventory.workers.serving(id));
         match (worker, named.name.clone()) {
             (Some(worker), Some(name)) => Ok(Found { worker, name, named }),
-            _ => Err(Unresolved::unknown(format!("{named}: is not served"))),
+            _ => Err(Unresolved::unknown(self.is_not_served(&named))),
+        }
+    }
+
+    /// Why a registered device or its volume is not served, and the command that serves it.
+    fn is_not_served(&self, named: &Named) -> String {
+        let is_it = |d: &DeviceView| named.device.as_ref() == Some(&d.path) && d.uuid == named.uuid;
+        match self.views.devices().iter().find(|d| is_it(d)) {
+            Some(device) => format!("{named}: is not served: {}", next_step(device)),
+            None => format!("{named}: is not served; `ubcache status` shows what is"),
+        }
+    }
+
+    /// Why a set is not served, and the command that serves it.
+    pub(crate) fn set_is_not_served(&self, set: &str) -> String {
+        let devices = self.views.devices();
+        let cache = devices.iter().find(|d| d.kind == Some("cache") && d.set.as_deref() == Some(set));
+        match cache {
+            Some(device) => format!("set {set} is not served: {}", next_step(device)),
+            None => format!(
+                "set {set} is not served: its cache device is not registered; run `ubcache register \
+                 CACHE-DEVICE`"
+            ),
         }
     }
 }

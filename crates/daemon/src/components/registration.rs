@@ -3,7 +3,6 @@
 //! Owns the order of the steps of each command. A command claims the devices and sets that it changes, so no other command
 //! changes them meanwhile. Must not know the client.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -19,7 +18,6 @@ use super::replug::Replug;
 use crate::asked::Asked;
 use crate::names::Named;
 use crate::probe::{Attachment, Probe, Role, probe_all, probe_device};
-use crate::state::Known;
 use crate::why::SharedFailure;
 
 /// The result of a registration.
@@ -28,6 +26,8 @@ pub(crate) struct Registered {
     pub(crate) paths: Vec<PathBuf>,
     /// The accepted differences from the stored identities, as text.
     pub(crate) accepted: Vec<String>,
+    /// The devices that were registered and served before.
+    pub(crate) already: Vec<PathBuf>,
 }
 
 /// Carries out the operator's commands about devices.
@@ -56,7 +56,7 @@ impl Registration {
 
     /// Registers devices: each is served, waits for what is missing, or is refused.
     ///
-    /// A device that is registered already is refused, unless the command is quiet.
+    /// A device that is registered and served already stays as it is.
     pub(crate) async fn register(
         &self,
         paths: Vec<PathBuf>,
@@ -70,7 +70,6 @@ impl Registration {
         };
         let (_claim, probes) = self.placement.changes().claim_found(asked, find).await?;
         let known = self.admission.remembered();
-        self.are_new(&probes, &known, by.is_quiet())?;
         self.inventory.devices.note_unplugged();
         let accepted = self.admission.admit_all(&probes, by)?;
         accepted.iter().for_each(message::note);
@@ -88,6 +87,8 @@ impl Registration {
             self.inventory.devices.is_served(&p.path) && self.inventory.workers.of_device(p).is_some()
         };
         let (served, new): (Vec<Probe>, Vec<Probe>) = probes.into_iter().partition(is_served);
+        let already: Vec<PathBuf> =
+            served.iter().map(|p| p.path.clone()).filter(|path| known.contains_key(path)).collect();
         let before = self.inventory.devices.paths(|_| true);
         let mut placed = self.placement.place(new).await;
         placed.extend(served.into_iter().map(|probe| (probe, Ok(()))));
@@ -112,7 +113,7 @@ impl Registration {
             first = first.and(result);
         }
         first?;
-        Ok(Registered { paths, accepted })
+        Ok(Registered { paths, accepted, already })
     }
 
     /// What the registration of these devices changes.
@@ -144,23 +145,6 @@ impl Registration {
         scope.shared.extend(set.iter().chain(&named.served_by).cloned());
         scope.shared.retain(|id| !scope.alone.contains(id));
         scope
-    }
-
-    /// Refuses devices that are registered already.
-    fn are_new(
-        &self,
-        probes: &[Probe],
-        known: &BTreeMap<PathBuf, Known>,
-        quiet: bool,
-    ) -> Result<(), Failure> {
-        for probe in probes {
-            let is_served = self.inventory.devices.is_served(&probe.path);
-            let is_known = known.contains_key(&probe.path) && !quiet;
-            if is_served && is_known && self.inventory.workers.of_device(probe).is_some() {
-                return failed(format!("{}: is registered already", probe.path.display()));
-            }
-        }
-        Ok(())
     }
 
     /// Unregisters a device: of a cache device the set is stopped, and dirty data stays dirty; of a backing device the volume.
@@ -219,7 +203,7 @@ impl Registration {
         };
         let (_claim, (set, probe)) = self.placement.changes().claim_found(asked, find).await?;
         let Some(worker) = self.inventory.workers.serving(&set) else {
-            return failed(format!("set {set} is not served"));
+            return failed(self.lookup.set_is_not_served(&set));
         };
         self.admission.admit(&probe)?;
         match &probe.role {

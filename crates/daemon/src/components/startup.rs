@@ -365,11 +365,7 @@ mod tests {
             assert_eq!(in_state(&third, "served"), std::slice::from_ref(&aside));
             let refused = third
                 .registration
-                .register(
-                    vec![place.clone()],
-                    By::Operator { quiet: false, accept: true },
-                    &Asked::inside("a test"),
-                )
+                .register(vec![place.clone()], By::Operator { accept: true }, &Asked::inside("a test"))
                 .await;
             assert!(
                 refused.err().unwrap().message().unwrap().contains("served already"),
@@ -383,7 +379,7 @@ mod tests {
                 .err()
                 .unwrap();
             assert!(refused.message().unwrap().contains("is not the device"), "{refused:?}");
-            let by = By::Operator { quiet: false, accept: true };
+            let by = By::Operator { accept: true };
             let registered =
                 third.registration.register(vec![place.clone()], by, &Asked::inside("a test")).await.unwrap();
             assert!(registered.accepted[0].contains("inode: expected"), "{:?}", registered.accepted);
@@ -415,11 +411,11 @@ mod tests {
         assert!(
             second
                 .registration
-                .register(vec![one.clone()], By::QUIET, &Asked::inside("a test"))
+                .register(vec![one.clone()], By::NAME, &Asked::inside("a test"))
                 .await
                 .is_err()
         );
-        let by = By::Operator { quiet: false, accept: true };
+        let by = By::Operator { accept: true };
         second.registration.register(vec![one.clone()], by, &Asked::inside("a test")).await.unwrap();
         second.inventory.workers.stop_all().await.unwrap();
         drop(second);

@@ -3,13 +3,15 @@
 //! Owns what clients see of a device and of a thread. Must not change either.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::Serialize;
 use serve::Snapshot;
 
 use super::devices::DeviceState;
 use super::inventory::Inventory;
-use crate::probe::{Probe, Role};
+use crate::probe::{Attachment, Probe, Role};
+use crate::shared::Shared;
 use crate::worker::Phase;
 
 /// A device as clients see it.
@@ -21,9 +23,16 @@ pub(crate) struct DeviceView {
     pub(crate) kind: Option<&'static str>,
     pub(crate) set: Option<String>,
     pub(crate) label: String,
+    /// Name of the volume, if the device has or had one.
+    pub(crate) name: Option<String>,
     /// `served`, `waiting`, `failed` or `stopped`.
     pub(crate) state: &'static str,
     pub(crate) why: Option<String>,
+    /// Whether the superblock said that the cache has dirty data of this device, when the device was probed.
+    #[serde(skip)]
+    pub(crate) was_dirty: bool,
+    /// Dirty data of this backing device in the cache, in bytes; `None` if its set is not served.
+    pub(crate) dirty_bytes: Option<u64>,
 }
 
 /// A thread as clients see it.
@@ -45,12 +54,13 @@ pub(crate) struct SetView {
 /// Makes the views of devices and threads.
 #[derive(Clone)]
 pub(crate) struct Views {
+    shared: Arc<Shared>,
     inventory: Inventory,
 }
 
 impl Views {
-    pub(crate) fn new(inventory: Inventory) -> Views {
-        Views { inventory }
+    pub(crate) fn new(shared: Arc<Shared>, inventory: Inventory) -> Views {
+        Views { shared, inventory }
     }
 
     /// Every thread with its figures. The threads are asked concurrently.
@@ -86,6 +96,24 @@ impl Views {
         let mut views = Vec::new();
         for view in asked {
             views.extend(view.await);
+        }
+        views
+    }
+
+    /// Every registered device, with its state and with what these sets know of it.
+    pub(crate) fn devices_with(&self, sets: &[SetView]) -> Vec<DeviceView> {
+        let mut views = self.devices();
+        for view in views.iter_mut().filter(|view| view.uuid.is_some()) {
+            for set in sets {
+                // Attach and detach change the state that was probed at the registration.
+                if let Some(volume) = set.figures.volumes.iter().find(|v| v.backing_uuid == view.uuid) {
+                    view.set = volume.attached.then(|| set.id.clone());
+                    view.label.clone_from(&volume.label);
+                }
+                if view.kind == Some("backing") && set.has_cache && view.set.as_ref() == Some(&set.id) {
+                    view.dirty_bytes = set.figures.dirty_of(view.uuid.as_deref());
+                }
+            }
         }
         views
     }
@@ -135,12 +163,14 @@ impl Views {
                 DeviceState::Stopped => ("stopped", None),
             };
             let (uuid, role) = device.probe.map(|s| (s.uuid, s.role)).unzip();
+            let was_dirty = matches!(&role, Some(Role::Backing { attachment: Attachment::Dirty, .. }));
             let (kind, set, label) = match role {
                 Some(Role::Cache { set, label }) => (Some("cache"), Some(set), label),
                 Some(Role::Backing { set, label, .. }) => (Some("backing"), set, label),
                 None => (None, None, String::new()),
             };
-            DeviceView { path, uuid, kind, set, label, state, why }
+            let name = uuid.as_ref().and_then(|uuid| self.shared.state().known_name(uuid));
+            DeviceView { path, uuid, kind, set, label, name, state, why, was_dirty, dirty_bytes: None }
         });
         views.collect()
     }

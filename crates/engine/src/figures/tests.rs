@@ -160,6 +160,24 @@ fn the_btree_by_what_is_in_it() {
     });
 }
 
+/// The cached data of a volume was not known, only that of the whole set.
+#[test]
+fn cached_data_is_counted_for_each_slot() {
+    run(|rt| async move {
+        let set = set(&rt).await;
+        let empty = set.cached_figures().await;
+        assert_eq!(empty, CachedFigures { by_slot: Vec::new(), complete: true });
+        let volume = filled(&set, &rt).await;
+        let inode = volume.inode().unwrap();
+        let expected = CachedFigures { by_slot: vec![(inode, Sectors(784))], complete: true };
+        assert_eq!(set.cached_figures().await, expected);
+        assert_eq!(set.slot(inode).map(|(_, label)| label).as_deref(), Some("flash"));
+        let (writes, time) = volume.latency_of(OpKind::Write);
+        assert_eq!((writes, volume.latency_of(OpKind::Read)), (98, (0, Nanos(0))));
+        assert!(time <= rt.now(), "{time:?}");
+    });
+}
+
 /// Figures that are not from tables: congestion without the random bits, and needed journal entries.
 #[test]
 fn figures_have_congestion_and_needed_entries() {

@@ -217,6 +217,12 @@ impl CacheSet {
         self.core.cache.index.tree().dirty_sectors(inode)
     }
 
+    /// UUID and label of the backing device or flash-only volume that has a slot.
+    pub fn slot(&self, inode: Inode) -> Option<(Uuid, String)> {
+        let entries = self.core.cache.uuids.entries();
+        entries.get(inode.0 as usize).filter(|e| e.is_live()).map(|e| (e.uuid, e.label()))
+    }
+
     /// The backing devices that have dirty data in the cache and are not registered: label or, without one, UUID, and the
     /// dirty data.
     pub fn dirty_without_volume(&self) -> Vec<(String, Sectors)> {

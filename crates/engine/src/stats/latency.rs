@@ -259,6 +259,12 @@ impl Latencies {
         }
         all
     }
+
+    /// The number of the requests of `op`, and the sum of their latencies.
+    pub fn total_of(&self, op: OpKind) -> (u64, Nanos) {
+        let all = self.by_op[op.index()].iter();
+        all.fold((0, Nanos(0)), |(count, sum), h| (count + h.count(), Nanos(sum.0.saturating_add(h.sum().0))))
+    }
 }
 
 /// The outcomes and latencies of a volume's requests.

@@ -42,6 +42,11 @@ impl Volume {
         self.tunables.borrow_mut().set_cutoff_writeback(percent);
     }
 
+    /// The number of the requests of `op` that were answered, and the sum of their latencies.
+    pub fn latency_of(&self, op: OpKind) -> (u64, io::Nanos) {
+        self.served.borrow().latencies().total_of(op)
+    }
+
     /// The outcomes and latencies of the requests.
     pub(crate) fn served(&self) -> RefMut<'_, RequestStats> {
         self.served.borrow_mut()

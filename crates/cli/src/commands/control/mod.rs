@@ -12,7 +12,7 @@ mod status;
 mod top;
 mod wait;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use engine::tunables::{DeviceTunables, SetTunables, TunableError, nearest};
@@ -30,7 +30,7 @@ pub(crate) use wait::Wait;
 
 use crate::client::{Control, absolute, described, segment};
 use crate::failure::Failure;
-use crate::out;
+use crate::{out, size};
 
 /// Prints an answer as JSON, or a shorter text.
 fn answer(control: &Control, body: &Value, short: impl FnOnce() -> String) -> Result<(), Failure> {
@@ -40,14 +40,16 @@ fn answer(control: &Control, body: &Value, short: impl FnOnce() -> String) -> Re
 /// Register devices with the daemon
 ///
 /// Registering a cache device starts its set, and a backing device its volume. A backing device whose cache device is
-/// missing waits for it. Exit status 1 also if a volume is served but cannot be exported as configured.
+/// missing waits for it. A device that is registered already stays as it is, and the answer says as what it is served. A
+/// volume that was stopped can be named by its label. Exit status 1 also if a volume is served but cannot be exported as
+/// configured.
 #[derive(Args, Debug)]
 pub(crate) struct Register {
-    /// Cache and backing devices
+    /// Cache and backing devices, by path; registered ones also by label, name or UUID
     #[arg(value_name = "DEV", required = true)]
-    devices: Vec<PathBuf>,
-    /// Accept devices that are registered already
-    #[arg(long)]
+    devices: Vec<String>,
+    /// Has no effect: a device that is registered already is not an error
+    #[arg(long, hide = true)]
     quiet: bool,
     /// Serve a device that differs from the one remembered for its UUID, or an older state of it; the differences are printed
     #[arg(long)]
@@ -58,7 +60,7 @@ pub(crate) struct Register {
 
 impl Register {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let devices = self.devices.iter().map(|d| absolute(d)).collect::<Result<Vec<_>, _>>()?;
+        let devices = self.devices.iter().map(|d| self.path_of(d)).collect::<Result<Vec<_>, _>>()?;
         let wanted =
             json!({"devices": devices, "quiet": self.quiet, "accept_replacement": self.accept_replacement});
         let body = self.control.post("/v1/register", &wanted)?;
@@ -66,9 +68,12 @@ impl Register {
         answer(&self.control, &body, || {
             let accepted =
                 body["accepted"].as_array().into_iter().flatten().map(|a| format!("{}\n", text(a)));
+            let already = body["already"].as_array();
             let lines = body["devices"].as_array().into_iter().flatten().map(|d| {
                 let why = d["why"].as_str().map(|w| format!(": {w}")).unwrap_or_default();
-                format!("{}: {}, UUID {}{why}\n", text(&d["path"]), text(&d["state"]), text(&d["uuid"]))
+                let before = if already.is_some_and(|a| a.contains(&d["path"])) { "already " } else { "" };
+                let (path, state, uuid) = (text(&d["path"]), text(&d["state"]), text(&d["uuid"]));
+                format!("{path}: {before}{state}{}, UUID {uuid}{why}\n", served_as(d))
             });
             let unreached = not_exported
                 .iter()
@@ -76,6 +81,38 @@ impl Register {
             accepted.chain(lines).chain(unreached).collect()
         })?;
         if not_exported.is_empty() { Ok(()) } else { Err(Failure::Found) }
+    }
+
+    /// The path of a device: a path or a file here, or the path of a registered device with this label, name or UUID.
+    fn path_of(&self, device: &str) -> Result<PathBuf, Failure> {
+        let path = Path::new(device);
+        let name = self.control.device_name(device)?;
+        if name.contains('/') {
+            return Ok(PathBuf::from(name));
+        }
+        if path.exists() && !path.is_dir() {
+            return absolute(path);
+        }
+        let reply = self.control.ask("GET", &format!("/v1/names/{}", segment(device)), None)?;
+        if reply.status == 404 {
+            return Err(Failure::Failed(format!(
+                "{}: no file of this directory and no registered device has this name; give the path of the device",
+                plain::escaped(device)
+            )));
+        }
+        let found = reply.ok()?["resolved"]["device"].as_str().map(PathBuf::from);
+        found.ok_or_else(|| Failure::Failed(format!("{}: has no device", plain::escaped(device))))
+    }
+}
+
+/// As what a device is served: the label and name of its volume, or its set.
+fn served_as(device: &Value) -> String {
+    let (label, name, set) = (text(&device["label"]), device["name"].as_str(), device["set"].as_str());
+    match (device["state"] == "served", device["kind"] == "cache", name) {
+        (true, true, _) => set.map_or_else(String::new, |set| format!(" as the cache of set {set}")),
+        (true, false, Some(name)) if label.is_empty() => format!(" as {name}"),
+        (true, false, Some(name)) => format!(" as {} ({name})", plain::label(label)),
+        _ => String::new(),
     }
 }
 
@@ -86,8 +123,8 @@ pub(crate) fn text(value: &Value) -> &str {
 
 /// Unregister a device
 ///
-/// Unregistering a cache device stops its set; dirty data stays in the cache. Unregistering a backing device stops
-/// its volume.
+/// Unregistering a cache device stops its set, and unregistering a backing device stops its volume. Dirty data stays in the
+/// cache; the answer says how much, and on which cache device.
 #[derive(Args, Debug)]
 pub(crate) struct Unregister {
     /// Device, by path, UUID or label
@@ -101,7 +138,31 @@ impl Unregister {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let device = self.control.device_name(&self.device)?;
         let body = self.control.post("/v1/unregister", &json!({"device": device}))?;
-        answer(&self.control, &body, || format!("{}: unregistered\n", described(&body["resolved"])))
+        answer(&self.control, &body, || {
+            let stays = match &body["stays_dirty"] {
+                Value::Null => String::new(),
+                stays => stays_dirty(stays, body["resolved"]["set"].is_string()),
+            };
+            format!("{}: unregistered{stays}\n", described(&body["resolved"]))
+        })
+    }
+}
+
+/// How much dirty data stays on which cache device after a device was unregistered.
+fn stays_dirty(stays: &Value, is_cache: bool) -> String {
+    let amount = match stays["dirty_bytes"].as_u64() {
+        Some(bytes) => format!("{} of dirty data stay", size::human(bytes)),
+        None => "dirty data stays".to_owned(),
+    };
+    let cache = match stays["cache_device"].as_str() {
+        Some(path) => path.to_owned(),
+        None => format!("the cache device of set {}, which is not registered", text(&stays["set"])),
+    };
+    match is_cache {
+        true => {
+            format!("; {amount} on it, and its backing devices are out of date until it is registered again")
+        }
+        false => format!("; {amount} on {cache}, and this disk is out of date until it is registered again"),
     }
 }
 
@@ -148,6 +209,9 @@ impl Stop {
 }
 
 /// Set the cache mode of a backing device
+///
+/// In any mode but writeback the cache gets no new dirty data. Dirty data that it has is still written back, and until then
+/// the volume needs its cache device; `ubcache drain` waits for that.
 #[derive(Args, Debug)]
 pub(crate) struct SetCachemode {
     /// Volume or backing device
@@ -163,7 +227,26 @@ impl SetCachemode {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let path = format!("/v1/volumes/{}/cache-mode", segment(&self.control.device_name(&self.backing)?));
         let body = self.control.put(&path, &json!({"mode": self.mode}))?;
-        answer(&self.control, &body, || format!("{}: {}\n", described(&body["resolved"]), self.mode))
+        let dirty = self.still_dirty(&body["resolved"]);
+        answer(&self.control, &body, || format!("{}: {}{dirty}\n", described(&body["resolved"]), self.mode))
+    }
+
+    /// What becomes of the dirty data of a volume that gets no new dirty data.
+    fn still_dirty(&self, resolved: &Value) -> String {
+        if self.mode == "writeback" || self.control.json {
+            return String::new();
+        }
+        let volume = resolved["name"].as_str().map(|name| format!("/v1/volumes/{}", segment(name)));
+        let figures = volume.and_then(|path| self.control.get(&path).ok()).unwrap_or_default();
+        match figures["volume"]["dirty_bytes"].as_u64() {
+            None | Some(0) => String::new(),
+            Some(bytes) => format!(
+                "; {} of dirty data are still written back, and the volume needs its cache device until then (`ubcache \
+                 drain {}` waits for it)",
+                size::human(bytes),
+                text(&resolved["name"])
+            ),
+        }
     }
 }
 
@@ -245,12 +328,31 @@ impl Get {
                             format!(" (default {})", text(&t["default"]))
                         };
                         let blank = if unit.is_empty() { "" } else { " " };
-                        format!("{} = {}{blank}{unit}{changed}\n", text(&t["key"]), text(&t["value"]))
+                        let limit = if is_unlimited(t) { " (not limited)" } else { "" };
+                        format!("{} = {}{blank}{unit}{limit}{changed}\n", text(&t["key"]), text(&t["value"]))
                     });
                     lines.collect()
                 })
             }
         }
+    }
+}
+
+/// Whether this is a rate of writeback that does not limit it.
+fn is_unlimited(tunable: &Value) -> bool {
+    tunable["key"] == "writeback_rate" && text(&tunable["value"]).parse() == Ok(UNLIMITED_SECTORS_PER_S)
+}
+
+/// The rate of writeback, in sectors per second, by which a kernel says that the rate is not limited.
+const UNLIMITED_SECTORS_PER_S: u64 = i32::MAX as u64;
+
+/// A rate of writeback in bytes per second, as text.
+fn writeback_rate(volume: &Value) -> String {
+    let rate =
+        volume["writeback"]["rate_bytes_per_s"].as_i64().and_then(|r| u64::try_from(r).ok()).unwrap_or(0);
+    match rate >= UNLIMITED_SECTORS_PER_S * 512 {
+        true => "not limited".to_owned(),
+        false => format!("{}/s", size::human(rate)),
     }
 }
 

@@ -6,7 +6,8 @@ use clap::Args;
 use serde_json::{Value, json};
 use serve::plain;
 
-use super::text;
+use super::status::{held, problems};
+use super::{text, writeback_rate};
 use crate::client::{Control, segment};
 use crate::failure::Failure;
 use crate::out;
@@ -34,6 +35,8 @@ struct DeviceRow<'a> {
     device: &'a Value,
     volume: Option<&'a Value>,
     cache: Option<&'a str>,
+    /// Whether the cache set of the device is disabled or has failed.
+    failed: bool,
 }
 
 fn rows(status: &Value) -> Vec<DeviceRow<'_>> {
@@ -44,6 +47,9 @@ fn rows(status: &Value) -> Vec<DeviceRow<'_>> {
             volumes.insert(text(&volume["backing_uuid"]), volume);
         }
     }
+    let has_failed = |s: &&Value| s["state"] == "failed" || s["set"]["failed"].is_string();
+    let failed: Vec<&Value> =
+        status["sets"].as_array().into_iter().flatten().filter(has_failed).map(|s| &s["id"]).collect();
     let cache_of = |set: &Value| {
         let mut caches =
             devices.iter().filter(|d| d["kind"] == "cache" && d["set"] == *set && set.is_string());
@@ -55,6 +61,7 @@ fn rows(status: &Value) -> Vec<DeviceRow<'_>> {
             device: d,
             volume: volumes.get(text(&d["uuid"])).copied(),
             cache: if d["kind"] == "backing" { cache_of(&d["set"]) } else { None },
+            failed: d["set"].is_string() && failed.contains(&&d["set"]),
         })
         .collect()
 }
@@ -70,6 +77,8 @@ impl DeviceRow<'_> {
 
     fn state(&self) -> String {
         match (self.volume, text(&self.device["state"])) {
+            (None, "served") if self.failed => "failed".into(),
+            (Some(volume), _) if self.failed => format!("{}(failed)", text(&volume["state"])),
             (Some(volume), _) => format!("{}(running)", text(&volume["state"])),
             (None, "served") => "active".into(),
             (None, other) => other.to_owned(),
@@ -83,11 +92,58 @@ impl DeviceRow<'_> {
     }
 
     fn name(&self) -> &str {
-        self.volume.map_or("N/A", |v| text(&v["name"]))
+        self.volume.map(|v| &v["name"]).unwrap_or(&self.device["name"]).as_str().unwrap_or("N/A")
+    }
+
+    /// Size, cached data and dirty data of the volume; `N/A` for what is not known.
+    fn amounts(&self) -> [String; 3] {
+        let none = || "N/A".to_owned();
+        match self.volume {
+            Some(v) => [
+                crate::size::human(v["size_bytes"].as_u64().unwrap_or(0)),
+                held(v, "cached"),
+                held(v, "dirty"),
+            ],
+            None => {
+                [none(), none(), self.device["dirty_bytes"].as_u64().map_or_else(none, crate::size::human)]
+            }
+        }
+    }
+
+    /// The columns that bcache-tools has.
+    fn columns_of_bcache_tools(&self) -> Vec<String> {
+        vec![
+            text(&self.device["path"]).into(),
+            self.kind().into(),
+            self.state(),
+            self.name().into(),
+            self.cache.unwrap_or("N/A").into(),
+        ]
+    }
+
+    /// The columns of `show`: label first, and the amounts of data.
+    fn columns(&self) -> Vec<String> {
+        let label = self.text("label");
+        let label = if label.is_empty() { "N/A".to_owned() } else { label };
+        let [size, cached, dirty] = self.amounts();
+        vec![
+            label,
+            self.name().into(),
+            text(&self.device["path"]).into(),
+            self.kind().into(),
+            self.state(),
+            size,
+            cached,
+            dirty,
+            self.cache.unwrap_or("N/A").into(),
+        ]
     }
 }
 
 /// List devices
+///
+/// Problems come first, each with the command to run next. `Cached` is the data of a volume in the cache, clean and dirty;
+/// `Dirty` is the part of it that the disk does not have yet. The percentages are shares of the size of the cache.
 #[derive(Args, Debug)]
 pub(crate) struct Show {
     /// Show everything about one device
@@ -96,9 +152,15 @@ pub(crate) struct Show {
     /// More columns
     #[arg(short = 'm', long = "more")]
     more: bool,
+    /// Print the columns of `bcache show`
+    #[arg(long, hide = true, conflicts_with = "device")]
+    as_bcache_tools: bool,
     #[command(flatten)]
     control: Control,
 }
+
+const HEAD_OF_BCACHE_TOOLS: [&str; 5] = ["Name", "Type", "State", "Bname", "AttachToDev"];
+const HEAD: [&str; 9] = ["Label", "Bname", "Name", "Type", "State", "Size", "Cached", "Dirty", "AttachToDev"];
 
 impl Show {
     pub(crate) fn run(&self) -> Result<(), Failure> {
@@ -117,36 +179,42 @@ impl Show {
                 .iter()
                 .map(|r| json!({"device": r.device, "state": r.state(), "volume": r.volume, "attached_to": r.cache}))
                 .collect();
-            return out::print_json(&json!({"schema_version": 1, "devices": devices}));
+            let problems = &status["problems"];
+            return out::print_json(&json!({"schema_version": 1, "problems": problems, "devices": devices}));
         }
         if self.device.is_some() {
             return out::print(&rows.iter().map(details).collect::<String>());
         }
-        let head = ["Name", "Type", "State", "Bname", "AttachToDev"];
-        let more = ["Label", "UUID", "Set", "Why"];
-        let mut lines = vec![
-            head.iter()
-                .chain(more.iter().take(if self.more { 4 } else { 0 }))
-                .map(|s| (*s).to_owned())
-                .collect(),
-        ];
-        for row in &rows {
-            let mut line: Vec<String> = vec![
-                text(&row.device["path"]).into(),
-                row.kind().into(),
-                row.state(),
-                row.name().into(),
-                row.cache.unwrap_or("N/A").into(),
-            ];
-            if self.more {
-                line.extend(["label", "uuid", "set", "why"].map(|key| {
-                    let text = row.text(key);
-                    if text.is_empty() { "N/A".to_owned() } else { text }
-                }));
-            }
+        if self.as_bcache_tools {
+            return out::print(
+                &self.lines(&rows, &HEAD_OF_BCACHE_TOOLS, |row| row.columns_of_bcache_tools()),
+            );
+        }
+        let lines = self.lines(&rows, &HEAD, |row| row.columns());
+        match status["problems"].as_array().is_some_and(|p| !p.is_empty()) {
+            true => out::print(&format!("{}\n{lines}", problems(&status))),
+            false => out::print(&lines),
+        }
+    }
+
+    /// The table of these rows.
+    fn lines(
+        &self,
+        rows: &[DeviceRow<'_>],
+        head: &[&str],
+        columns: impl Fn(&DeviceRow<'_>) -> Vec<String>,
+    ) -> String {
+        let more: &[&str] = if self.more { &["UUID", "Set", "Why"] } else { &[] };
+        let mut lines = vec![head.iter().chain(more).map(|s| (*s).to_owned()).collect::<Vec<_>>()];
+        for row in rows {
+            let mut line = columns(row);
+            line.extend(more.iter().map(|key| {
+                let text = row.text(&key.to_lowercase());
+                if text.is_empty() { "N/A".to_owned() } else { text }
+            }));
             lines.push(line);
         }
-        out::print(&table(&lines))
+        table(&lines)
     }
 }
 
@@ -157,19 +225,21 @@ fn details(row: &DeviceRow<'_>) -> String {
             lines.push(vec![key.to_owned(), value]);
         }
     };
+    add("label", row.text("label"));
     add("device", text(&row.device["path"]).into());
     add("type", row.kind().into());
     add("state", row.state());
-    for key in ["uuid", "set", "label", "why"] {
+    for key in ["uuid", "set", "why"] {
         add(key, row.text(key));
     }
     if let Some(volume) = row.volume {
         add("volume", row.name().into());
         add("attached to", row.cache.unwrap_or("N/A").into());
         add("cache mode", text(&volume["cache_mode"]).into());
-        let bytes = |key: &str| crate::size::human(volume[key].as_u64().unwrap_or(0));
-        add("size", bytes("size_bytes"));
-        add("dirty", bytes("dirty_bytes"));
+        add("size", crate::size::human(volume["size_bytes"].as_u64().unwrap_or(0)));
+        add("cached", held(volume, "cached"));
+        add("dirty", held(volume, "dirty"));
+        add("writeback", writeback_rate(volume));
         for way in volume["exports"].as_array().into_iter().flatten() {
             add("reached by", text(&way["address"]).into());
         }
@@ -200,8 +270,11 @@ fn tree(status: &Value) -> String {
     let rows = rows(status);
     let mut text_of = String::from(".\n");
     let mut alone: Vec<&DeviceRow<'_>> = Vec::new();
-    let line =
-        |row: &DeviceRow<'_>| format!("{}  {}  {}", text(&row.device["path"]), row.name(), row.state());
+    let line = |row: &DeviceRow<'_>| {
+        let label = row.text("label");
+        let label = if label.is_empty() { label } else { format!("{label}  ") };
+        format!("{label}{}  {}  {}", text(&row.device["path"]), row.name(), row.state())
+    };
     for cache in rows.iter().filter(|r| r.device["kind"] == "cache") {
         text_of.push_str(&format!(
             "`-- {}  set {}\n",
@@ -215,7 +288,9 @@ fn tree(status: &Value) -> String {
         {
             for volume in set["volumes"].as_array().into_iter().flatten().filter(|v| v["flash_only"] == true)
             {
-                text_of.push_str(&format!("    `-- {}  flash-only\n", text(&volume["name"])));
+                let label = plain::label(text(&volume["label"]));
+                let label = if label.is_empty() { String::new() } else { format!("{label}  ") };
+                text_of.push_str(&format!("    `-- {label}{}  flash-only\n", text(&volume["name"])));
             }
         }
     }
@@ -236,20 +311,34 @@ mod tests {
         assert_eq!(table(&rows), "a    bb\nccc  d\n");
     }
 
+    /// A cache device whose set was disabled was `active`, and its volumes were `running`.
+    #[test]
+    fn devices_of_a_failed_set_do_not_look_healthy() {
+        let status = json!({
+            "sets": [{"id": "s", "state": "serving", "set": {"failed": "broken"}, "volumes": [
+                {"name": "bcache0", "backing_uuid": "u1", "state": "dirty"}]}],
+            "devices": [
+                {"path": "/dev/c", "kind": "cache", "uuid": "u0", "set": "s", "state": "served"},
+                {"path": "/dev/b", "kind": "backing", "uuid": "u1", "set": "s", "state": "served"}],
+        });
+        let states: Vec<String> = rows(&status).iter().map(DeviceRow::state).collect();
+        assert_eq!(states, ["failed", "dirty(failed)"]);
+    }
+
     #[test]
     fn devices_hang_below_their_cache() {
         let status = json!({
             "sets": [{"id": "s", "volumes": [
                 {"name": "bcache0", "backing_uuid": "u1", "state": "dirty", "flash_only": false},
-                {"name": "bcache2", "backing_uuid": null, "state": null, "flash_only": true}]}],
+                {"name": "bcache2", "label": "tmp", "backing_uuid": null, "state": null, "flash_only": true}]}],
             "devices": [
                 {"path": "/dev/c", "kind": "cache", "uuid": "u0", "set": "s", "state": "served"},
-                {"path": "/dev/b", "kind": "backing", "uuid": "u1", "set": "s", "state": "served"},
+                {"path": "/dev/b", "kind": "backing", "label": "data", "uuid": "u1", "set": "s", "state": "served"},
                 {"path": "/dev/w", "kind": "backing", "uuid": "u2", "set": "other", "state": "waiting"}],
         });
         assert_eq!(
             tree(&status),
-            ".\n`-- /dev/c  set s\n    `-- /dev/b  bcache0  dirty(running)\n    `-- bcache2  flash-only\n\
+            ".\n`-- /dev/c  set s\n    `-- data  /dev/b  bcache0  dirty(running)\n    `-- tmp  bcache2  flash-only\n\
              `-- /dev/w  N/A  waiting\n"
         );
     }

@@ -1,18 +1,23 @@
-//! `status`: sets, volumes and problems on one screen; `events`: events as they happen.
+//! `status`: problems, sets and volumes on one screen; `events`: events as they happen.
 
 use std::cell::Cell;
 
 use clap::Args;
 use serde_json::Value;
+use serve::plain;
 
 use super::show::table;
-use super::text;
+use super::{text, writeback_rate};
 use crate::client::{Control, segment};
 use crate::failure::Failure;
 use crate::when::{Since, Utc};
 use crate::{out, size};
 
 /// Show sets, volumes and problems on one screen
+///
+/// Problems come first, each with the command to run next. `Cached` is the data of a volume in the cache, clean and dirty.
+/// `Dirty` is the part of it that the disk does not have yet. Every percentage is a share of the size of the cache, so those
+/// of the volumes add up to that of the set. Volumes that were stopped stay listed.
 #[derive(Args, Debug)]
 pub(crate) struct Status {
     #[command(flatten)]
@@ -26,45 +31,55 @@ impl Status {
     }
 }
 
-fn bytes(value: &Value) -> String {
-    size::human(value.as_u64().unwrap_or(0))
-}
-
+/// The elements of a list; none if it is no list.
 fn each(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-fn screen(status: &Value) -> String {
-    let mut said = format!("ubcache {}, up {} s\n", text(&status["version"]), status["uptime_seconds"]);
-    for set in each(&status["sets"]) {
-        let figures = &set["set"];
-        let what = if set["has_cache"] == true { "set" } else { "without a cache:" };
-        said.push_str(&format!("\n{what} {}: {}", text(&set["id"]), text(&set["state"])));
-        if let Some(why) = set["why"].as_str() {
-            said.push_str(&format!(": {why}"));
-        }
-        if figures.is_object() {
-            said.push_str(&format!(
-                "\n  {}: {} cached, {} dirty, {} % of buckets in use",
-                text(&figures["device"]),
-                bytes(&figures["cached_bytes"]),
-                bytes(&figures["dirty_bytes"]),
-                figures["in_use_percent"]
-            ));
-            if let Some(why) = figures["failed"].as_str() {
-                said.push_str(&format!("\n  DISABLED: {why}"));
-            }
-        }
-        said.push('\n');
-        said.push_str(&volumes(set));
+fn bytes(value: &Value) -> String {
+    size::human(value.as_u64().unwrap_or(0))
+}
+
+/// An amount of data in the cache, and its share of the size of the cache.
+pub(super) fn held(of: &Value, what: &str) -> String {
+    let Some(amount) = of[format!("{what}_bytes")].as_u64() else { return "-".into() };
+    let more = if what == "cached" && of["cached_is_exact"] == false { "≥ " } else { "" };
+    let share = match of[format!("{what}_percent")].as_f64() {
+        None => return format!("{more}{}", size::human(amount)),
+        Some(share) if share == 0.0 && amount > 0 => "< 0.1 %".to_owned(),
+        Some(share) => format!("{share:.1} %"),
+    };
+    format!("{more}{} ({share})", size::human(amount))
+}
+
+/// The problems with the command that comes next for each, one line each.
+pub(super) fn problems(status: &Value) -> String {
+    let lines: Vec<String> = each(&status["problems"])
+        .map(|p| format!("  {}; run `{}`\n", text(&p["text"]), text(&p["command"])))
+        .collect();
+    match lines.len() {
+        0 => "no problems\n".to_owned(),
+        1 => format!("1 PROBLEM\n{}", lines.concat()),
+        n => format!("{n} PROBLEMS\n{}", lines.concat()),
     }
-    for device in each(&status["devices"]).filter(|d| d["state"] == "waiting" || d["state"] == "failed") {
-        said.push_str(&format!(
-            "\n{}: {}: {}\n",
-            text(&device["path"]),
-            text(&device["state"]),
-            text(&device["why"])
-        ));
+}
+
+fn screen(status: &Value) -> String {
+    let mut said = format!("ubcache {}, up {} s: ", text(&status["version"]), status["uptime_seconds"]);
+    said.push_str(&problems(status));
+    let mut listed = Vec::new();
+    for set in each(&status["sets"]) {
+        said.push('\n');
+        said.push_str(&heading(set, status));
+        said.push_str(&volumes(set, status, &mut listed));
+    }
+    let rest: Vec<Vec<String>> = each(&status["devices"])
+        .filter(|d| d["kind"] != "cache" && d["state"] != "served" && !listed.contains(&text(&d["path"])))
+        .map(not_served)
+        .collect();
+    if !rest.is_empty() {
+        said.push_str("\nnot served:\n");
+        said.push_str(&table(&[vec![head()], rest].concat()));
     }
     for job in each(&status["jobs"]) {
         said.push_str(&format!(
@@ -85,46 +100,103 @@ fn screen(status: &Value) -> String {
     said
 }
 
-fn volumes(set: &Value) -> String {
-    let mut rows: Vec<Vec<String>> = Vec::new();
-    for v in each(&set["volumes"]) {
-        if rows.is_empty() {
-            let head = [
-                "  Volume",
-                "Size",
-                "Mode",
-                "State",
-                "Dirty",
-                "Hits",
-                "Read",
-                "Written",
-                "Rate",
-                "Reached by",
-            ];
-            rows.push(head.map(str::to_owned).to_vec());
-        }
-        let ways: Vec<&str> = each(&v["exports"]).map(|w| text(&w["address"])).collect();
-        let reached = match v["problem"].as_str() {
-            Some(problem) => format!("NOT EXPORTED: {problem}"),
-            None => ways.join(", "),
-        };
-        let total = &v["stats"]["total"];
-        let seen = total["cache_hits"].as_u64().unwrap_or(0) + total["cache_misses"].as_u64().unwrap_or(0);
-        let rate = v["writeback"]["rate_bytes_per_s"].as_i64().unwrap_or(0);
-        rows.push(vec![
-            format!("  {}", text(&v["name"])),
-            bytes(&v["size_bytes"]),
-            text(&v["cache_mode"]).to_owned(),
-            v["state"].as_str().unwrap_or("flash-only").to_owned(),
-            bytes(&v["dirty_bytes"]),
-            if seen == 0 { "-".into() } else { format!("{} %", total["cache_hit_ratio"]) },
-            bytes(&v["requests"]["read_bytes"]),
-            bytes(&v["requests"]["written_bytes"]),
-            format!("{}/s", size::human(u64::try_from(rate).unwrap_or(0))),
-            reached,
-        ]);
+/// The lines about a set itself. A set that is disabled is called failed, whatever its thread does.
+fn heading(set: &Value, status: &Value) -> String {
+    let figures = &set["set"];
+    let state = match &figures["failed"] {
+        Value::String(_) => "FAILED",
+        _ if set["state"] == "failed" => "FAILED",
+        _ if set["why"].is_string() => "DOES NOT ANSWER",
+        _ => text(&set["state"]),
+    };
+    if set["has_cache"] != true {
+        let device = each(&status["devices"]).find(|d| d["uuid"] == set["id"]);
+        let path = device.map_or(text(&set["id"]), |d| text(&d["path"]));
+        return format!("without a cache: {path}: {state}\n");
     }
+    let mut said = format!("set {}: {state}\n", text(&set["id"]));
+    if figures.is_object() {
+        said.push_str(&format!(
+            "  cache {}: {}, {} cached, {} dirty\n",
+            text(&figures["device"]),
+            bytes(&figures["size_bytes"]),
+            held(figures, "cached"),
+            held(figures, "dirty")
+        ));
+    }
+    said
+}
+
+fn head() -> Vec<String> {
+    let head = [
+        "  Label",
+        "Volume",
+        "Disk",
+        "Size",
+        "Cached",
+        "Dirty",
+        "Mode",
+        "State",
+        "Hits",
+        "Writeback",
+        "Reached by",
+    ];
+    head.map(str::to_owned).to_vec()
+}
+
+fn label(of: &Value) -> String {
+    match text(&of["label"]) {
+        "" => "  -".to_owned(),
+        label => format!("  {}", plain::label(label)),
+    }
+}
+
+/// The row of a backing device that is not served.
+fn not_served(device: &Value) -> Vec<String> {
+    let dash = || "-".to_owned();
+    let dirty = device["dirty_bytes"].as_u64().map_or_else(dash, size::human);
+    let name = device["name"].as_str().unwrap_or("-").to_owned();
+    let (path, state) = (text(&device["path"]).to_owned(), text(&device["state"]).to_owned());
+    vec![label(device), name, path, dash(), dash(), dirty, dash(), state, dash(), dash(), dash()]
+}
+
+/// The volumes of a set, and its backing devices that are not served; `listed` gets the paths of the latter.
+fn volumes<'a>(set: &'a Value, status: &'a Value, listed: &mut Vec<&'a str>) -> String {
+    let mut rows: Vec<Vec<String>> = each(&set["volumes"]).map(volume).collect();
+    let is_member = |d: &&Value| d["kind"] == "backing" && d["set"] == set["id"] && d["state"] != "served";
+    for device in each(&status["devices"]).filter(is_member) {
+        rows.push(not_served(device));
+        listed.push(text(&device["path"]));
+    }
+    if rows.is_empty() {
+        return String::new();
+    }
+    rows.insert(0, head());
     table(&rows)
+}
+
+fn volume(v: &Value) -> Vec<String> {
+    let ways: Vec<&str> = each(&v["exports"]).map(|w| text(&w["address"])).collect();
+    let reached = match (v["problem"].as_str(), ways.is_empty()) {
+        (Some(problem), _) => format!("NOT EXPORTED: {problem}"),
+        (None, true) => "not exported".to_owned(),
+        (None, false) => ways.join(", "),
+    };
+    let total = &v["stats"]["total"];
+    let seen = total["cache_hits"].as_u64().unwrap_or(0) + total["cache_misses"].as_u64().unwrap_or(0);
+    vec![
+        label(v),
+        text(&v["name"]).to_owned(),
+        v["backing_device"].as_str().unwrap_or("-").to_owned(),
+        bytes(&v["size_bytes"]),
+        held(v, "cached"),
+        held(v, "dirty"),
+        text(&v["cache_mode"]).to_owned(),
+        v["state"].as_str().unwrap_or("flash-only").to_owned(),
+        if seen == 0 { "-".into() } else { format!("{} %", total["cache_hit_ratio"]) },
+        writeback_rate(v),
+        reached,
+    ]
 }
 
 /// Explain writeback, bypassed requests and the hit ratio of a volume
@@ -221,31 +293,72 @@ mod tests {
         assert_eq!(line(&event), "2026-11-25T14:05:00Z error: s: oh\n");
     }
 
-    #[test]
-    fn one_screen_says_what_is_wrong() {
-        let status = json!({
+    fn one_set() -> Value {
+        json!({
             "version": "1", "uptime_seconds": 5,
+            "problems": [{"kind": "not_exported", "text": "one is NOT EXPORTED: no socket", "command": "ubcache reload"}],
             "sets": [{"id": "s", "has_cache": true, "state": "serving", "why": null,
-                "set": {"device": "/dev/c", "cached_bytes": 4096, "dirty_bytes": 512, "in_use_percent": 7, "failed": "broken"},
-                "volumes": [{"name": "bcache0", "size_bytes": 1024, "cache_mode": "writeback", "state": "dirty",
-                    "dirty_bytes": 512, "exports": [], "problem": "no socket",
+                "set": {"device": "/dev/c", "size_bytes": 8192, "cached_bytes": 4096, "cached_percent": 50.0,
+                    "dirty_bytes": 2, "dirty_percent": 0.0, "in_use_percent": 7, "failed": "broken"},
+                "volumes": [{"name": "bcache0", "label": "one", "backing_device": "/dev/b", "size_bytes": 1024,
+                    "cache_mode": "writeback", "state": "dirty", "cached_bytes": 4096, "cached_percent": 50.0,
+                    "cached_is_exact": true, "dirty_bytes": 512, "dirty_percent": 6.3, "exports": [], "problem": "no socket",
                     "stats": {"total": {"cache_hits": 1, "cache_misses": 1, "cache_hit_ratio": 50}},
                     "requests": {"read_bytes": 1, "written_bytes": 2}, "writeback": {"rate_bytes_per_s": 4096}}]}],
-            "devices": [{"path": "/dev/w", "state": "waiting", "why": "for its cache"}],
+            "devices": [
+                {"path": "/dev/w", "kind": "backing", "label": "", "set": "t", "state": "waiting", "why": "for its cache"},
+                {"path": "/dev/x", "kind": "backing", "label": "two", "name": "bcache1", "set": "s", "state": "stopped",
+                    "dirty_bytes": 1024}],
             "jobs": [{"id": 3, "kind": "detach", "target": "bcache0", "percent": 9}],
             "last_errors": [{"level": "error", "text": "oh"}],
-        });
-        let said = screen(&status);
+        })
+    }
+
+    /// A set that is disabled was `serving`, and a stopped volume was not listed.
+    #[test]
+    fn one_screen_says_what_is_wrong() {
+        let said = screen(&one_set());
         for words in [
-            "DISABLED: broken",
+            "up 5 s: 1 PROBLEM\n  one is NOT EXPORTED: no socket; run `ubcache reload`\n",
+            "set s: FAILED\n  cache /dev/c: 8.0 KiB, 4.0 KiB (50.0 %) cached, 2 B (< 0.1 %) dirty\n",
             "NOT EXPORTED: no socket",
             "50 %",
             "4.0 KiB/s",
-            "/dev/w: waiting: for its cache",
             "job 3: detach bcache0: 9 %",
             "error: oh",
         ] {
             assert!(said.contains(words), "{words}: {said}");
         }
+        let lines: Vec<Vec<&str>> = said.lines().map(|l| l.split_whitespace().collect()).collect();
+        let line = |first: &str| lines.iter().find(|l| l.first() == Some(&first)).expect(first);
+        assert_eq!(
+            lines.iter().find(|l| l.get(1) == Some(&"bcache0")).unwrap()[..6],
+            ["one", "bcache0", "/dev/b", "1.0", "KiB", "4.0"]
+        );
+        let stopped = ["two", "bcache1", "/dev/x", "-", "-", "1.0", "KiB", "-", "stopped", "-", "-", "-"];
+        assert_eq!(*line("two"), stopped);
+        assert_eq!(lines.iter().filter(|l| l.first() == Some(&"two")).count(), 1, "{said}");
+        assert_eq!(line("-")[2], "/dev/w", "in a list of its own");
+        assert!(said.find("not served:") > said.find("bcache1"), "{said}");
+    }
+
+    /// A rate of 1024 GiB/s was shown for a rate that is not limited.
+    #[test]
+    fn a_rate_without_a_limit_is_called_so() {
+        let mut status = one_set();
+        for (rate, shown) in
+            [(i64::from(i32::MAX) * 512, "not limited"), (1 << 20, "1.0 MiB/s"), (-1, "0 B/s")]
+        {
+            status["sets"][0]["volumes"][0]["writeback"]["rate_bytes_per_s"] = rate.into();
+            let said = screen(&status);
+            assert!(said.contains(shown), "{shown}: {said}");
+        }
+    }
+
+    #[test]
+    fn parts_of_the_index_that_are_not_in_memory_are_said() {
+        let of = json!({"cached_bytes": 1024, "cached_percent": 12.5, "cached_is_exact": false});
+        assert_eq!(held(&of, "cached"), "≥ 1.0 KiB (12.5 %)");
+        assert_eq!(held(&of, "dirty"), "-");
     }
 }

@@ -1,0 +1,180 @@
+//! What `status` and `show` say of volumes that are not served as they should be, and what a command says to do next.
+
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::place::*;
+use crate::world::*;
+
+/// Writes `blocks` of 4 KiB, which stay dirty.
+fn dirty(place: &Place, blocks: usize) {
+    let mut client = place.client("bcache0");
+    client.write(0, &vec![7; blocks * 4096]).unwrap();
+    client.flush().unwrap();
+}
+
+fn problems(daemon: &Daemon) -> Vec<(String, String)> {
+    let status = daemon.json(&["status"]);
+    let text = |p: &Value, key: &str| p[key].as_str().expect("a text").to_owned();
+    let all = status["problems"].as_array().expect("a list");
+    all.iter().map(|p| (text(p, "kind"), text(p, "command"))).collect()
+}
+
+/// The command as an operator runs it: the name of the program is the first word.
+fn follow(daemon: &Daemon, command: &str) -> Said {
+    let words: Vec<&str> = command.split(' ').skip(1).collect();
+    daemon.run(&words)
+}
+
+/// A stopped volume disappeared from `status`, and could not be named by its label any more.
+#[test]
+fn a_stopped_volume_stays_listed_and_comes_back_by_its_label() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    dirty(&place, 2);
+    daemon.run(&["status"]).ok().says(&["no problems", "one ", "bcache0", "8.0 KiB (", "cache "]);
+    daemon.run(&["stop", "one"]).ok();
+    let said = daemon.run(&["status"]).ok().to_string();
+    let line = said.lines().find(|l| l.contains(&place.hdd)).expect("the stopped volume").to_owned();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    assert_eq!(words, ["one", "bcache0", &place.hdd, "-", "-", "8.0", "KiB", "-", "stopped", "-", "-", "-"]);
+    assert_eq!(problems(&daemon), [], "a stop is no problem");
+    daemon.run(&["show"]).ok().says(&["one ", "stopped", "8.0 KiB"]);
+    let next = format!("is not served: it was stopped; run `ubcache register {}`", place.hdd);
+    daemon.run(&["drain", "one"]).refused(&["bcache0", &next]);
+    // Of a word that is no label, the answer says what was looked for.
+    daemon.run(&["register", "two"]).refused(&["two: no file of this directory and no registered device"]);
+    daemon.run(&["register", "one"]).ok().says(&["hdd: served as one (bcache0), UUID "]);
+    daemon.run(&["register", "one"]).ok().says(&["hdd: already served as one (bcache0), UUID "]);
+    let again = daemon.json(&["register", &place.hdd]);
+    assert_eq!(again["already"], serde_json::json!([place.hdd]));
+    daemon.stop();
+}
+
+/// The percentages of volumes and of the set have one base, the size of the cache.
+#[test]
+fn amounts_are_shares_of_the_cache() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    dirty(&place, 64);
+    let amounts = |of: &Value| {
+        ["cached_bytes", "dirty_bytes", "cached_percent", "dirty_percent"].map(|key| of[key].as_f64())
+    };
+    // The count of what is cached can be a second old.
+    wait_until("the count", || daemon.volume("bcache0")["cached_bytes"] == 64 * 4096);
+    let status = daemon.json(&["status"]);
+    let (set, volume) = (&status["sets"][0]["set"], &status["sets"][0]["volumes"][0]);
+    let size = set["size_bytes"].as_f64().expect("a size");
+    assert_eq!(size, set["nbuckets"].as_f64().unwrap() * set["bucket_bytes"].as_f64().unwrap());
+    let share = (64.0 * 4096.0 * 1000.0 / size).round() / 10.0;
+    assert_eq!(amounts(volume), [Some(262_144.0), Some(262_144.0), Some(share), Some(share)]);
+    assert_eq!(amounts(set), amounts(volume), "the only volume of the set");
+    assert_eq!(volume["cached_is_exact"], true);
+    daemon.stop();
+}
+
+/// Dirty data that stays behind was not mentioned by `unregister`.
+#[test]
+fn unregister_says_how_much_dirty_data_stays_where() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    dirty(&place, 3);
+    let stays =
+        format!("unregistered; 12.0 KiB of dirty data stay on {}, and this disk is out of date", place.ssd);
+    daemon.run(&["unregister", "one"]).ok().says(&[&stays]);
+    let found = problems(&daemon);
+    assert_eq!(found, [("dirty_without_disk".to_owned(), "ubcache register DISK".to_owned())]);
+    daemon.run(&["status"]).ok().says(&["1 PROBLEM\n", "12288 bytes of dirty data", "(one, UUID "]);
+    daemon.run(&["unregister", &place.ssd]).ok().says(&["12.0 KiB of dirty data stay on it"]);
+    // Without the set, the superblock of the disk says that there is some.
+    daemon.run(&["register", &place.hdd]).ok().says(&["waiting"]);
+    assert_eq!(
+        problems(&daemon)[0],
+        ("device_waiting".to_owned(), "ubcache register CACHE-DEVICE".to_owned())
+    );
+    daemon.run(&["drain", "one"]).refused(&["is not served: has dirty data in cache set", "waits for it"]);
+    daemon.run(&["unregister", &place.hdd]).ok().says(&["dirty data stays on the cache device of set"]);
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["set", "one", "writeback_running=1"]).ok();
+    daemon.run(&["drain", "one"]).ok();
+    let clean = daemon.run(&["unregister", "one"]).ok().to_string();
+    assert!(!clean.contains("dirty"), "{clean}");
+    daemon.stop();
+}
+
+/// `status` said nothing of a volume whose every request fails, and nothing of what to do.
+#[test]
+fn the_command_of_a_problem_ends_it() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["set", "one", "io_disable=1"]).ok();
+    let found = problems(&daemon);
+    assert_eq!(found, [("io_disabled".to_owned(), "ubcache set bcache0 io_disable=0".to_owned())]);
+    daemon.run(&["status"]).ok().says(&["1 PROBLEM\n  one (bcache0) fails every request"]);
+    daemon.run(&["show"]).ok().says(&["1 PROBLEM\n  one (bcache0) fails every request"]);
+    follow(&daemon, &found[0].1).ok();
+    assert_eq!(problems(&daemon), []);
+    daemon.stop();
+}
+
+/// Values are typed as they are printed, on the command line and in the configuration.
+#[test]
+fn units_are_typed_as_they_are_printed() {
+    let place = Place::new();
+    place.configure("[tunables]\nwriteback_delay = \"2min\"\nwriteback_running = 0\n");
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["get", "one", "writeback_delay"]).ok().says(&["120\n"]);
+    daemon.run(&["set", "one", "writeback_delay=10s", "sequential_cutoff=512KiB"]).ok();
+    daemon.run(&["get", "one"]).ok().says(&["writeback_delay = 10 s", "sequential_cutoff = 524288 bytes"]);
+    daemon.run(&["set", "one", "writeback_delay=500ms"]).usage().says(&["also with a unit such as 10s"]);
+    let set = daemon.json(&["status"])["sets"][0]["id"].as_str().expect("a set").to_owned();
+    daemon.run(&["set", &set, "journal_delay_ms=500ms"]).ok();
+    let hint =
+        format!("is a tunable of the set, not of bcache0: `ubcache set {set} journal_delay_ms=5` sets it");
+    daemon.run(&["set", "one", "journal_delay_ms=5"]).usage().says(&[&hint]);
+    daemon.run(&["set", "one", "writeback_dealy=5s"]).usage().says(&["did you mean writeback_delay?"]);
+    // The number that was stored is the number of the configuration: a reload finds no difference.
+    daemon.run(&["reset", "one", "writeback_delay"]).ok();
+    daemon.run(&["reload"]).ok().says(&["nothing has changed"]);
+    daemon.stop();
+}
+
+/// The environment names the socket; the option overrides it.
+#[test]
+fn the_environment_names_the_socket() {
+    let place = Place::new();
+    let daemon = place.start();
+    let by = |socket: &str, more: &[&str], api: Option<&str>| {
+        let mut command = Command::new(program());
+        command.arg("status").args(more).env("UBCACHE_SOCKET", socket).stdin(Stdio::null());
+        if let Some(api) = api {
+            command.env("UBCACHE_API", api);
+        }
+        Said::of(output(command))
+    };
+    by(daemon.socket(), &[], None).ok().says(&["no problems"]);
+    let nowhere = place.dir.path("nowhere");
+    by(&nowhere, &[], None).refused(&["no daemon runs at", &nowhere, "UBCACHE_SOCKET"]);
+    by(&nowhere, &["--socket", daemon.socket()], None).ok();
+    by(daemon.socket(), &[], Some("http://127.0.0.1:1")).usage().says(&["UBCACHE_SOCKET and UBCACHE_API"]);
+    daemon.stop();
+}
+
+/// A mode without new dirty data was set without a word of the dirty data that there is.
+#[test]
+fn set_cachemode_says_what_becomes_of_dirty_data() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["set-cachemode", "one", "writeback"]).ok();
+    dirty(&place, 1);
+    let said = daemon.run(&["set-cachemode", "one", "writethrough"]).ok();
+    said.says(&["writethrough; 4.0 KiB of dirty data are still written back", "`ubcache drain bcache0`"]);
+    daemon.stop();
+}

@@ -1,0 +1,231 @@
+//! What an operator has to do: devices, sets and volumes that are not served as they should be.
+//!
+//! Owns the list of problems, their order and the command that comes next for each. It reads views only, so a test can make
+//! any situation. Must not know how a problem is shown.
+
+use serde::Serialize;
+use serve::snapshot::{SetFigures, SlotDirty, TunableFigure, VolumeFigures};
+
+use super::views::{DeviceView, SetView};
+
+/// A problem, and the command that comes next.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct Problem {
+    /// One of the kinds in the order of `KINDS`: `set_failed`, `io_disabled`, `device_failed`, `device_waiting`,
+    /// `set_silent`, `dirty_without_disk`, `stale`, `not_exported` or `io_errors`.
+    pub(crate) kind: &'static str,
+    /// What is wrong, and of what.
+    pub(crate) text: String,
+    /// The command to run next.
+    pub(crate) command: String,
+}
+
+/// The kinds in the order in which they are listed: what stops requests comes first.
+const KINDS: [&str; 9] = [
+    "set_failed",
+    "io_disabled",
+    "device_failed",
+    "device_waiting",
+    "set_silent",
+    "dirty_without_disk",
+    "stale",
+    "not_exported",
+    "io_errors",
+];
+
+/// All problems, the worst first.
+pub(crate) fn problems(sets: &[SetView], devices: &[DeviceView]) -> Vec<Problem> {
+    let mut found = Vec::new();
+    for set in sets {
+        of_set(set, devices, &mut found);
+        for volume in &set.figures.volumes {
+            of_volume(set, volume, &mut found);
+        }
+    }
+    found.extend(devices.iter().filter_map(|device| of_device(device, sets)));
+    let place = |problem: &Problem| KINDS.iter().position(|kind| *kind == problem.kind);
+    found.sort_by_key(place);
+    found
+}
+
+/// What an operator calls a device: label, name of the volume, path.
+fn title(device: &DeviceView) -> String {
+    let path = device.path.display().to_string();
+    match (device.label.is_empty(), &device.name) {
+        (false, _) => format!("{} ({path})", serve::plain::label(&device.label)),
+        (true, Some(name)) => format!("{name} ({path})"),
+        (true, None) => path,
+    }
+}
+
+/// What an operator calls a volume: label, or name.
+fn volume_title(volume: &VolumeFigures) -> String {
+    match volume.label.is_empty() {
+        true => volume.name.clone(),
+        false => format!("{} ({})", serve::plain::label(&volume.label), volume.name),
+    }
+}
+
+/// The command at the end of a message, after a colon.
+fn command_in(why: &str) -> Option<(&str, String)> {
+    let (before, command) = why.rsplit_once(": ubcache ")?;
+    let before = before.rsplit_once("; ").map_or(before, |(before, _)| before);
+    Some((before, format!("ubcache {command}")))
+}
+
+/// The state of a device that is not served, and the command that comes next.
+fn state_and_command(device: &DeviceView) -> (String, String) {
+    let why = device.why.as_deref().unwrap_or_default();
+    let path = device.path.display();
+    if let Some((before, command)) = command_in(why) {
+        return (before.to_owned(), command);
+    }
+    match device.state {
+        "stopped" => ("it was stopped".to_owned(), format!("ubcache register {path}")),
+        "waiting" if why.ends_with("waits for it") => {
+            (why.to_owned(), "ubcache register CACHE-DEVICE".to_owned())
+        }
+        "waiting" if why.contains("its cache device ") => (why.to_owned(), "ubcache status".to_owned()),
+        "waiting" => (why.to_owned(), format!("ubcache unregister {path}")),
+        _ if why.is_empty() => ("it has no volume".to_owned(), format!("ubcache register {path}")),
+        _ => (why.to_owned(), format!("ubcache register {path}")),
+    }
+}
+
+/// Why a device is not served, and the command that comes next, in one sentence.
+pub(crate) fn next_step(device: &DeviceView) -> String {
+    let (why, command) = state_and_command(device);
+    format!("{why}; run `{command}`")
+}
+
+fn of_device(device: &DeviceView, sets: &[SetView]) -> Option<Problem> {
+    let kind = match device.state {
+        "failed" => "device_failed",
+        "waiting" => "device_waiting",
+        _ => return None,
+    };
+    // The failure of its set is listed once.
+    let id = device.set.as_ref().or(device.uuid.as_ref());
+    if kind == "device_failed" && sets.iter().any(|s| Some(&s.id) == id && s.state == "failed") {
+        return None;
+    }
+    let (why, command) = state_and_command(device);
+    Some(Problem { kind, text: format!("{} {}: {why}", title(device), device.state), command })
+}
+
+fn is_on(tunables: &[TunableFigure], key: &str) -> bool {
+    tunables.iter().any(|t| t.key == key && t.value == "1")
+}
+
+fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
+    let id = &set.id;
+    let device = devices.iter().find(|d| match set.has_cache {
+        true => d.kind == Some("cache") && d.set.as_ref() == Some(id),
+        false => d.uuid.as_ref() == Some(id),
+    });
+    let path = device.map_or_else(|| "DEVICE".to_owned(), |d| d.path.display().to_string());
+    let what = match (set.has_cache, device) {
+        (false, Some(device)) => title(device),
+        _ => format!("cache set {id} ({path})"),
+    };
+    let why = set.why.as_deref().unwrap_or("no reason is known");
+    match set.state {
+        "failed" => found.push(Problem {
+            kind: "set_failed",
+            text: format!("{what} has failed: {why}"),
+            command: format!("ubcache register {path}"),
+        }),
+        "serving" if set.why.is_some() => found.push(Problem {
+            kind: "set_silent",
+            text: format!("{what} does not answer: {why}"),
+            command: "journalctl -u ubcache".to_owned(),
+        }),
+        _ => {}
+    }
+    let Some(figures) = &set.figures.set else { return };
+    if let Some(why) = &figures.failed {
+        found.push(Problem {
+            kind: "set_failed",
+            text: format!("{what} is disabled, and volumes with dirty data fail every request: {why}"),
+            command: format!("ubcache unregister {path} && ubcache register {path}"),
+        });
+    }
+    if is_on(&figures.tunables, "io_disable") {
+        found.push(Problem {
+            kind: "io_disabled",
+            text: format!("{what} fails every request, because io_disable is 1"),
+            command: format!("ubcache set {id} io_disable=0"),
+        });
+    }
+    let mut without_disk = of_missing_disks(set, figures, devices);
+    found.append(&mut without_disk);
+}
+
+/// Dirty data of disks that are not served. A disk whose volume was stopped is no problem.
+fn of_missing_disks(set: &SetView, figures: &SetFigures, devices: &[DeviceView]) -> Vec<Problem> {
+    let is_served = |slot: &SlotDirty| set.figures.volumes.iter().any(|v| v.slot == Some(slot.slot));
+    let device_of = |slot: &SlotDirty| devices.iter().find(|d| d.uuid.is_some() && d.uuid == slot.uuid);
+    let missing = figures.dirty_by_slot.iter().filter(|slot| slot.dirty_bytes > 0 && !is_served(slot));
+    missing
+        .filter(|slot| device_of(slot).is_none())
+        .map(|slot| {
+            let uuid = slot.uuid.as_deref().unwrap_or("unknown");
+            let label = match slot.label.is_empty() {
+                true => String::new(),
+                false => format!("{}, ", serve::plain::label(&slot.label)),
+            };
+            Problem {
+                kind: "dirty_without_disk",
+                text: format!(
+                    "{} bytes of dirty data in cache set {} belong to a disk that is not registered ({label}UUID \
+                     {uuid})",
+                    slot.dirty_bytes, set.id
+                ),
+                command: "ubcache register DISK".to_owned(),
+            }
+        })
+        .collect()
+}
+
+fn of_volume(set: &SetView, volume: &VolumeFigures, found: &mut Vec<Problem>) {
+    let (what, name) = (volume_title(volume), &volume.name);
+    let device = volume.backing_device.as_deref();
+    if let Some(why) = &volume.problem {
+        let again = device.map_or_else(
+            || "ubcache reload".to_owned(),
+            |path| format!("ubcache stop {name} && ubcache register {path}"),
+        );
+        let text = format!("{what} is NOT EXPORTED: {why}");
+        found.push(Problem { kind: "not_exported", text, command: again });
+    }
+    if is_on(&volume.tunables, "io_disable") {
+        let errors = match volume.io_errors {
+            0 => String::new(),
+            n => format!(", after {n} failed requests to its disk"),
+        };
+        found.push(Problem {
+            kind: "io_disabled",
+            text: format!("{what} fails every request, because io_disable is 1{errors}"),
+            command: format!("ubcache set {name} io_disable=0"),
+        });
+    } else if volume.io_errors > 0 {
+        let path = device.unwrap_or("its disk");
+        found.push(Problem {
+            kind: "io_errors",
+            text: format!("{what}: {} requests to {path} failed", volume.io_errors),
+            command: format!("ubcache explain {name}"),
+        });
+    }
+    if volume.state == Some("inconsistent") {
+        let path = device.unwrap_or("DISK");
+        let cache = if volume.attached { set.id.as_str() } else { "CACHE-DEVICE" };
+        found.push(Problem {
+            kind: "stale",
+            text: format!("{what} was used without its cache: the data that the cache has of it is stale"),
+            command: format!("ubcache attach {cache} {path}"),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

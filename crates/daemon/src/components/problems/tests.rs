@@ -1,0 +1,139 @@
+//! Tests of the problems of sets and devices that a test makes.
+
+use std::path::PathBuf;
+
+use serve::Snapshot;
+
+use super::*;
+
+fn volume(name: &str, label: &str) -> VolumeFigures {
+    VolumeFigures {
+        name: name.into(),
+        label: label.into(),
+        slot: Some(0),
+        backing_device: Some("/dev/hdd".into()),
+        backing_uuid: Some("u".into()),
+        state: Some("clean"),
+        attached: true,
+        ..VolumeFigures::default()
+    }
+}
+
+fn set(volumes: Vec<VolumeFigures>) -> SetView {
+    let figures = Snapshot { set: Some(SetFigures::default()), volumes };
+    SetView { id: "s".into(), has_cache: true, state: "serving", why: None, figures }
+}
+
+fn device(path: &str, kind: &'static str, state: &'static str, why: &str) -> DeviceView {
+    DeviceView {
+        path: PathBuf::from(path),
+        uuid: Some(path.into()),
+        kind: Some(kind),
+        set: Some("s".into()),
+        label: String::new(),
+        name: None,
+        state,
+        why: Some(why.to_owned()).filter(|w| !w.is_empty()),
+        was_dirty: false,
+        dirty_bytes: None,
+    }
+}
+
+fn on(key: &'static str) -> Vec<TunableFigure> {
+    vec![TunableFigure { key, value: "1".into(), ..TunableFigure::default() }]
+}
+
+fn kinds_and_commands(sets: &[SetView], devices: &[DeviceView]) -> Vec<(&'static str, String)> {
+    problems(sets, devices).into_iter().map(|p| (p.kind, p.command)).collect()
+}
+
+#[test]
+fn a_healthy_set_has_no_problems() {
+    let devices = [device("/dev/ssd", "cache", "served", ""), device("/dev/hdd", "backing", "stopped", "")];
+    assert_eq!(problems(&[set(vec![volume("bcache0", "one")])], &devices), []);
+}
+
+/// A set that was disabled was shown as serving, without a word of what to do.
+#[test]
+fn a_set_that_has_failed_is_the_first_problem() {
+    let mut of_set = set(vec![VolumeFigures { problem: Some("no room".into()), ..volume("bcache0", "one") }]);
+    of_set.figures.set =
+        Some(SetFigures { failed: Some("ssd: read failed".into()), ..SetFigures::default() });
+    let devices = [device("/dev/ssd", "cache", "served", "")];
+    let found = problems(&[of_set], &devices);
+    assert_eq!(found.iter().map(|p| p.kind).collect::<Vec<_>>(), ["set_failed", "not_exported"]);
+    assert_eq!(
+        found[0].text,
+        "cache set s (/dev/ssd) is disabled, and volumes with dirty data fail every request: ssd: read failed"
+    );
+    assert_eq!(found[0].command, "ubcache unregister /dev/ssd && ubcache register /dev/ssd");
+    assert_eq!(found[1].text, "one (bcache0) is NOT EXPORTED: no room");
+    assert_eq!(found[1].command, "ubcache stop bcache0 && ubcache register /dev/hdd");
+}
+
+/// The failure of a set is not listed again for each of its devices.
+#[test]
+fn a_thread_that_has_failed_is_listed_once() {
+    let failed = SetView { state: "failed", why: Some("no journal".into()), ..set(Vec::new()) };
+    let failed = SetView { figures: Snapshot::default(), ..failed };
+    let devices = [
+        device("/dev/ssd", "cache", "failed", "no journal"),
+        device("/dev/hdd", "backing", "failed", "no journal"),
+    ];
+    let expected = [("set_failed", "ubcache register /dev/ssd".to_owned())];
+    assert_eq!(kinds_and_commands(&[failed], &devices), expected);
+    let silent = SetView { why: Some("no answer".into()), ..set(Vec::new()) };
+    assert_eq!(kinds_and_commands(&[silent], &devices)[2].0, "set_silent");
+}
+
+#[test]
+fn a_device_that_waits_says_for_what_and_what_to_do() {
+    for (why, text, command) in [
+        (
+            "has dirty data in cache set s, whose cache device is not registered: waits for it",
+            "/dev/hdd waiting: has dirty data in cache set s, whose cache device is not registered: waits for it",
+            "ubcache register CACHE-DEVICE",
+        ),
+        (
+            "was made for cache set s, and no operator has named it; to attach it: ubcache register /dev/hdd",
+            "/dev/hdd waiting: was made for cache set s, and no operator has named it",
+            "ubcache register /dev/hdd",
+        ),
+    ] {
+        let found = problems(&[], &[device("/dev/hdd", "backing", "waiting", why)]);
+        assert_eq!((&*found[0].text, &*found[0].command), (text, command));
+    }
+    let stopped = device("/dev/hdd", "backing", "stopped", "");
+    assert_eq!(next_step(&stopped), "it was stopped; run `ubcache register /dev/hdd`");
+}
+
+#[test]
+fn disabled_stale_and_failing_volumes_are_problems() {
+    let mut volumes = vec![volume("bcache0", ""), volume("bcache1", ""), volume("bcache2", "")];
+    (volumes[0].tunables, volumes[0].io_errors) = (on("io_disable"), 65);
+    volumes[1].state = Some("inconsistent");
+    volumes[2].io_errors = 3;
+    let expected = [
+        ("io_disabled", "ubcache set bcache0 io_disable=0".to_owned()),
+        ("stale", "ubcache attach s /dev/hdd".to_owned()),
+        ("io_errors", "ubcache explain bcache2".to_owned()),
+    ];
+    assert_eq!(kinds_and_commands(&[set(volumes)], &[]), expected);
+    let mut disabled = set(Vec::new());
+    disabled.figures.set = Some(SetFigures { tunables: on("io_disable"), ..SetFigures::default() });
+    let expected = [("io_disabled", "ubcache set s io_disable=0".to_owned())];
+    assert_eq!(kinds_and_commands(&[disabled], &[]), expected);
+}
+
+/// The dirty data of a disk that was taken away is in the cache alone.
+#[test]
+fn dirty_data_without_its_disk_is_a_problem_unless_the_disk_was_stopped() {
+    let slot = SlotDirty { slot: 7, uuid: Some("/dev/gone".into()), label: "films".into(), dirty_bytes: 512 };
+    let mut of_set = set(vec![volume("bcache0", "one")]);
+    of_set.figures.set = Some(SetFigures { dirty_by_slot: vec![slot], ..SetFigures::default() });
+    let found = problems(std::slice::from_ref(&of_set), &[]);
+    assert_eq!(found[0].kind, "dirty_without_disk");
+    assert!(found[0].text.starts_with("512 bytes of dirty data in cache set s belong"), "{}", found[0].text);
+    assert!(found[0].text.contains("(films, UUID /dev/gone)"), "{}", found[0].text);
+    assert_eq!(problems(&[of_set], &[device("/dev/gone", "backing", "stopped", "")]), []);
+}
