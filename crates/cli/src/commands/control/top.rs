@@ -1,7 +1,10 @@
 //! `top`: the activity of every volume, once a second.
 //!
-//! Rates are differences of counters between two updates. On a terminal each update redraws the screen; elsewhere it prints
-//! another table.
+//! Owns the counters of the last update and the rates, which are differences of counters between two updates. On a terminal a
+//! screen shows the rates (module `screen`); elsewhere each update prints another table. Must not know keys and columns of the
+//! screen.
+
+mod screen;
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -9,14 +12,19 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::{Value, json};
+use serve::plain;
 
 use super::show::table;
-use super::text;
+use super::{text, writeback_rate};
 use crate::client::Control;
 use crate::failure::Failure;
 use crate::{out, size};
 
 /// Show the activity of volumes, updated regularly
+///
+/// IOPS and bytes are means over the time between two updates. Latencies are means over the reads and writes that were
+/// answered in that time. Hits are the share of the reads, without those that bypassed the cache, that the cache answered.
+/// On a terminal the keys in the last line sort the volumes, and q quits.
 #[derive(Args, Debug)]
 pub(crate) struct Top {
     /// Seconds between two updates
@@ -34,8 +42,12 @@ pub(crate) struct Top {
 struct Counts {
     reads: u64,
     read_bytes: u64,
+    reads_answered: u64,
+    read_us: u64,
     writes: u64,
     written_bytes: u64,
+    writes_answered: u64,
+    write_us: u64,
     hits: u64,
     misses: u64,
 }
@@ -47,8 +59,12 @@ impl Counts {
         Counts {
             reads: number(requests, "reads"),
             read_bytes: number(requests, "read_bytes"),
+            reads_answered: number(requests, "reads_answered"),
+            read_us: number(requests, "read_latency_sum_us"),
             writes: number(requests, "writes"),
             written_bytes: number(requests, "written_bytes"),
+            writes_answered: number(requests, "writes_answered"),
+            write_us: number(requests, "write_latency_sum_us"),
             hits: number(total, "cache_hits"),
             misses: number(total, "cache_misses"),
         }
@@ -60,11 +76,98 @@ impl Counts {
         Counts {
             reads: past(self.reads, before.reads),
             read_bytes: past(self.read_bytes, before.read_bytes),
+            reads_answered: past(self.reads_answered, before.reads_answered),
+            read_us: past(self.read_us, before.read_us),
             writes: past(self.writes, before.writes),
             written_bytes: past(self.written_bytes, before.written_bytes),
+            writes_answered: past(self.writes_answered, before.writes_answered),
+            write_us: past(self.write_us, before.write_us),
             hits: past(self.hits, before.hits),
             misses: past(self.misses, before.misses),
         }
+    }
+}
+
+/// The activity of a volume between two updates.
+#[derive(Clone, Default, PartialEq, Debug)]
+struct Activity {
+    label: String,
+    name: String,
+    state: String,
+    /// Reads and writes.
+    ops: [OpActivity; 2],
+    hits: u64,
+    misses: u64,
+    dirty_bytes: u64,
+    writeback: String,
+}
+
+/// The reads or the writes of a volume.
+#[derive(Clone, Copy, Default, PartialEq, Debug)]
+struct OpActivity {
+    per_s: u64,
+    bytes_per_s: u64,
+    /// Mean latency of the answered ones in milliseconds; `None` without any.
+    mean_ms: Option<f64>,
+}
+
+impl Activity {
+    /// The activity of a volume in the past; `seconds` is `None` at the first update, which has no earlier counters.
+    fn of(volume: &Value, past: Counts, seconds: Option<f64>) -> Activity {
+        let op = |requests, bytes, answered: u64, us: u64| OpActivity {
+            per_s: per_second(requests, seconds),
+            bytes_per_s: per_second(bytes, seconds),
+            mean_ms: (answered > 0).then(|| us as f64 / answered as f64 / 1000.0),
+        };
+        Activity {
+            label: plain::label(text(&volume["label"])).into_owned(),
+            name: text(&volume["name"]).to_owned(),
+            state: volume["state"].as_str().unwrap_or("flash-only").to_owned(),
+            ops: [
+                op(past.reads, past.read_bytes, past.reads_answered, past.read_us),
+                op(past.writes, past.written_bytes, past.writes_answered, past.write_us),
+            ],
+            hits: past.hits,
+            misses: past.misses,
+            dirty_bytes: volume["dirty_bytes"].as_u64().unwrap_or(0),
+            writeback: writeback_rate(volume),
+        }
+    }
+
+    fn hit_percent(&self) -> Option<u64> {
+        (self.hits * 100).checked_div(self.hits + self.misses)
+    }
+}
+
+/// One update: the status, and the activity of all volumes since the update before.
+struct Update {
+    status: Value,
+    seconds: Option<f64>,
+    volumes: Vec<Activity>,
+}
+
+/// Asks for updates.
+struct Sampler<'a> {
+    control: &'a Control,
+    before: BTreeMap<String, Counts>,
+    looked: Option<Instant>,
+}
+
+impl Sampler<'_> {
+    fn update(&mut self) -> Result<Update, Failure> {
+        let status = self.control.get("/v1/status")?;
+        let now = Instant::now();
+        let seconds = self.looked.map(|l| now.duration_since(l).as_secs_f64());
+        let mut counts = BTreeMap::new();
+        let mut activities = Vec::new();
+        for volume in volumes(&status) {
+            let (name, now) = (text(&volume["name"]).to_owned(), Counts::of(volume));
+            let past = now.since(self.before.get(&name).copied().unwrap_or(now));
+            activities.push(Activity::of(volume, past, seconds));
+            counts.insert(name, now);
+        }
+        (self.before, self.looked) = (counts, Some(now));
+        Ok(Update { status, seconds, volumes: activities })
     }
 }
 
@@ -75,26 +178,19 @@ fn volumes(status: &Value) -> impl Iterator<Item = &Value> {
 
 impl Top {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let clear = std::io::stdout().is_terminal() && !self.control.json;
-        let mut before: BTreeMap<String, Counts> = BTreeMap::new();
-        let mut looked: Option<Instant> = None;
+        let mut sampler = Sampler { control: &self.control, before: BTreeMap::new(), looked: None };
+        let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb" || term.is_empty());
+        let terminal = std::io::stdout().is_terminal() && std::io::stdin().is_terminal() && !dumb;
+        if terminal && !self.control.json {
+            return screen::run(Duration::from_secs(self.interval), self.count, || sampler.update());
+        }
         let mut left = self.count;
         loop {
-            let status = self.control.get("/v1/status")?;
-            let now = Instant::now();
-            // The first update has no earlier counters.
-            let seconds = looked.map(|l| now.duration_since(l).as_secs_f64());
-            let counts: BTreeMap<String, Counts> =
-                volumes(&status).map(|v| (text(&v["name"]).to_owned(), Counts::of(v))).collect();
-            let past = |name: &str| {
-                let now = counts.get(name).copied().unwrap_or_default();
-                now.since(before.get(name).copied().unwrap_or(now))
-            };
+            let update = sampler.update()?;
             if self.control.json {
-                out::print_json_line(&as_json(&status, seconds, past))?;
+                out::print_json_line(&as_json(&update))?;
             } else {
-                let home = if clear { "\x1b[H\x1b[2J" } else { "" };
-                out::print(&format!("{home}{}", screen(&status, seconds, past)))?;
+                out::print(&plain_table(&update))?;
             }
             if let Some(left) = &mut left {
                 *left = left.saturating_sub(1);
@@ -102,7 +198,6 @@ impl Top {
                     return Ok(());
                 }
             }
-            (before, looked) = (counts, Some(now));
             std::thread::sleep(Duration::from_secs(self.interval));
         }
     }
@@ -112,54 +207,91 @@ fn per_second(n: u64, seconds: Option<f64>) -> u64 {
     seconds.map_or(0, |s| (n as f64 / s.max(0.001)).round() as u64)
 }
 
-fn as_json(status: &Value, seconds: Option<f64>, past: impl Fn(&str) -> Counts) -> Value {
-    let each = volumes(status).map(|v| {
-        let p = past(text(&v["name"]));
+fn as_json(update: &Update) -> Value {
+    let each = update.volumes.iter().map(|v| {
+        let [reads, writes] = v.ops;
         json!({
-            "name": v["name"],
-            "reads_per_s": per_second(p.reads, seconds),
-            "read_bytes_per_s": per_second(p.read_bytes, seconds),
-            "writes_per_s": per_second(p.writes, seconds),
-            "written_bytes_per_s": per_second(p.written_bytes, seconds),
-            "hits": p.hits,
-            "misses": p.misses,
-            "dirty_bytes": v["dirty_bytes"],
+            "label": v.label,
+            "name": v.name,
+            "reads_per_s": reads.per_s,
+            "read_bytes_per_s": reads.bytes_per_s,
+            "read_latency_mean_ms": reads.mean_ms,
+            "writes_per_s": writes.per_s,
+            "written_bytes_per_s": writes.bytes_per_s,
+            "write_latency_mean_ms": writes.mean_ms,
+            "hits": v.hits,
+            "misses": v.misses,
+            "dirty_bytes": v.dirty_bytes,
         })
     });
-    json!({"schema_version": 1, "seconds": seconds, "volumes": each.collect::<Vec<_>>()})
+    json!({"schema_version": 1, "seconds": update.seconds, "volumes": each.collect::<Vec<_>>()})
 }
 
-fn screen(status: &Value, seconds: Option<f64>, past: impl Fn(&str) -> Counts) -> String {
-    let head =
-        ["Volume", "Reads/s", "Read/s", "Writes/s", "Written/s", "Hits", "Dirty", "Writeback/s", "State"];
+/// The first line of an update: the daemon, and whether there are problems.
+fn title(status: &Value) -> String {
+    let problems = status["problems"].as_array().map_or(0, Vec::len);
+    let problems = match problems {
+        0 => String::new(),
+        1 => "; 1 PROBLEM, see `ubcache status`".to_owned(),
+        n => format!("; {n} PROBLEMS, see `ubcache status`"),
+    };
+    format!("ubcache {}, up {} s{problems}", text(&status["version"]), status["uptime_seconds"])
+}
+
+/// One line for each job.
+fn jobs(status: &Value) -> Vec<String> {
+    let jobs = status["jobs"].as_array().into_iter().flatten();
+    jobs.map(|job| {
+        format!("job {}: {} {}: {} %", job["id"], text(&job["kind"]), text(&job["target"]), job["percent"])
+    })
+    .collect()
+}
+
+/// A latency in milliseconds.
+fn milliseconds(mean: Option<f64>) -> String {
+    mean.map_or_else(|| "-".to_owned(), |ms| if ms < 10.0 { format!("{ms:.2}") } else { format!("{ms:.0}") })
+}
+
+/// The text, or a dash for an empty one.
+fn dash(text: &str) -> String {
+    if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+}
+
+fn plain_table(update: &Update) -> String {
+    let head = [
+        "Label",
+        "Volume",
+        "Reads/s",
+        "Read bytes/s",
+        "Read mean ms",
+        "Writes/s",
+        "Written bytes/s",
+        "Write mean ms",
+        "Hits",
+        "Dirty",
+        "Writeback",
+        "State",
+    ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
-    for v in volumes(status) {
-        let p = past(text(&v["name"]));
-        let ratio = (p.hits * 100).checked_div(p.hits + p.misses);
-        let rate = v["writeback"]["rate_bytes_per_s"].as_u64().unwrap_or(0);
+    for v in &update.volumes {
+        let [reads, writes] = v.ops;
         rows.push(vec![
-            text(&v["name"]).to_owned(),
-            per_second(p.reads, seconds).to_string(),
-            size::human(per_second(p.read_bytes, seconds)),
-            per_second(p.writes, seconds).to_string(),
-            size::human(per_second(p.written_bytes, seconds)),
-            ratio.map_or_else(|| "-".into(), |r| format!("{r} %")),
-            size::human(v["dirty_bytes"].as_u64().unwrap_or(0)),
-            size::human(rate),
-            v["state"].as_str().unwrap_or("flash-only").to_owned(),
+            dash(&v.label),
+            v.name.clone(),
+            reads.per_s.to_string(),
+            size::human(reads.bytes_per_s),
+            milliseconds(reads.mean_ms),
+            writes.per_s.to_string(),
+            size::human(writes.bytes_per_s),
+            milliseconds(writes.mean_ms),
+            v.hit_percent().map_or_else(|| "-".into(), |r| format!("{r} %")),
+            size::human(v.dirty_bytes),
+            v.writeback.clone(),
+            v.state.clone(),
         ]);
     }
-    let mut said = format!("ubcache {}, up {} s\n", text(&status["version"]), status["uptime_seconds"]);
-    said.push_str(&table(&rows));
-    for job in status["jobs"].as_array().into_iter().flatten() {
-        said.push_str(&format!(
-            "job {}: {} {}: {} %\n",
-            job["id"],
-            text(&job["kind"]),
-            text(&job["target"]),
-            job["percent"]
-        ));
-    }
+    let mut said = format!("{}\n{}", title(&update.status), table(&rows));
+    jobs(&update.status).iter().for_each(|job| said.push_str(&format!("{job}\n")));
     said
 }
 
@@ -170,16 +302,32 @@ mod tests {
     #[test]
     fn rates_are_differences() {
         let volume = |reads: u64, bytes: u64| {
-            json!({"name": "bcache0", "requests": {"reads": reads, "read_bytes": bytes, "writes": 0, "written_bytes": 0},
+            json!({"name": "bcache0", "label": "one",
+                "requests": {"reads": reads, "read_bytes": bytes, "writes": 0, "written_bytes": 0,
+                    "reads_answered": reads, "read_latency_sum_us": reads * 1500},
                 "stats": {"total": {"cache_hits": reads, "cache_misses": 0}}, "dirty_bytes": 0, "state": "clean"})
         };
         let past = Counts::of(&volume(110, 9096)).since(Counts::of(&volume(10, 904)));
         assert_eq!((past.reads, past.read_bytes, past.hits), (100, 8192, 100));
         assert_eq!(Counts::of(&volume(5, 0)).since(past).reads, 5, "began anew");
-        let status =
-            json!({"version": "1", "uptime_seconds": 1, "sets": [{"volumes": [volume(1, 1)]}], "jobs": []});
-        let said = screen(&status, Some(2.0), |_| past);
-        assert!(said.contains("bcache0  50       4.0 KiB"), "{said}");
-        assert_eq!(as_json(&status, Some(2.0), |_| past)["volumes"][0]["reads_per_s"], 50);
+        let status = json!({"version": "1", "uptime_seconds": 1, "sets": [{"volumes": [volume(1, 1)]}], "jobs": [],
+            "problems": [{}, {}]});
+        let volumes = vec![Activity::of(&volume(1, 1), past, Some(2.0))];
+        let update = Update { status, seconds: Some(2.0), volumes };
+        let said = plain_table(&update);
+        assert!(said.contains("one    bcache0  50       4.0 KiB       1.50"), "{said}");
+        assert!(said.starts_with("ubcache 1, up 1 s; 2 PROBLEMS, see `ubcache status`\n"), "{said}");
+        let as_json = as_json(&update);
+        assert_eq!(as_json["volumes"][0]["reads_per_s"], 50);
+        assert_eq!(as_json["volumes"][0]["read_latency_mean_ms"], 1.5);
+        assert_eq!(as_json["volumes"][0]["write_latency_mean_ms"], Value::Null);
+    }
+
+    #[test]
+    fn short_latencies_have_decimals() {
+        assert_eq!(
+            [Some(0.042), Some(9.5), Some(123.4), None].map(milliseconds),
+            ["0.04", "9.50", "123", "-"]
+        );
     }
 }
