@@ -33,7 +33,7 @@ use crate::web;
 pub(crate) use context::Api;
 
 use context::SharedApi;
-use pictures::{buckets, disk_trace, set_history, volume_history};
+use pictures::{buckets, disk_trace, host_history, set_history, volume_history};
 
 use change::{
     attach, cache_mode, cancel_job, change_set_tunable, change_volume_tunable, check, detach, flush,
@@ -62,6 +62,7 @@ macro_rules! routes {
 routes! {
     get "/v1/openapi.json" => openapi,
     get "/v1/status" => status,
+    get "/v1/history" => host_history,
     get "/v1/sets" => sets,
     get "/v1/sets/{set}" => one_set,
     get "/v1/sets/{set}/history" => set_history,
@@ -147,6 +148,11 @@ async fn openapi() -> Response {
 
 // ---- status ----
 
+/// The name of this host; empty if the kernel does not tell it.
+fn hostname() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
+}
+
 async fn status(State(api): SharedApi) -> Answered {
     let sets = api.registry.views.sets().await;
     let devices = api.registry.views.devices_with(&sets);
@@ -154,6 +160,7 @@ async fn status(State(api): SharedApi) -> Answered {
     let jobs: Vec<_> = api.registry.jobs.all().into_iter().filter(JobView::is_running).collect();
     ok(json!({
         "version": env!("CARGO_PKG_VERSION"),
+        "hostname": hostname(),
         "pid": std::process::id(),
         "uptime_seconds": api.began.elapsed().as_secs(),
         "problems": problems(&sets, &devices),

@@ -1,13 +1,16 @@
-//! History: one sample a second of each set and volume, for 15 minutes.
+//! History: samples of each set, of each volume and of the host, for 24 hours, which a restart of the daemon keeps.
 //!
-//! Owns the rings of samples and the task that fills them. The task gets the figures of the engines once a second; the
-//! difference from the figures before is a sample. While no client reads samples, the task asks an idle thread only every
-//! 3 s, because waking a sleeping thread is most of the cost of a sample. A thread that does not answer causes a gap, and
-//! is
-//! asked again only after it has answered. The ring of a volume without a sample in 15 minutes is dropped. Must not know
-//! how samples are shown.
+//! Owns the series of samples and the tasks that fill and store them. The task gets the figures of the engines once a second;
+//! the difference from the figures before is a sample. While no client reads samples, the task asks an idle thread only
+//! every 3 s, because waking a sleeping thread is most of the cost of a sample. A thread that does not answer causes a gap,
+//! and is asked again only after it has answered. The series of a volume without a sample in 24 hours is dropped. Must not
+//! know how samples are shown.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod series;
+mod store;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,45 +20,44 @@ use engine::figures::{SetFigures, VolumeFigures};
 use engine::stats::{Histogram, OpKind, Outcome, Tally, View};
 use io::{DeviceFigures, Nanos};
 use serde_json::{Map, Value, json};
+use serve::message;
 
 use crate::components::workers::Workers;
 use crate::order::Order;
+use crate::state;
 use crate::worker::{Phase, Worker};
+
+use series::{SPAN_MS, Series, number};
 
 /// Time between samples.
 pub(crate) const EVERY: Duration = Duration::from_secs(1);
-/// Number of samples in a ring: 15 minutes.
-const SAMPLES: usize = 900;
 /// Shortest time between samples of an idle thread while no client asks for them: three ticks, which may come early.
 ///
 /// Charts draw a line across this time.
 const AT_REST_EVERY: Nanos = Nanos::from_ms(2500);
 /// Time after a request for samples, in ms, during which a client counts as connected. An open page asks every second.
 const LOOKS_FOR_MS: u64 = 10_000;
-/// Longest time between two samples of one ring. After a longer gap the difference is no sample.
+/// Longest time between two samples of one series. After a longer gap the difference is no sample.
 const LONGEST_STEP: Nanos = Nanos::from_secs(30);
+/// Time between two stores of the history.
+const STORES_EVERY: Duration = Duration::from_secs(300);
+/// Age up to which a sample of a volume counts for the host: longer than the time between samples of an idle thread.
+const CURRENT_MS: u64 = 5_000;
+/// Time over which the latencies of a volume are summed up for lists.
+const SUMMED_MS: u64 = 60_000;
 
-/// The columns of a sample; a value is `None` if nothing was measured.
-///
-/// Charts need at most 24 bits of a value, so `f32` is enough and the ring of a volume takes some 100 kB.
+/// The columns of a sample; a value is `None` if nothing was measured. Charts need at most 24 bits of a value.
 type Samples = Vec<(&'static str, Option<f32>)>;
 
-struct Sample {
-    /// Milliseconds since 1970.
-    time_ms: u64,
-    values: Vec<Option<f32>>,
-}
+/// Columns of the host that are sums over its volumes, and those that are the value of its slowest volume.
+const SUMMED: [&str; 8] =
+    ["reads", "writes", "read_bytes", "written_bytes", "hits", "misses", "dirty_bytes", "written_back_bytes"];
+const SLOWEST: [&str; 4] = ["read_p50_us", "read_p99_us", "write_p50_us", "write_p99_us"];
 
-#[derive(Default)]
-struct Series {
-    columns: Vec<&'static str>,
-    samples: VecDeque<Sample>,
-}
-
-/// The rings of samples, by set and by volume.
+/// The series of samples, by set and by volume.
 #[derive(Default)]
 pub(crate) struct History {
-    series: Mutex<BTreeMap<(SeriesOf, String), Series>>,
+    series: Mutex<store::All>,
     /// Time of the last request for samples, in milliseconds since 1970.
     asked_for_ms: AtomicU64,
 }
@@ -65,30 +67,77 @@ pub(crate) struct History {
 pub(crate) enum SeriesOf {
     Set,
     Volume,
+    /// All volumes together; the name is empty.
+    Host,
 }
 
-impl History {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(SeriesOf, String), Series>> {
-        self.series.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn add(&self, whose: SeriesOf, name: &str, time_ms: u64, values: Samples) {
-        let mut all = self.lock();
-        let series = all.entry((whose, name.to_owned())).or_default();
-        let (columns, values) = values.into_iter().unzip();
-        series.columns = columns;
-        series.samples.push_back(Sample { time_ms, values });
-        if series.samples.len() > SAMPLES {
-            series.samples.pop_front();
+impl SeriesOf {
+    /// The number that stands for it in the file.
+    fn code(self) -> u8 {
+        match self {
+            SeriesOf::Set => 0,
+            SeriesOf::Volume => 1,
+            SeriesOf::Host => 2,
         }
     }
 
-    /// Drops rings whose last sample is older than the time that a ring covers.
+    fn of_code(code: u8) -> Option<SeriesOf> {
+        [SeriesOf::Set, SeriesOf::Volume, SeriesOf::Host].into_iter().find(|of| of.code() == code)
+    }
+}
+
+impl History {
+    fn lock(&self) -> MutexGuard<'_, store::All> {
+        locked(&self.series)
+    }
+
+    fn add(&self, whose: SeriesOf, name: &str, time_ms: u64, values: &Samples) {
+        self.lock().entry((whose, name.to_owned())).or_default().add(time_ms, values);
+    }
+
+    /// Adds a sample of the host: the sum of the present samples of its volumes.
+    fn add_host(&self, time_ms: u64) {
+        let values = {
+            let all = self.lock();
+            let volumes = all.iter().filter(|((of, _), _)| *of == SeriesOf::Volume).map(|(_, series)| series);
+            let since_ms = time_ms.saturating_sub(CURRENT_MS);
+            let current: Vec<&Series> = volumes.filter(|s| s.last_ms() > Some(since_ms)).collect();
+            if current.is_empty() {
+                return;
+            }
+            let newest = |name: &str| -> Vec<f32> {
+                current.iter().filter_map(|s| s.recent(name, since_ms).first().copied().flatten()).collect()
+            };
+            let sums = SUMMED.map(|name| (name, Some(newest(name).iter().sum())));
+            let slowest = SLOWEST.map(|name| (name, newest(name).into_iter().reduce(f32::max)));
+            sums.into_iter().chain(slowest).collect()
+        };
+        self.add(SeriesOf::Host, "", time_ms, &values);
+    }
+
+    /// Latencies of each volume over the last minute, for lists: the mean of the seconds, by the number of requests in each.
+    pub(crate) fn latencies(&self) -> Map<String, Value> {
+        let since_ms = wall_ms().saturating_sub(SUMMED_MS);
+        let of_volume = |series: &Series| {
+            let mean = |latency: &str, requests: &str| {
+                let pairs =
+                    series.recent(latency, since_ms).into_iter().zip(series.recent(requests, since_ms));
+                let (sum, n) = pairs
+                    .filter_map(|(value, n)| Some((value?, n?)))
+                    .fold((0.0, 0.0), |(sum, all), (value, n)| (sum + value * n, all + n));
+                number((n > 0.0).then(|| sum / n))
+            };
+            json!({"read_p99_us": mean("read_p99_us", "reads"), "write_p99_us": mean("write_p99_us", "writes")})
+        };
+        let all = self.lock();
+        let volumes = all.iter().filter(|((of, _), _)| *of == SeriesOf::Volume);
+        volumes.map(|((_, name), series)| (name.clone(), of_volume(series))).collect()
+    }
+
+    /// Drops series whose last sample is older than the time that a series covers.
     fn forget(&self, now_ms: u64) {
-        let span = u64::try_from(EVERY.as_millis()).unwrap_or(u64::MAX).saturating_mul(SAMPLES as u64);
-        self.lock().retain(|_, series| {
-            series.samples.back().is_some_and(|last| last.time_ms.saturating_add(span) >= now_ms)
-        });
+        self.lock()
+            .retain(|_, series| series.last_ms().is_some_and(|last| last.saturating_add(SPAN_MS) >= now_ms));
     }
 
     /// Whether a client has asked for samples in the last [`LOOKS_FOR_MS`].
@@ -99,27 +148,44 @@ impl History {
     /// The samples after `since_ms`, in columns of equal length, one of which is `time_ms`. Empty for an unknown name.
     pub(crate) fn after(&self, whose: SeriesOf, name: &str, since_ms: u64) -> Map<String, Value> {
         self.asked_for_ms.store(wall_ms(), Ordering::Relaxed);
-        let all = self.lock();
-        let mut columns = Map::new();
-        let Some(series) = all.get(&(whose, name.to_owned())) else { return columns };
-        let wanted: Vec<&Sample> = series.samples.iter().filter(|s| s.time_ms > since_ms).collect();
-        columns.insert("time_ms".into(), wanted.iter().map(|s| json!(s.time_ms)).collect());
-        for (n, name) in series.columns.iter().enumerate() {
-            let column = wanted.iter().map(|s| number(s.values.get(n).copied().flatten()));
-            columns.insert((*name).to_owned(), column.collect());
+        self.lock().get(&(whose, name.to_owned())).map(|series| series.after(since_ms)).unwrap_or_default()
+    }
+
+    /// Takes over the history that is stored in a state directory. A damaged file is ignored with a message.
+    pub(crate) fn load(&self, state_dir: &Path) {
+        let path = state_dir.join(store::NAME);
+        match store::read(&path) {
+            Ok(stored) => *self.lock() = stored.unwrap_or_default(),
+            Err(e) => {
+                let why = serve::Failure::at(&path, "history ignored", e);
+                message::warn(format!("{}; the charts start empty", why.message().unwrap_or_default()));
+            }
         }
-        columns
+    }
+
+    /// Stores the history in a state directory.
+    pub(crate) fn store(&self, state_dir: &Path) {
+        let path = state_dir.join(store::NAME);
+        let bytes = store::encode(&self.lock());
+        if let Err(e) = state::replace_file(&path, &bytes) {
+            let why = serve::Failure::at(&path, "history cannot be written", e);
+            message::warn(why.message().unwrap_or_default());
+        }
     }
 }
 
-/// A number with one decimal, or without decimals if it is whole.
-fn number(value: Option<f32>) -> Value {
-    let Some(value) = value else { return Value::Null };
-    let tenths = (f64::from(value) * 10.0).round();
-    if tenths % 10.0 == 0.0 { json!((tenths / 10.0) as i64) } else { json!(tenths / 10.0) }
+/// Stores the history every few minutes, until the future is dropped.
+pub(crate) async fn store_regularly(history: Arc<History>, state_dir: std::path::PathBuf) {
+    loop {
+        tokio::time::sleep(STORES_EVERY).await;
+        let (history, state_dir) = (history.clone(), state_dir.clone());
+        // A file system that hangs must not stop the control thread.
+        let _ = tokio::task::spawn_blocking(move || history.store(&state_dir)).await;
+    }
 }
 
-fn wall_ms() -> u64 {
+/// The time of the host's clock, in milliseconds since 1970.
+pub(crate) fn wall_ms() -> u64 {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -161,6 +227,7 @@ pub(crate) async fn record(workers: Arc<Workers>, history: Arc<History>) {
         let all = workers.all();
         locked(&before).retain(|id, _| all.iter().any(|w| w.plan.id == *id));
         history.forget(wall_ms());
+        history.add_host(wall_ms());
         let watched = history.is_watched(wall_ms());
         for worker in all {
             let id = worker.plan.id.clone();
@@ -205,13 +272,13 @@ fn take(history: &History, now: &metrics::Figures, then: &metrics::Figures, step
     for set in &now.sets {
         let name = set.status.set_uuid.to_string();
         if let Some(before) = then.sets.iter().find(|s| s.status.set_uuid == set.status.set_uuid) {
-            history.add(SeriesOf::Set, &name, time, of_set(set, before, seconds));
+            history.add(SeriesOf::Set, &name, time, &of_set(set, before, seconds));
         }
     }
     for (_, volume) in now.volumes() {
         let before = then.volumes().map(|(_, v)| v).find(|v| v.name == volume.name);
         if let Some(before) = before {
-            history.add(SeriesOf::Volume, &volume.name, time, of_volume(volume, before, seconds));
+            history.add(SeriesOf::Volume, &volume.name, time, &of_volume(volume, before, seconds));
         }
     }
 }
@@ -315,24 +382,80 @@ mod tests {
     }
 
     #[test]
-    fn the_latest_samples_are_kept_and_asked_for_in_parts() {
+    fn a_series_is_dropped_a_day_after_its_last_sample() {
         let history = History::default();
         assert!(history.after(SeriesOf::Volume, "a", 0).is_empty());
-        for n in 0..SAMPLES as u64 + 10 {
-            history.add(SeriesOf::Volume, "a", 1000 + n, one(n as f32 / 4.0));
-        }
-        let all = history.after(SeriesOf::Volume, "a", 0);
-        assert_eq!(all["time_ms"].as_array().unwrap().len(), SAMPLES);
-        assert_eq!(all["time_ms"][0], 1010);
-        assert_eq!((&all["reads"][0], &all["read_p50_us"][0]), (&json!(2.5), &Value::Null));
-        let rest = history.after(SeriesOf::Volume, "a", 1000 + SAMPLES as u64 + 7);
-        assert_eq!(rest["time_ms"], json!([1908, 1909]));
-        assert_eq!(rest["reads"], json!([227, 227.3]));
+        history.add(SeriesOf::Volume, "a", 1000, &one(2.5));
+        assert_eq!(history.after(SeriesOf::Volume, "a", 0)["reads"], json!([2.5]));
         assert!(history.after(SeriesOf::Set, "a", 0).is_empty(), "a set is no volume");
-        history.forget(1909 + 900_000);
+        history.forget(1000 + SPAN_MS);
         assert!(!history.after(SeriesOf::Volume, "a", 0).is_empty());
-        history.forget(1910 + 900_000);
+        history.forget(1001 + SPAN_MS);
         assert!(history.after(SeriesOf::Volume, "a", 0).is_empty());
+    }
+
+    /// A restart of the daemon must not lose the time before it, which is what an operator looks for after a problem.
+    #[test]
+    fn a_restart_keeps_the_history() {
+        let dir = tempfile::tempdir().unwrap();
+        let history = History::default();
+        history.load(dir.path());
+        let begin = wall_ms() - 3_000_000;
+        for n in 0..3000 {
+            history.add(SeriesOf::Volume, "bcache0", begin + n * 1000, &one(n as f32));
+        }
+        history.store(dir.path());
+        let next = History::default();
+        next.load(dir.path());
+        let (before, after) =
+            (history.after(SeriesOf::Volume, "bcache0", 0), next.after(SeriesOf::Volume, "bcache0", 0));
+        assert!(before == after && before["time_ms"].as_array().unwrap().len() > 800);
+        next.add(SeriesOf::Volume, "bcache0", begin + 3_000_000, &one(1.0));
+        assert_eq!(next.after(SeriesOf::Volume, "bcache0", begin + 2_998_500)["reads"], json!([2999, 1]));
+    }
+
+    /// A power loss or a bad sector may leave anything in the file. The daemon must start, with empty charts.
+    #[test]
+    fn a_damaged_file_is_ignored() {
+        let dir = tempfile::tempdir().unwrap();
+        let history = History::default();
+        history.add(SeriesOf::Volume, "a", wall_ms(), &one(1.0));
+        history.store(dir.path());
+        let path = dir.path().join(store::NAME);
+        let whole = std::fs::read(&path).unwrap();
+        for damaged in [&[][..], b"{}", &whole[..whole.len() / 2], &[whole.as_slice(), b"x"].concat()] {
+            std::fs::write(&path, damaged).unwrap();
+            let next = History::default();
+            next.load(dir.path());
+            assert!(next.after(SeriesOf::Volume, "a", 0).is_empty());
+        }
+    }
+
+    #[test]
+    fn the_host_is_the_sum_of_its_volumes_and_as_slow_as_the_slowest() {
+        let history = History::default();
+        history.add_host(9_000);
+        assert!(history.after(SeriesOf::Host, "", 0).is_empty(), "there are no volumes");
+        for (name, time_ms, reads) in [("old", 1_000, 100.0), ("a", 9_500, 2.0), ("b", 9_900, 3.0)] {
+            let slow = reads * 10.0;
+            let sample = vec![("reads", Some(reads)), ("read_p99_us", Some(slow)), ("write_p99_us", None)];
+            history.add(SeriesOf::Volume, name, time_ms, &sample);
+        }
+        history.add_host(10_000);
+        let host = history.after(SeriesOf::Host, "", 0);
+        assert_eq!((&host["reads"], &host["read_p99_us"]), (&json!([5]), &json!([30])));
+        assert_eq!((&host["write_p99_us"], &host["misses"]), (&json!([null]), &json!([0])));
+    }
+
+    #[test]
+    fn latencies_of_a_minute_weigh_each_second_by_its_requests() {
+        let history = History::default();
+        let now = wall_ms();
+        let sample = |reads, latency| vec![("reads", Some(reads)), ("read_p99_us", Some(latency))];
+        history.add(SeriesOf::Volume, "a", now - 2 * SUMMED_MS, &sample(1000.0, 9000.0));
+        history.add(SeriesOf::Volume, "a", now - 2000, &sample(3.0, 100.0));
+        history.add(SeriesOf::Volume, "a", now - 1000, &sample(1.0, 500.0));
+        assert_eq!(history.latencies()["a"], json!({"read_p99_us": 200, "write_p99_us": null}));
     }
 
     #[test]

@@ -113,30 +113,39 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         Err(e) => message::warn(format!("events are not stored: {e}")),
     }
     let hub = shared.hub.clone();
-    let result = runtime.block_on(control(options, &socket, access, shared));
+    let paths = Paths { socket: &socket, state_dir: &state_dir };
+    let result = runtime.block_on(control(options, &paths, access, shared));
     // The probe of a device that hangs must not delay the end of the process.
     runtime.shutdown_timeout(Duration::from_millis(100));
     hub.close_log();
     result
 }
 
+/// Where the daemon has its control socket and its state.
+struct Paths<'a> {
+    socket: &'a Path,
+    state_dir: &'a Path,
+}
+
 async fn control(
     options: &Options,
-    socket: &Path,
+    paths: &Paths<'_>,
     access: Access,
     shared: Arc<Shared>,
 ) -> Result<(), Failure> {
     let mut signals = Signals::new()?;
-    let listener = server::bind(socket)?;
+    let listener = server::bind(paths.socket)?;
     let registry = Arc::new(Registry::new(shared.clone()));
+    let history = registry.history.clone();
+    history.load(paths.state_dir);
     let api = Api { registry: registry.clone(), config_path: options.config.clone(), began: Instant::now() };
     let router = server::with_limits(api::router(Arc::new(api)));
     let serving = tokio::spawn(server::serve(listener, router.clone(), access, shared.hub.clone()));
-    message::note(format!("control socket {}", socket.display()));
+    message::note(format!("control socket {}", paths.socket.display()));
     let serving_tcp = tokio::spawn(tcp::serve(router, shared.clone()));
 
-    let sampling =
-        tokio::spawn(history::record(registry.inventory.workers.clone(), registry.history.clone()));
+    let sampling = tokio::spawn(history::record(registry.inventory.workers.clone(), history.clone()));
+    let storing = tokio::spawn(history::store_regularly(history.clone(), paths.state_dir.to_owned()));
     let view = sysfs::mount(&registry, shared.config().sysfs_view.as_deref());
     let scan = shared.config().scan;
     // The monitor starts before the first scan, so that no event is missed.
@@ -171,11 +180,12 @@ async fn control(
     let result = stop::stop(&mut signals, &registry).await;
     // The view asks the control thread, so the control thread must not wait for the end of the view.
     let _ = tokio::task::spawn_blocking(move || drop(view)).await;
-    for task in [serving, serving_tcp, begun, alive, sampling] {
+    for task in [serving, serving_tcp, begun, alive, sampling, storing] {
         task.abort();
     }
+    history.store(paths.state_dir);
     // Without the socket, clients get an error at once instead of a connection that is not answered.
-    let _ = std::fs::remove_file(socket);
+    let _ = std::fs::remove_file(paths.socket);
     result
 }
 

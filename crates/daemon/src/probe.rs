@@ -66,6 +66,11 @@ impl Probe {
         }
     }
 
+    /// Whether the superblock says that the cache has data which the device does not have.
+    pub(crate) fn is_dirty(&self) -> bool {
+        matches!(self.role, Role::Backing { attachment: Attachment::Dirty, .. })
+    }
+
     /// Whether this block device was unplugged: its name is free, or another device has it.
     pub(crate) fn is_unplugged(&self) -> bool {
         self.appearance.is_some() && self.appearance != appearance(&self.path)

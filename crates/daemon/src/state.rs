@@ -78,6 +78,21 @@ const FIRST_VERSION: u32 = 1;
 /// Mode of the file: only its owner reads and writes it.
 const MODE: u32 = 0o600;
 
+/// Replaces a file of the state directory as a whole, so that after a crash it is the old or the new one.
+pub(crate) fn replace_file(path: &Path, contents: &[u8]) -> std::io::Result<()> {
+    let temporary = path.with_extension("new");
+    let mut file = File::options().write(true).create(true).truncate(true).mode(MODE).open(&temporary)?;
+    // A temporary file that an interrupted write has left would keep its mode.
+    file.set_permissions(PermissionsExt::from_mode(MODE))?;
+    file.write_all(contents)?;
+    file.sync_all()?;
+    std::fs::rename(&temporary, path)?;
+    match path.parent() {
+        Some(dir) => File::open(dir)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
 impl State {
     /// Locks the directory and reads the state. Makes the directory if it does not exist.
     ///
@@ -134,17 +149,7 @@ impl State {
     }
 
     fn write(&self, next: &Remembered) -> std::io::Result<()> {
-        let temporary = self.path.with_extension("new");
-        let mut file = File::options().write(true).create(true).truncate(true).mode(MODE).open(&temporary)?;
-        // A temporary file that an interrupted write has left would keep its mode.
-        file.set_permissions(PermissionsExt::from_mode(MODE))?;
-        file.write_all(serde_json::to_string_pretty(next)?.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, &self.path)?;
-        match self.path.parent() {
-            Some(dir) => File::open(dir)?.sync_all(),
-            None => Ok(()),
-        }
+        replace_file(&self.path, serde_json::to_string_pretty(next)?.as_bytes())
     }
 
     pub(crate) fn devices(&self) -> BTreeMap<PathBuf, Known> {

@@ -137,7 +137,7 @@ impl Stays {
             Some("cache") => Some(set.figures.set.as_ref()?.held.dirty_bytes),
             _ => set.figures.dirty_of(device.uuid.as_deref()),
         });
-        let is_dirty = dirty_bytes.map_or(device.was_dirty, |bytes| bytes > 0);
+        let is_dirty = dirty_bytes.map_or(device.dirty, |bytes| bytes > 0);
         is_dirty.then_some(Stays { dirty_bytes, cache_device, set: id })
     }
 }

@@ -32,7 +32,19 @@ fn number(query: Option<&str>, name: &str) -> Result<Option<u64>, Refusal> {
 
 fn samples(whose: &str, name: &str, columns: Map<String, Value>) -> Answered {
     let every = u64::try_from(history::EVERY.as_millis()).unwrap_or(u64::MAX);
-    ok(json!({whose: name, "every_ms": every, "columns": columns}))
+    ok(json!({whose: name, "every_ms": every, "now_ms": history::wall_ms(), "columns": columns}))
+}
+
+/// The history of all volumes together, and the latencies of each.
+pub(super) async fn host_history(State(api): SharedApi, RawQuery(query): RawQuery) -> Answered {
+    let since = number(query.as_deref(), "since_ms")?.unwrap_or(0);
+    let history = &api.registry.history;
+    ok(json!({
+        "every_ms": u64::try_from(history::EVERY.as_millis()).unwrap_or(u64::MAX),
+        "now_ms": history::wall_ms(),
+        "columns": history.after(SeriesOf::Host, "", since),
+        "volumes": history.latencies(),
+    }))
 }
 
 pub(super) async fn volume_history(
@@ -103,6 +115,7 @@ pub(super) async fn disk_trace(
         "device": probe.device,
         "size_sectors": probe.size_sectors,
         "now_us": probe.trace.now.0 / 1000,
+        "now_ms": history::wall_ms(),
         "next": probe.trace.next,
         "missed": probe.trace.missed,
         "columns": {

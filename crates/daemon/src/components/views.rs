@@ -10,7 +10,7 @@ use serve::Snapshot;
 
 use super::devices::DeviceState;
 use super::inventory::Inventory;
-use crate::probe::{Attachment, Probe, Role};
+use crate::probe::{Probe, Role};
 use crate::shared::Shared;
 use crate::worker::Phase;
 
@@ -25,12 +25,11 @@ pub(crate) struct DeviceView {
     pub(crate) label: String,
     /// Name of the volume, if the device has or had one.
     pub(crate) name: Option<String>,
+    /// Whether the superblock said that the cache has dirty data of this device, when the device was probed.
+    pub(crate) dirty: bool,
     /// `served`, `waiting`, `failed` or `stopped`.
     pub(crate) state: &'static str,
     pub(crate) why: Option<String>,
-    /// Whether the superblock said that the cache has dirty data of this device, when the device was probed.
-    #[serde(skip)]
-    pub(crate) was_dirty: bool,
     /// Dirty data of this backing device in the cache, in bytes; `None` if its set is not served.
     pub(crate) dirty_bytes: Option<u64>,
 }
@@ -162,15 +161,15 @@ impl Views {
                 DeviceState::Unplugged(why) => ("failed", Some(why)),
                 DeviceState::Stopped => ("stopped", None),
             };
+            let dirty = device.probe.as_ref().is_some_and(Probe::is_dirty);
             let (uuid, role) = device.probe.map(|s| (s.uuid, s.role)).unzip();
-            let was_dirty = matches!(&role, Some(Role::Backing { attachment: Attachment::Dirty, .. }));
             let (kind, set, label) = match role {
                 Some(Role::Cache { set, label }) => (Some("cache"), Some(set), label),
                 Some(Role::Backing { set, label, .. }) => (Some("backing"), set, label),
                 None => (None, None, String::new()),
             };
             let name = uuid.as_ref().and_then(|uuid| self.shared.state().known_name(uuid));
-            DeviceView { path, uuid, kind, set, label, name, state, why, was_dirty, dirty_bytes: None }
+            DeviceView { path, uuid, kind, set, label, name, dirty, state, why, dirty_bytes: None }
         });
         views.collect()
     }

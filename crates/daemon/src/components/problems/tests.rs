@@ -34,7 +34,7 @@ fn device(path: &str, kind: &'static str, state: &'static str, why: &str) -> Dev
         name: None,
         state,
         why: Some(why.to_owned()).filter(|w| !w.is_empty()),
-        was_dirty: false,
+        dirty: false,
         dirty_bytes: None,
     }
 }
