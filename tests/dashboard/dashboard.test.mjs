@@ -3,20 +3,13 @@
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import fs from "node:fs";
+import os from "node:os";
 import path from "node:path";
 import { after, before, test } from "node:test";
 
-import { chromium } from "playwright-core";
+import { DESKTOP, FILES, PHONE, chart, drawn, fitsThePhone, focused, isAccessible, launch, open as openPage } from "./page.mjs";
+import { World, until } from "./world.mjs";
 
-import { World, needed, until } from "./world.mjs";
-
-const axe = fs.readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
-const artefacts = needed("UBCACHE_ARTEFACTS");
-const FILES = new URL("../../crates/daemon/web", import.meta.url).pathname;
-/** Whether the page's files come from the source tree instead of the program, for work on them. */
-const TREE = process.env.UBCACHE_DASHBOARD_TREE === "1";
-const DESKTOP = { width: 1360, height: 900 };
-const PHONE = { width: 360, height: 760 };
 /** Seconds of requests before the first check, so that the charts have lines. */
 const SECONDS = Number(process.env.UBCACHE_DASHBOARD_SECONDS ?? 25);
 
@@ -25,12 +18,9 @@ let browser;
 let stopWork;
 
 before(async () => {
-  fs.mkdirSync(artefacts, { recursive: true });
   world = await World.start();
   stopWork = world.work();
-  // No host name resolves, so a request to another host fails and is recorded.
-  const args = ["--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--disable-background-networking"];
-  browser = await chromium.launch({ executablePath: needed("CHROMIUM"), chromiumSandbox: false, args });
+  browser = await launch();
 });
 
 after(async () => {
@@ -39,92 +29,37 @@ after(async () => {
   await world?.end();
 });
 
-/** A page that fails the test for every error in the console and every request to another origin. */
-async function open(where, { viewport = DESKTOP, colorScheme = "light", origin = world.origin, live = true } = {}) {
-  const phone = viewport === PHONE;
-  const context = await browser.newContext({ viewport, colorScheme, hasTouch: phone, isMobile: phone, deviceScaleFactor: phone ? 2 : 1 });
-  if (TREE) {
-    await context.route((url) => url.pathname === "/" || url.pathname.startsWith("/assets/"), async (route) => {
-      const name = new URL(route.request().url()).pathname.replace(/^\/(assets\/)?/, "") || "index.html";
-      await route.fulfill({ response: await route.fetch(), body: fs.readFileSync(path.join(FILES, name)) });
-    });
-  }
-  const page = await context.newPage();
-  const wrong = [];
-  const expected = [];
-  page.on("request", (r) => r.url().startsWith(`${origin}/`) || wrong.push(`a request to ${r.url()}`));
-  page.on("pageerror", (e) => wrong.push(`an error: ${e.stack}`));
-  page.on("console", (m) => {
-    const text = m.text();
-    if (["error", "warning"].includes(m.type()) && !expected.some((e) => text.includes(e))) wrong.push(`the console: ${text}`);
-  });
-  await page.goto(`${origin}/${where}`);
-  if (live) await page.getByText("live", { exact: true }).waitFor();
-  const shoot = async (name, whole = true) => page.screenshot({ path: path.join(artefacts, `${name}.png`), fullPage: whole });
-  const done = async () => {
-    await context.unrouteAll({ behavior: "ignoreErrors" });
-    await context.close();
-    assert.deepEqual(wrong, []);
-  };
-  return { page, shoot, done, expected };
-}
+const open = (where, { origin = world.origin, ...more } = {}) => openPage(browser, origin, where, more);
 
 const volumePage = (label) => `#/volume/${world.volumes[label]}`;
 const setPage = () => `#/set/${world.set}`;
 
-/** The number of pixels of a canvas that are close to a colour of the page; half transparent ones do not count. */
-const pixels = (canvas, colour) => canvas.evaluate((element, name) => {
-  const probe = document.createElement("i");
-  probe.style.color = `var(--${name})`;
-  document.body.append(probe);
-  const wanted = getComputedStyle(probe).color.match(/\d+/g).map(Number);
-  probe.remove();
-  // Reads a copy, because the browser draws a canvas that was read in another way from then on.
-  const copy = Object.assign(document.createElement("canvas"), { width: element.width, height: element.height });
-  const pen = copy.getContext("2d", { willReadFrequently: true });
-  pen.drawImage(element, 0, 0);
-  const data = pen.getImageData(0, 0, element.width, element.height).data;
-  let found = 0;
-  for (let i = 0; i < data.length; i += 4) {
-    const off = Math.max(...[0, 1, 2].map((k) => Math.abs(data[i + k] - wanted[k])));
-    if (data[i + 3] > 150 && off < 40) found += 1;
-  }
-  return found;
-}, colour);
-
-const chart = (page, name) => page.getByRole("region", { name, exact: true });
-
-async function drawn(page, name, colours) {
-  const canvas = chart(page, name).locator("canvas");
-  for (const colour of colours) {
-    await until(`${name}: ${colour}`, async () => (await pixels(canvas, colour)) > 15);
-  }
-}
-
-async function fitsThePhone(page) {
-  const [inner, content] = await page.evaluate(() => [innerWidth, document.documentElement.scrollWidth]);
-  assert.ok(content <= inner, `${content} pixels wide on a screen of ${inner}`);
-}
-
-async function isAccessible(page, what) {
-  await page.evaluate(axe);
-  const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
-  const said = found.violations.map((v) => `${v.id}: ${v.help}\n${v.nodes.map((n) => `    ${n.html} ${n.failureSummary}`).join("\n")}`);
-  assert.deepEqual(said, [], what);
-}
+/** Shows a tunable: its group is folded until it is searched for. */
+const find = (page, key) => page.getByLabel("Find a tunable").fill(key);
 
 const now = async (label) => (await world.ask("GET", `/v1/volumes/${world.volumes[label]}`)).volume;
 const value = async (label, key) => (await world.ask("GET", `/v1/volumes/${world.volumes[label]}/tunables/${key}`)).tunable.value;
 
 test("the overview shows every set and volume", async () => {
   const { page, shoot, done } = await open("");
-  const set = page.getByRole("region", { name: `Cache set ${world.set.slice(0, 8)}` });
+  const set = page.getByRole("region", { name: "Cache nvme" });
   for (const label of ["archive", "mail"]) await set.getByRole("link", { name: new RegExp(label) }).waitFor();
   await page.getByRole("region", { name: "Served without a cache" }).getByRole("link", { name: /spare/ }).waitFor();
   await set.getByRole("row", { name: /archive.*dirty.*writeback.*\d\/s/ }).waitFor();
   const dirty = await set.getByText(/dirty and .* clean data of/).textContent();
   assert.match(dirty, /\d MiB|\d KiB/);
-  await page.getByRole("region", { name: "In short" }).getByText(/\d\/s/).waitFor();
+  const short = page.getByRole("region", { name: "In short" });
+  await short.getByText(/\d\/s/).waitFor();
+  await until("latencies", async () => ((await short.textContent()).match(/p99\d[\d.]* (µs|ms|s)/g) ?? []).length === 2);
+  await set.getByRole("row", { name: /archive.* \d[\d.]* (µs|ms|s) \d[\d.]* (µs|ms|s) / }).waitFor();
+  await drawn(page, "Requests", ["read", "write"]);
+  await drawn(page, "Latency", ["read", "write"]);
+  await drawn(page, "Hit ratio", ["writeback"]);
+  // The host has its name, and nothing is wrong: no state that is normal looks like a warning.
+  await page.getByRole("heading", { level: 1, name: os.hostname() }).waitFor();
+  assert.equal(await page.title(), os.hostname());
+  await page.getByRole("banner").getByText("No problems").waitFor();
+  assert.equal(await page.locator(".chip.warn, .chip.bad, .dot.warn, .dot.bad").count(), 0);
   await isAccessible(page, "overview");
   await shoot("overview-desktop-light");
   // By keyboard: the first link skips the navigation.
@@ -150,7 +85,7 @@ test("charts of a volume draw what happens", async () => {
   await drawn(page, "Latency of reads", ["p50", "p99"]);
   await drawn(page, "Latency of writes", ["p50", "p99"]);
   await drawn(page, "Hit ratio", ["writeback"]);
-  await drawn(page, "Bypassed", ["miss"]);
+  await drawn(page, "Misses and bypassed requests", ["miss"]);
   await drawn(page, "Dirty data and its target", ["dirty", "target"]);
   await drawn(page, "Writeback rate and its terms", ["writeback"]);
   await drawn(page, "What reaches the backing device", ["read", "writeback"]);
@@ -186,7 +121,7 @@ test("a set shows its buckets and the cache device", async () => {
 
 test("a volume without a cache is shown as what it is", async () => {
   const { page, done } = await open(volumePage("spare"));
-  await page.getByText("without a cache").first().waitFor();
+  await page.locator(".chip", { hasText: "no cache" }).waitFor();
   await drawn(page, "Requests", ["read"]);
   await drawn(page, "What reaches the backing device", ["read"]);
   assert.equal(await page.getByRole("button", { name: "Detach…" }).isVisible(), false);
@@ -198,8 +133,13 @@ test("a tunable is changed after a confirmation", async () => {
   const dialog = page.getByRole("dialog");
   const change = page.getByRole("button", { name: "Change writeback_percent" });
   const before = await value("archive", "writeback_percent");
+  assert.equal(await change.isVisible(), false, "groups are folded");
+  await page.locator("summary", { hasText: "Dangerous" }).click();
+  await page.getByRole("button", { name: "Change io_disable" }).waitFor();
+  await find(page, "writeback_percent");
 
   await change.click();
+  assert.equal(await focused(page), "Cancel", "Enter without a look changes nothing");
   assert.ok(await dialog.getByRole("button", { name: "Change", exact: true }).isDisabled(), "nothing to do yet");
   await dialog.getByLabel("Value in %").fill("25");
   await dialog.getByText("writeback_percent becomes 25").waitFor();
@@ -220,11 +160,13 @@ test("a tunable is changed after a confirmation", async () => {
 
   await row.getByRole("button", { name: "Reset writeback_percent" }).click();
   await dialog.getByText("The value that was set at run time").waitFor();
+  assert.equal(await focused(page), "Cancel");
   await dialog.getByRole("button", { name: "Reset" }).click();
   await until("the default", async () => (await value("archive", "writeback_percent")) === before);
 
   // The page shows the daemon's message for a refused change.
   expected.push("400", "409");
+  await find(page, "sequential_cutoff");
   await page.getByRole("button", { name: "Change sequential_cutoff" }).click();
   await dialog.getByLabel("Value in bytes").fill("many");
   await dialog.getByRole("button", { name: "Change", exact: true }).click();
@@ -235,6 +177,7 @@ test("a tunable is changed after a confirmation", async () => {
 
 test("a tunable of a set is changed for this run only", async () => {
   const { page, done } = await open(setPage());
+  await find(page, "journal_delay_ms");
   await page.getByRole("button", { name: "Change journal_delay_ms" }).click();
   const dialog = page.getByRole("dialog");
   await dialog.getByLabel("Value in ms").fill("50");

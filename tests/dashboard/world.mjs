@@ -30,39 +30,80 @@ export async function until(what, condition) {
   }
 }
 
+/** The usual host: a cache with two volumes, and a volume without a cache. Sizes in MiB. */
+export const USUAL = {
+  caches: [{ name: "nvme", size: 192, volumes: [["archive", 1024], ["mail", 512]] }],
+  alone: [["spare", 128]],
+};
+
 export class World {
-  static async start() {
+  /** Starts a daemon that serves what a plan names. Volumes of a cache are in writeback mode. */
+  static async start(plan = USUAL) {
     const world = new World();
     world.program = needed("UBCACHE");
     world.dir = fs.mkdtempSync(path.join(os.tmpdir(), "ubcache-dashboard-"));
-    const at = (name) => path.join(world.dir, name);
-    const device = (name, size) => {
-      fs.closeSync(fs.openSync(at(name), "w"));
-      fs.truncateSync(at(name), size);
-      return at(name);
-    };
-    const [fast, slow, other, alone] = [device("nvme", 192 * MIB), device("archive-disk", 1024 * MIB), device("mail-disk", 512 * MIB), device("spare-disk", 128 * MIB)];
-    await run(world.program, ["make", "-C", fast, "-B", slow, "--bucket", "128k", "--writeback", "--label", "archive"]);
-    const set = /[0-9a-f]{8}-[0-9a-f-]{27}/;
-    await run(world.program, ["make", "-B", other, "--label", "mail"]);
-    await run(world.program, ["make", "-B", alone, "--label", "spare"]);
-    world.socket = at("control.sock");
-    fs.writeFileSync(at("ubcache.toml"), `exports = ["nbd=${world.dir}/{volume}.sock"]\n`);
-    world.log = fs.openSync(at("daemon.log"), "a");
-    const args = ["daemon", "--config", at("ubcache.toml"), "--socket", world.socket, "--state-dir", at("state")];
-    world.daemon = spawn(world.program, args, { stdio: ["ignore", "ignore", world.log] });
-    await until("the daemon", () => fs.existsSync(world.socket) && world.said().includes("ready"));
-    await world.ask("POST", "/v1/register", { devices: [fast, slow, other, alone] });
-    world.set = set.exec(JSON.stringify((await world.ask("GET", "/v1/sets")).sets.find((s) => s.has_cache).id))[0];
-    await world.ask("POST", "/v1/attach", { cache: world.set, backing: other });
+    world.socket = world.at("control.sock");
+    fs.writeFileSync(world.at("ubcache.toml"), `exports = ["nbd=${world.dir}/{volume}.sock"]\n`);
+    world.log = fs.openSync(world.at("daemon.log"), "a");
+    for (const cache of plan.caches) {
+      const [[first, size], ...others] = cache.volumes;
+      await world.make("-C", world.device(cache.name, cache.size), "-B", world.device(`${first}-disk`, size), "--bucket", "128k", "--writeback", "--label", first);
+      for (const [label, size] of others) await world.make("-B", world.device(`${label}-disk`, size), "--writeback", "--label", label);
+    }
+    for (const [label, size] of plan.alone) await world.make("-B", world.device(`${label}-disk`, size), "--label", label);
+    await world.run();
+    world.sets = {};
+    for (const cache of plan.caches) {
+      await world.register(cache.name, ...cache.volumes.map(([label]) => `${label}-disk`));
+      world.sets[cache.name] = (await world.ask("GET", "/v1/devices")).devices.find((d) => d.path === world.at(cache.name)).set;
+      for (const [label] of cache.volumes.slice(1)) {
+        await world.ask("POST", "/v1/attach", { cache: world.sets[cache.name], backing: world.at(`${label}-disk`) });
+      }
+    }
+    if (plan.alone.length) await world.register(...plan.alone.map(([label]) => `${label}-disk`));
+    world.set = world.sets[plan.caches[0].name];
     world.volumes = {};
     for (const v of (await world.ask("GET", "/v1/volumes")).volumes) world.volumes[v.label] = v.name;
     await world.listen();
     return world;
   }
 
+  at(name) {
+    return path.join(this.dir, name);
+  }
+
+  /** A file of so many MiB that is used as a device. */
+  device(name, size) {
+    fs.closeSync(fs.openSync(this.at(name), "w"));
+    fs.truncateSync(this.at(name), size * MIB);
+    return this.at(name);
+  }
+
+  make(...args) {
+    return run(this.program, ["make", ...args]);
+  }
+
+  register(...names) {
+    return this.ask("POST", "/v1/register", { devices: names.map((name) => this.at(name)) });
+  }
+
+  /** Starts the daemon. It serves what was registered with it before. */
+  async run() {
+    const before = this.said().length;
+    const args = ["daemon", "--config", this.at("ubcache.toml"), "--socket", this.socket, "--state-dir", this.at("state")];
+    this.daemon = spawn(this.program, args, { stdio: ["ignore", "ignore", this.log] });
+    await until("the daemon", () => fs.existsSync(this.socket) && this.said().slice(before).includes("ready"));
+  }
+
+  /** Stops the daemon; returns its exit code. */
+  async stop() {
+    const gone = new Promise((done) => this.daemon.once("exit", (code) => done(code)));
+    this.daemon.kill("SIGTERM");
+    return gone;
+  }
+
   said() {
-    return fs.readFileSync(path.join(this.dir, "daemon.log"), "utf8");
+    return fs.readFileSync(this.at("daemon.log"), "utf8");
   }
 
   /** Sends a request over the Unix socket. */
@@ -169,13 +210,38 @@ export class World {
     };
   }
 
+  /** Writes and flushes so many MiB of a volume. */
+  async fill(label, mib) {
+    const nbd = await connect(this.at(`${this.volumes[label]}.sock`), this.volumes[label]);
+    const block = Buffer.alloc(64 << 10, 7);
+    for (let n = 0; n < mib * 16; n++) await nbd.write(n * block.length, block);
+    await nbd.flush();
+    nbd.end();
+  }
+
+  /** Reads so many MiB of a volume. */
+  async read(label, mib) {
+    const nbd = await connect(this.at(`${this.volumes[label]}.sock`), this.volumes[label]);
+    try {
+      for (let n = 0; n < mib * 16; n++) await nbd.read(n << 16, 64 << 10);
+    } finally {
+      nbd.end();
+    }
+  }
+
+  /** Damages the superblock of a device that is not served. */
+  overwrite(name, offset) {
+    const file = fs.openSync(this.at(name), "r+");
+    fs.writeSync(file, Buffer.alloc(4096, 0xee), 0, 4096, offset);
+    fs.closeSync(file);
+  }
+
   async end() {
     this.bridge?.close();
-    const gone = new Promise((done) => this.daemon.once("exit", (code) => done(code)));
-    this.daemon.kill("SIGTERM");
-    const code = await gone;
+    const code = await this.stop();
     const said = this.said();
     fs.rmSync(this.dir, { recursive: true, force: true });
-    if (code !== 0 || said.includes("panicked")) throw new Error(`the daemon ended with ${code}: ${said}`);
+    // A cache that has failed cannot be stopped without an error.
+    if ((code !== 0 && !this.broken) || said.includes("panicked")) throw new Error(`the daemon ended with ${code}: ${said}`);
   }
 }

@@ -1,10 +1,13 @@
 // The page: which view is shown, when it asks for figures, jobs and events, theme and connection.
 
+import { askForToken, cancelJob } from "./actions.js";
 import { Refused, get, listen, setToken, takeToken } from "./api.js";
-import { askForToken, cancelJob } from "./changes.js";
 import { redrawAll } from "./charts.js";
 import { bytes, clock, duration, el, say } from "./format.js";
-import { Overview, SetView, VolumeView, hrefOf, nameOf, stateOf } from "./views.js";
+import { hrefOf, nameOf, named, setHrefOf, setNameOf, setStateOf, stateOf, titleOf } from "./names.js";
+import { Overview } from "./overview.js";
+import { problemCount, problemsOf } from "./problems.js";
+import { SetView, VolumeView } from "./views.js";
 
 const EVERY_MS = 1000;
 /** Events that are shown. */
@@ -14,9 +17,12 @@ const lamp = document.getElementById("lamp");
 const nav = document.getElementById("nav");
 const main = document.getElementById("main");
 const theme = document.getElementById("theme");
+const host = document.getElementById("host");
+const trouble = document.getElementById("trouble");
 
 let view;
 let status;
+let jobList = [];
 let turn = 0;
 let soon = null;
 
@@ -43,27 +49,33 @@ const events = el("ul", { class: "events" });
 const eventsCard = el("section", { class: "card", "aria-label": "Events" }, el("header", {}, el("h2", {}, "Events")),
   el("div", { class: "events-scroll", tabIndex: 0, role: "region", "aria-label": "Events, the newest first" }, events), el("p", { class: "quiet small", id: "no-events" }, "Nothing has happened since the page was opened."));
 
+/** What runs is at the top, in the overview below the problems; what has ended is below, with the events. */
+function placeJobs(running) {
+  if (!view || !eventsCard.parentElement) return;
+  const top = view.below ?? main.firstElementChild;
+  if (running === (jobs.parentElement === view.below || main.firstElementChild.firstChild === jobs)) return;
+  if (view.below) view.below.hidden = !running;
+  if (running) top.prepend(jobs);
+  else eventsCard.before(jobs);
+}
+
 function showJobs(list) {
   const latest = list.slice(-8).reverse();
   jobs.hidden = !latest.length;
-  // What runs is above everything; what has ended is below, with the events.
-  const running = list.some((job) => job.state === "running");
-  if (view && jobs.parentElement && (jobs.parentElement.firstChild === jobs) !== running) {
-    if (running) jobs.parentElement.prepend(jobs);
-    else eventsCard.before(jobs);
-  }
-  const kind = { running: "info", done: "good", cancelled: "warn", failed: "bad" };
+  placeJobs(list.some((job) => job.state === "running"));
+  const kind = { running: "info", done: "good", cancelled: "", failed: "bad" };
   jobs.replaceChildren(el("header", {}, el("h2", {}, "Jobs")), el("div", { class: "stack" }, latest.map((job) => {
     const done = el("i", { class: "done" });
     done.style.width = `${job.percent}%`;
     const words = [`${bytes(job.done_bytes)} of ${bytes(job.total_bytes)}`];
     if (job.state === "running" && job.eta_seconds != null) words.push(`about ${duration(job.eta_seconds)} left`);
     if (job.error) words.push(job.error);
+    const target = titleOf(job.target, status);
     return el("div", { "data-job": job.id },
-      el("div", { class: "title" }, el("strong", {}, `${job.kind} ${job.target.length > 30 ? job.target.slice(0, 8) : job.target}`), el("span", { class: `chip ${kind[job.state]}` }, job.state),
+      el("div", { class: "title" }, el("strong", {}, `${job.kind} ${target}`), el("span", { class: `chip ${kind[job.state]}` }, job.state),
         el("span", { class: "quiet small num grow" }, words.join(", ")),
-        job.state === "running" && el("button", { type: "button", onclick: async () => (await cancelJob(job)) && refreshNow() }, "Cancel…")),
-      job.state === "running" && el("div", { class: "meter", role: "progressbar", "aria-valuenow": job.percent, "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": `${job.kind} ${job.target}` }, done));
+        job.state === "running" && el("button", { type: "button", onclick: async () => (await cancelJob(job, target)) && refreshNow() }, "Cancel…")),
+      job.state === "running" && el("div", { class: "meter", role: "progressbar", "aria-valuenow": job.percent, "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": `${job.kind} ${target}` }, done));
   })));
 }
 
@@ -72,7 +84,13 @@ function showEvent(event) {
   if (seen.has(event.seq)) return;
   seen.add(event.seq);
   document.getElementById("no-events")?.remove();
-  events.prepend(el("li", { class: event.level }, el("time", { class: "quiet num", dateTime: new Date(event.time_ms).toISOString() }, clock(event.time_ms)), event.text));
+  // The same text again is one line with the number of times.
+  const same = events.firstChild?.dataset.text === event.text ? events.firstChild : null;
+  const times = same ? Number(same.dataset.times) + 1 : 1;
+  same?.remove();
+  events.prepend(el("li", { class: event.level, "data-text": event.text, "data-times": times },
+    el("time", { class: "quiet num", dateTime: new Date(event.time_ms).toISOString() }, clock(event.time_ms)),
+    el("span", {}, named(event.text, status), times > 1 && el("span", { class: "quiet" }, ` (${times} times)`))));
   while (events.children.length > EVENTS) events.lastChild.remove();
 }
 
@@ -87,7 +105,7 @@ function showRoute() {
   const [, kind, name] = route.split("/");
   view?.end();
   const what = decodeURIComponent(name ?? "");
-  view = kind === "volume" && what ? new VolumeView(what, refreshNow) : kind === "set" && what ? new SetView(what, refreshNow) : new Overview();
+  view = kind === "volume" && what ? new VolumeView(what, refreshNow) : kind === "set" && what ? new SetView(what, refreshNow) : new Overview(refreshNow);
   main.replaceChildren(el("div", { class: "stack" }, view.element, jobs, eventsCard));
   turn = 0;
   if (status) show();
@@ -99,36 +117,52 @@ addEventListener("hashchange", () => {
   scrollTo(0, 0);
 });
 
+/** Where one can go: `{href, text, state, volumes}`; those without a cache at the end. */
+function places() {
+  const calm = { "": "good", info: "good" };
+  const ofVolume = (set) => (v) => {
+    const [kind] = stateOf(v, set);
+    return { href: hrefOf(v), text: nameOf(v), state: calm[kind] ?? kind, volumes: [] };
+  };
+  const byName = (a, b) => a.text.localeCompare(b.text, undefined, { numeric: true });
+  const caches = status.sets.filter((s) => s.has_cache).map((s) => ({
+    href: setHrefOf(s), text: setNameOf(s, status.devices), state: setStateOf(s)[0] || "good", volumes: s.volumes.map(ofVolume(s)).sort(byName),
+  }));
+  const alone = status.sets.filter((s) => !s.has_cache).flatMap((s) => s.volumes.map(ofVolume(s))).sort(byName);
+  return [{ href: "#/", text: "Overview", volumes: [] }, ...caches.sort(byName), ...(alone.length ? [{ text: "Without a cache", volumes: alone }] : [])];
+}
+
 function showNav() {
-  const route = routeNow();
-  const link = (href, text, state) => el("a", { href, "aria-current": `#${route}` === href ? "page" : null }, state && el("span", { class: `dot ${state}`, "aria-hidden": "true" }), text);
-  const entries = status.sets.map((s) => {
-    const volumes = s.volumes.map((v) => {
-      const [kind] = stateOf(v);
-      return el("li", {}, link(hrefOf(v), nameOf(v), kind === "bad" ? "bad" : v.attached ? "good" : "warn"));
-    });
-    if (!s.has_cache) return volumes;
-    const bad = s.state !== "serving" || s.set?.failed;
-    return el("li", {}, link(`#/set/${encodeURIComponent(s.id)}`, `Cache ${s.id.slice(0, 8)}`, bad ? "bad" : "good"), el("ul", {}, volumes));
-  });
-  const list = el("ul", {}, el("li", {}, link("#/", "Overview")), entries);
+  const route = `#${routeNow()}`;
+  const all = places();
+  const shown = JSON.stringify([route, all]);
+  if (shown === nav.dataset.shown) return;
+  nav.dataset.shown = shown;
+  const link = ({ href, text, state }) => (href ? el("a", { href, "aria-current": route === href ? "page" : null }, state && el("span", { class: `dot ${state}`, "aria-hidden": "true" }), text, state === "bad" && el("span", { class: "unseen" }, ", with a problem"))
+    : el("span", { class: "nav-title" }, text));
+  const list = el("ul", {}, all.map((p) => el("li", {}, link(p), p.volumes.length > 0 && el("ul", {}, p.volumes.map((v) => el("li", {}, link(v)))))));
+  // On a small screen a choice takes the place of the list.
+  const option = ({ href, text, state }, indent) => href && el("option", { value: href, selected: href === route }, `${indent}${text}${state === "bad" ? " – problem" : ""}`);
+  const choice = el("select", { "aria-label": "Go to", onchange: (e) => (location.hash = e.target.value) },
+    all.flatMap((p) => [option(p, ""), ...p.volumes.map((v) => option(v, "\u00a0\u00a0"))]));
   // Whoever is there with the keyboard keeps the place.
-  if (list.textContent + route !== nav.dataset.shown || [...list.querySelectorAll(".dot")].map((d) => d.className).join() !== nav.dataset.dots) {
-    const focused = nav.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-    nav.replaceChildren(list);
-    nav.dataset.shown = list.textContent + route;
-    nav.dataset.dots = [...list.querySelectorAll(".dot")].map((d) => d.className).join();
-    if (focused) nav.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
-    nav.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
-  }
+  const focused = nav.contains(document.activeElement) ? document.activeElement : null;
+  nav.replaceChildren(choice, list);
+  if (focused?.matches("select")) choice.focus();
+  else if (focused) nav.querySelector(`a[href="${CSS.escape(focused.getAttribute("href"))}"]`)?.focus();
 }
 
 // ---- figures ----
 
 function show() {
   showNav();
-  view.update(status);
-  document.title = view.title();
+  view.update(status, jobList);
+  const problems = problemsOf(status, jobList);
+  say(host, status.hostname ?? "");
+  say(trouble, problemCount(problems.length));
+  trouble.className = `trouble ${problems.some((p) => p.kind === "bad") ? "bad" : problems.length ? "warn" : "good"}`;
+  trouble.hidden = false;
+  document.title = `${problems.length ? `(${problems.length}) ` : ""}${view.title()}`;
   say(document.getElementById("about"), `version ${status.version}, up ${duration(status.uptime_seconds)}`);
 }
 
@@ -145,7 +179,8 @@ async function step() {
   if (turn % 2 === 0 || !status) {
     status = await get("v1/status");
     status.last_errors.forEach(showEvent);
-    showJobs((await get("v1/jobs")).jobs);
+    jobList = (await get("v1/jobs")).jobs;
+    showJobs(jobList);
     show();
   }
   await view.tick(turn);

@@ -1,7 +1,9 @@
-// Changing things: says what will happen, asks, does it, and says what went wrong. Knows what tunables and modes mean for data.
+// Changes of tunables and modes: what they mean for data. Asks by the dialog.
 
-import { Refused, post, put, remove } from "./api.js";
+import { put, remove } from "./api.js";
+import { confirm } from "./dialog.js";
 import { bytes, duration, el, rate } from "./format.js";
+import { nameOf, tunableOf } from "./names.js";
 
 const at = encodeURIComponent;
 export const pathOf = (of) => (of.set ? `v1/sets/${at(of.set.uuid)}` : `v1/volumes/${at(of.volume.name)}`);
@@ -34,7 +36,7 @@ function modeConsequences(from, to, volume) {
   if (from === "writeback" && to !== "writeback") {
     if (dirty) {
       said.push(`${bytes(dirty)} of dirty data stay on the cache device until they are written back. Until then the volume needs the cache device: ${takes(dirty, volume)}.`);
-      if (tunable(volume, "writeback_running") === "0") said.push("writeback_running is 0: nothing is written back until it is 1.");
+      if (tunableOf(volume, "writeback_running") === "0") said.push("writeback_running is 0: nothing is written back until it is 1.");
     } else {
       said.push("Nothing is dirty: the backing device has all data.");
     }
@@ -42,8 +44,6 @@ function modeConsequences(from, to, volume) {
   said.push("No client is disconnected. The mode is stored in the superblock: it holds after a restart, and for the kernel's driver, too.");
   return said;
 }
-
-const tunable = (whose, key) => whose.tunables.find((t) => t.key === key)?.value;
 
 /** What some tunables do to what is there now; for others their line of description has to do. */
 const MEANING = {
@@ -76,54 +76,12 @@ const MEANING = {
 };
 const DANGEROUS = (key, value) => key === "io_disable" && value === "1";
 
-const dialog = () => document.getElementById("ask");
-
-/** Shows the dialog; `act` is done when it is confirmed. Resolves to whether it was done. */
-function confirm({ title, body, sentences, action, danger = false, act }) {
-  const box = dialog();
-  const error = el("p", { class: "banner bad", role: "alert", hidden: true });
-  const list = el("ul", { class: "says" });
-  const tell = (some) => list.replaceChildren(...some.map((s) => el("li", {}, s)));
-  const go = el("button", { type: "submit", class: danger ? "danger" : "main" }, action);
-  const fields = body ? body((some, name, dangerous) => {
-    tell(some);
-    if (name) go.textContent = name;
-    go.className = dangerous || danger ? "danger" : "main";
-    go.disabled = some.length === 0;
-  }) : [];
-  if (sentences) tell(sentences);
-  const form = el("form", { method: "dialog" },
-    el("h2", { id: "ask-title" }, title), fields,
-    el("div", { class: "will", "aria-live": "polite" }, el("h3", {}, "What will happen"), list),
-    error,
-    el("div", { class: "buttons" }, el("button", { type: "button", onclick: () => box.close("no") }, "Cancel"), go));
-  box.replaceChildren(form);
-  return new Promise((done) => {
-    form.addEventListener("submit", async (event) => {
-      event.preventDefault();
-      go.disabled = true;
-      try {
-        await act();
-        box.close("yes");
-      } catch (e) {
-        error.textContent = e instanceof Refused ? e.message : `unexpected: ${e.message}`;
-        error.hidden = false;
-        go.disabled = false;
-      }
-    });
-    box.addEventListener("close", () => done(box.returnValue === "yes"), { once: true });
-    box.returnValue = "no";
-    box.showModal();
-    form.querySelector("select, input, button.main, button.danger")?.focus();
-  });
-}
-
 /** Another cache mode. */
 export function changeMode(volume) {
   const choices = volume.tunables.find((t) => t.key === "cache_mode")?.choices ?? [];
   const pick = el("select", { id: "mode" }, choices.map((c) => el("option", { value: c, selected: c === volume.cache_mode }, c)));
   return confirm({
-    title: `Cache mode of ${volume.name}`,
+    title: `Cache mode of ${nameOf(volume)}`,
     action: "Change mode",
     body: (tell) => {
       const changed = () => tell(pick.value === volume.cache_mode
@@ -151,7 +109,7 @@ function inputFor(t) {
 export function changeTunable(of, t) {
   if (t.key === "cache_mode") return changeMode(of.volume);
   const whose = of.volume ?? of.set;
-  const name = of.volume ? of.volume.name : "the cache set";
+  const name = of.volume ? nameOf(of.volume) : "the cache set";
   const input = inputFor(t);
   const once = el("input", { type: "checkbox", id: "once" });
   const persistence = () => {
@@ -197,68 +155,3 @@ export function resetTunable(of, t) {
     act: () => remove(`${pathOf(of)}/tunables/${at(t.key)}`),
   });
 }
-
-export function writeBack(of) {
-  const dirty = (of.volume ?? of.set).dirty_bytes;
-  return confirm({
-    title: `Write back everything of ${of.volume ? of.volume.name : "the cache set"}`,
-    action: "Write back now",
-    sentences: [
-      `${bytes(dirty)} of dirty data are written to the backing device${of.volume ? "" : "s"} as fast as the devices allow, and stay in the cache as clean data.`,
-      "Clients are served meanwhile; their reads from the backing device take longer. Data that they write meanwhile is written back, too.",
-      "This is a job with progress, which can be cancelled: data that is written back until then stays clean.",
-    ],
-    act: () => post(`${pathOf(of)}/flush`),
-  });
-}
-
-export function detach(volume) {
-  return confirm({
-    title: `Detach ${volume.name}`,
-    action: "Detach",
-    danger: true,
-    sentences: [
-      volume.dirty_bytes
-        ? `First the ${bytes(volume.dirty_bytes)} that are dirty are written back, as fast as the devices allow. Until this is done the job can be cancelled.`
-        : "Nothing is dirty, so nothing is written back first.",
-      `Then ${volume.backing_device ?? "the backing device"} is detached: its cached data is invalid from then on, and every request goes to the backing device.`,
-      "No client is disconnected, but requests are slower. `ubcache attach` attaches the volume to a cache again, without cached data.",
-    ],
-    act: () => post(`${pathOf({ volume })}/detach`),
-  });
-}
-
-export function collectGarbage(set) {
-  return confirm({
-    title: "Collect garbage",
-    action: "Collect now",
-    sentences: [
-      "Garbage collection walks the index once and frees buckets without live data. It also runs by itself; this runs it now.",
-      "No data is lost and no client is disconnected. Requests may take longer for some seconds.",
-    ],
-    act: () => post(`${pathOf({ set })}/gc`),
-  });
-}
-
-export function cancelJob(job) {
-  return confirm({
-    title: `Cancel ${job.kind} of ${job.target}`,
-    action: "Cancel the job",
-    danger: true,
-    sentences: [`${job.percent} % are done and stay done. The rest is not changed${job.kind === "detach" ? ", and the volume stays attached" : ""}.`],
-    act: () => remove(`v1/jobs/${job.id}`),
-  });
-}
-
-/** Asks for the token, where the daemon wants one. */
-export function askForToken(why, take) {
-  const input = el("input", { type: "password", id: "token", autocomplete: "off" });
-  return confirm({
-    title: "Token",
-    action: "Continue",
-    body: () => [el("p", {}, why), el("div", { class: "field" }, el("label", { htmlFor: "token" }, "Token of this daemon"), input)],
-    sentences: ["The token is kept in this tab until it is closed, and sent with each request."],
-    act: async () => take(input.value.trim()),
-  });
-}
-

@@ -54,6 +54,21 @@ export function duration(seconds) {
   return "";
 }
 
+/** A count for each second. */
+export const perSecond = (value) => (value == null ? "–" : `${count(value)}/s`);
+
+/** A value of a tunable with its unit: all sizes in powers of 1024, all times in ms, s or µs. */
+export function setting(value, unit) {
+  if (value === "") return "–";
+  const n = Number(value);
+  if (unit === "bytes") return bytes(n);
+  if (unit === "sectors") return bytes(n * 512);
+  if (unit === "sectors/s") return rate(n * 512);
+  if (unit === "us") return n ? micros(n) : "0";
+  if (unit === "I/Os") return `${count(n)} requests`;
+  return unit ? `${value} ${unit}` : value;
+}
+
 export const clock = (ms) => new Date(ms).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 
 /** An element with properties (`class`, `on…`, `data-…`, `aria-…` or any of its own) and children, which are text or elements. */

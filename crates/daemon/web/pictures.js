@@ -1,6 +1,6 @@
 // Two pictures on canvas: what the buckets hold, and what reaches a disk over time. Knows columns of values, and colours by name.
 
-import { bytes, count, el, percent, say } from "./format.js";
+import { bytes, clock, count, el, percent, say } from "./format.js";
 
 const colours = (names) => {
   const style = getComputedStyle(document.documentElement);
@@ -135,6 +135,10 @@ const KINDS = [
   ["read", "reads"], ["write", "writes"], ["writeback", "writeback"], ["gap_read", "reads for writeback"],
   ["flush", "flushes"], ["discard", "discards"], ["metadata", "superblock"],
 ];
+/** Seconds that the picture shows at most. */
+const LONGEST = 600;
+/** Steps of the axis of time in seconds. */
+const STEPS = [5, 10, 15, 30, 60, 120, 300];
 /** Requests that the picture holds at most. */
 const MOST = 60000;
 
@@ -148,7 +152,7 @@ export class DiskPicture {
     this.tip = el("p", { class: "tip" }, " ");
     this.element = el("section", { class: "card", "aria-label": "What reaches the backing device" },
       el("header", {}, el("h2", {}, "What reaches the backing device"),
-        el("span", { class: "quiet small grow" }, "time from left to right, place on the device from below"),
+        el("span", { class: "quiet small grow", id: "disk-note" }, "recorded while this page is open; time from left to right, place on the device from below"),
         el("label", { class: "choose" }, this.fit, "zoom to the requests")),
       el("div", {}, this.canvas.canvas), this.key, this.tip);
   }
@@ -160,8 +164,8 @@ export class DiskPicture {
     if (trace.now_us < (this.now_us ?? 0)) this.requests = [];
     this.now_us = trace.now_us;
     const { at_us, sector, sectors, kind } = trace.columns;
-    // The daemon's clock counts from its own begin: what is drawn is how long ago it was.
-    this.offset_us = Date.now() * 1000 - trace.now_us;
+    // The daemon's clock counts from its own begin; the axis has the time of the host, as all charts.
+    this.offset_us = (trace.now_ms ?? Date.now()) * 1000 - trace.now_us;
     this.missed = (this.missed ?? 0) + trace.missed;
     for (let i = 0; i < at_us.length; i++) {
       this.requests.push({ at: at_us[i], sector: sector[i], sectors: sectors[i], kind: kind[i] });
@@ -170,19 +174,19 @@ export class DiskPicture {
     this.next = trace.next;
   }
 
-  draw(seconds) {
-    this.seconds = seconds ?? this.seconds ?? 60;
+  /** Draws the requests from `begin` to `end` in seconds since 1970, but no more than ten minutes: older ones are not kept. */
+  draw(begin, end) {
+    if (end) this.between = [Math.max(begin, end - LONGEST), end];
     this.paint();
   }
 
   paint() {
     const c = this.canvas.begin();
-    if (!c || !this.size) return;
+    if (!c || !this.size || !this.between) return;
     const { pen, width, height } = c;
-    const [left, right, above, below] = [64, 6, 8, 22];
+    const [left, right, above, below] = [66, 16, 8, 24];
     const [w, h] = [width - left - right, height - above - below];
-    const now = Date.now() * 1000 - this.offset_us;
-    const begin = now - this.seconds * 1e6;
+    const [begin, now] = this.between.map((t) => t * 1e6 - this.offset_us);
     const shown = this.requests.filter((r) => r.at >= begin);
     const places = shown.filter((r) => r.kind !== "flush");
     let [low, high] = [0, this.size];
@@ -213,12 +217,7 @@ export class DiskPicture {
       pen.fillText(bytes(sector * 512), left - 7, at);
     }
     pen.textBaseline = "alphabetic";
-    const steps = width < 500 ? 2 : 6;
-    for (let i = 0; i <= steps; i++) {
-      const ago = this.seconds * (1 - i / steps);
-      pen.textAlign = i === 0 ? "left" : i === steps ? "right" : "center";
-      pen.fillText(ago ? `−${ago >= 120 ? `${Math.round(ago / 60)} min` : `${Math.round(ago)} s`}` : "now", x(now - ago * 1e6), height - 6);
-    }
+    this.times(pen, { left, above, w, h, paint });
 
     const totals = Object.fromEntries(KINDS.map(([k]) => [k, [0, 0]]));
     // Flushes below everything else: they concern the whole device.
@@ -245,6 +244,23 @@ export class DiskPicture {
     }
     pen.restore();
     this.words(totals, places);
+  }
+
+  /** Marks of the axis of time, at whole times of day as in the charts. */
+  times(pen, { left, above, w, h, paint }) {
+    const [begin, end] = this.between;
+    const step = STEPS.find((s) => (w * s) / (end - begin) > 70) ?? STEPS.at(-1);
+    pen.textAlign = "center";
+    for (let t = Math.ceil(begin / step) * step; t <= end; t += step) {
+      const x = Math.round(left + (w * (t - begin)) / (end - begin)) + 0.5;
+      pen.strokeStyle = paint["line-soft"];
+      pen.beginPath();
+      pen.moveTo(x, above);
+      pen.lineTo(x, above + h);
+      pen.stroke();
+      const text = clock(t * 1000);
+      if (x - left > 14) pen.fillText(step % 60 ? text : text.slice(0, 5), x, above + h + 16);
+    }
   }
 
   words(totals, places) {

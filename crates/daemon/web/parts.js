@@ -1,0 +1,163 @@
+// Parts of several views: facts, meters, the table of volumes, charts with the choice of their time.
+
+import { get } from "./api.js";
+import { RANGES, Samples } from "./charts.js";
+import { bytes, clock, el, micros, percent, perSecond, say } from "./format.js";
+import { hrefOf, nameOf, stateOf } from "./names.js";
+
+/** Facts by name; values are text, or an element. */
+export class Facts {
+  constructor(names, large = false) {
+    this.values = Object.fromEntries(names.map((n) => [n, el("dd")]));
+    this.element = el("dl", { class: large ? "facts large" : "facts" },
+      names.map((n) => el("div", {}, el("dt", {}, n), this.values[n])));
+  }
+
+  set(name, value, plain = false) {
+    const place = this.values[name];
+    place.classList.toggle("plain", plain);
+    if (value instanceof Node) {
+      if (place.firstChild?.textContent !== value.textContent || place.firstChild?.href !== value.href) place.replaceChildren(value);
+    } else say(place, String(value ?? "–"));
+  }
+}
+
+export function chip(element, [kind, text]) {
+  element.className = `chip ${kind}`;
+  say(element, text);
+}
+
+class Meter {
+  constructor(...names) {
+    this.parts = Object.fromEntries(names.map((n) => [n, el("i", { class: n })]));
+    this.element = el("div", { class: "meter", role: "img" }, Object.values(this.parts));
+  }
+
+  set(shares, words) {
+    for (const [name, share] of Object.entries(shares)) this.parts[name].style.width = `${Math.max(0, Math.min(100, share * 100))}%`;
+    this.element.setAttribute("aria-label", words);
+  }
+}
+
+/** Hits per hundred reads in the last five minutes. */
+export const hits = (figures) => {
+  const v = figures.stats.five_minute;
+  return v.cache_hits + v.cache_misses ? (100 * v.cache_hits) / (v.cache_hits + v.cache_misses) : null;
+};
+
+/** How a set's cache device is filled. */
+export class Space {
+  constructor() {
+    this.meter = new Meter("dirty", "clean");
+    this.words = el("p", { class: "small quiet num" });
+    this.element = el("div", {}, this.meter.element, this.words);
+  }
+
+  set(set) {
+    const all = set.bucket_bytes * set.nbuckets || 1;
+    const clean = Math.max(0, set.cached_bytes - set.dirty_bytes);
+    const words = `${bytes(set.dirty_bytes)} dirty and ${bytes(clean)} clean data of ${bytes(all)}; ${set.in_use_percent} % of the buckets cannot be reused at once`;
+    this.meter.set({ dirty: set.dirty_bytes / all, clean: clean / all }, words);
+    say(this.words, words);
+  }
+}
+
+/** Requests per second of each volume, from two answers. */
+export class Speeds {
+  constructor() {
+    this.before = new Map();
+  }
+
+  of(volumes) {
+    const now = performance.now();
+    return new Map(volumes.map((v) => {
+      const total = v.requests.reads + v.requests.writes + v.requests.discards;
+      const before = this.before.get(v.name);
+      this.before.set(v.name, { now, total });
+      return [v.name, before && now > before.now ? Math.max(0, ((total - before.total) * 1000) / (now - before.now)) : null];
+    }));
+  }
+}
+
+const COLUMNS = [["Volume"], ["State"], ["Mode"], ["Size", true], ["Dirty", true], ["Hits, 5 min", true], ["Reads, p99", true], ["Writes, p99", true], ["Requests", true]];
+
+/** The volumes of a set in a table: those with a problem first, then by name. */
+export class VolumeTable {
+  constructor() {
+    this.rows = el("tbody");
+    this.element = el("table", { class: "cards volumes" }, el("thead", {}, el("tr", {}, COLUMNS.map(([t, right]) => el("th", { class: right ? "right" : "", scope: "col" }, t)))), this.rows);
+  }
+
+  /** `speeds` are requests a second and `latencies` those of the last minute, each by the volume's name. */
+  set(set, speeds, latencies = {}) {
+    const { volumes } = set;
+    this.element.hidden = !volumes.length;
+    const bad = (v) => (stateOf(v, set)[0] === "bad" ? 0 : 1);
+    const sorted = [...volumes].sort((a, b) => bad(a) - bad(b) || nameOf(a).localeCompare(nameOf(b), undefined, { numeric: true }));
+    const focused = this.rows.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    this.rows.replaceChildren(...sorted.map((v) => {
+      const latency = latencies[v.name] ?? {};
+      const values = [el("a", { href: hrefOf(v) }, nameOf(v)), el("span", { class: `chip ${stateOf(v, set)[0]}` }, stateOf(v, set)[1]), v.attached && !v.flash_only ? v.cache_mode : "–",
+        bytes(v.size_bytes), bytes(v.dirty_bytes), percent(hits(v)), micros(latency.read_p99_us), micros(latency.write_p99_us), perSecond(speeds?.get(v.name))];
+      return el("tr", {}, values.map((value, n) => {
+        const [name, right] = COLUMNS[n];
+        return el("td", { class: right ? "right" : n ? "" : "whole", "data-name": n ? name : null }, value);
+      }));
+    }));
+    if (focused) this.rows.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
+  }
+}
+
+export const line = (label, column, colour, more = {}) => ({ label, column, colour, ...more });
+
+/** Charts of samples over one axis of time, with the choice how far back it goes. */
+export class Charted {
+  constructor(path, charts) {
+    this.path = path;
+    this.charts = charts;
+    this.samples = new Samples();
+    this.seconds = RANGES.map(([s]) => s).find((s) => s === Number(sessionStorage.getItem("ubcache-range"))) ?? 600;
+    this.range = el("div", { class: "segments", role: "group", "aria-label": "Displayed time" }, RANGES.map(([seconds, text]) =>
+      el("button", { type: "button", "aria-pressed": String(seconds === this.seconds), onclick: (e) => this.choose(seconds, e.target) }, text)));
+    this.grid = el("div", { class: "charts" }, charts.map((c) => c.element));
+    this.end_s = Date.now() / 1000;
+    // The legends have the values of one moment, which is said once for all charts.
+    this.when = el("span", { class: "quiet small num grow" });
+    if (charts[0]) charts[0].onmoment = (s, latest) => say(this.when, latest ? "" : `values at ${clock(s * 1000)}`);
+  }
+
+  choose(seconds, button) {
+    this.seconds = seconds;
+    sessionStorage.setItem("ubcache-range", seconds);
+    for (const b of this.range.children) b.setAttribute("aria-pressed", String(b === button));
+    this.draw();
+    this.onchoose?.();
+  }
+
+  /** The begin and the end of the axis, in seconds since 1970 by the clock of the host. */
+  get between() {
+    return [this.end_s - this.seconds, this.end_s];
+  }
+
+  async tick() {
+    const { since } = this.samples;
+    const answer = await get(`${this.path}/history?since_ms=${since}`);
+    // The clock of the host was set back.
+    if (answer.now_ms < since) this.samples = new Samples();
+    else this.samples.add(answer.columns, since);
+    this.end_s = answer.now_ms / 1000;
+    this.draw();
+    return answer;
+  }
+
+  draw() {
+    // An answer may come when another view is shown.
+    if (this.ended) return;
+    for (const c of this.charts) c.draw(this.samples.columns, ...this.between);
+  }
+
+  end() {
+    this.ended = true;
+    for (const c of this.charts) c.end();
+  }
+}
