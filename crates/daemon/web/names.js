@@ -25,8 +25,12 @@ export function titleOf(target, status) {
   return set?.has_cache ? setNameOf(set, status.devices) : target.length > 30 && !target.includes("/") ? target.slice(0, 8) : target;
 }
 
-/** Text of the daemon with names in the place of UUIDs; a UUID that has no name here is shortened. */
-export const named = (text, status) => text.replace(/\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b/g, (uuid) => (status ? titleOf(uuid, status) : uuid.slice(0, 8)));
+const UUID = /(?<![\w/-])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![\w-])/g;
+
+/** Text of the daemon with names in the place of UUIDs, except in paths; a UUID that has no name here is shortened. */
+export function named(text, status) {
+  return text.replace(UUID, (uuid) => (status ? titleOf(uuid, status) : uuid.slice(0, 8))).replace(/\bcache set Cache /g, "Cache ");
+}
 
 /** Kind and text of the state of a volume of a set. Amber is for what needs an operator; dirty is the normal state of writeback. */
 export function stateOf(volume, set) {

@@ -62,9 +62,11 @@ export class Overview {
   }
 
   showSets(status) {
-    // The caches first; what is served without a cache is one card.
+    // Failed caches first, then the others; what is served without a cache is one card.
     const alone = status.sets.filter((s) => !s.has_cache);
-    const shown = status.sets.filter((s) => s.has_cache).map((s) => [s.id, s]);
+    const failed = (s) => (setStateOf(s)[0] === "bad" ? 0 : 1);
+    const byName = (a, b) => setNameOf(a, status.devices).localeCompare(setNameOf(b, status.devices), undefined, { numeric: true });
+    const shown = status.sets.filter((s) => s.has_cache).sort((a, b) => failed(a) - failed(b) || byName(a, b)).map((s) => [s.id, s]);
     if (alone.length) shown.push(["alone", { id: "alone", has_cache: false, state: alone.find((s) => s.state !== "serving")?.state ?? "serving", volumes: alone.flatMap((s) => s.volumes) }]);
     const ids = new Set(shown.map(([id]) => id));
     for (const [id, card] of this.cards) if (!ids.has(id)) (card.element.remove(), this.cards.delete(id));

@@ -1,7 +1,7 @@
 //! A series of samples at falling resolution: seconds, then steps of 10 s, then steps of 2 min.
 //!
-//! Owns the rule by which old samples are merged, and the bound of a series in bytes: at most 2040 samples, some 240 kB for
-//! a volume. Must not know what the columns mean, except that quantiles of the slowest requests are merged to their maximum.
+//! Owns the rule by which old samples are merged, and the bound of a series: at most 2040 samples, for a volume up to 360 kB in
+//! memory and 240 kB in the file. Must not know what the columns mean, except that the high quantiles are merged to their maximum.
 
 use std::collections::VecDeque;
 
@@ -106,8 +106,8 @@ impl Series {
 
     /// Moves samples of full parts to the next part, and drops them from the last.
     fn merge_old(&mut self) {
-        for n in 0..RESOLUTIONS.len() {
-            while self.parts[n].times_ms.len() > RESOLUTIONS[n].samples {
+        for (n, resolution) in RESOLUTIONS.iter().enumerate() {
+            while self.parts[n].times_ms.len() > resolution.samples {
                 match RESOLUTIONS.get(n + 1) {
                     Some(coarser) => {
                         let step = self.parts[n].pop_step(coarser.step_ms, &self.columns);
