@@ -152,7 +152,7 @@ impl History {
     }
 
     /// Takes over the history that is stored in a state directory. A damaged file is ignored with a message.
-    pub(crate) fn load(&self, state_dir: &Path) {
+    fn load(&self, state_dir: &Path) {
         let path = state_dir.join(store::NAME);
         match store::read(&path) {
             Ok(stored) => *self.lock() = stored.unwrap_or_default(),
@@ -174,14 +174,18 @@ impl History {
     }
 }
 
-/// Stores the history every few minutes, until the future is dropped.
-pub(crate) async fn store_regularly(history: Arc<History>, state_dir: std::path::PathBuf) {
-    loop {
-        tokio::time::sleep(STORES_EVERY).await;
-        let (history, state_dir) = (history.clone(), state_dir.clone());
-        // A file system that hangs must not stop the control thread.
-        let _ = tokio::task::spawn_blocking(move || history.store(&state_dir)).await;
-    }
+/// Takes over the history of a state directory, and starts the task that stores it every few minutes.
+pub(crate) fn load_and_store(history: &Arc<History>, state_dir: &Path) -> tokio::task::JoinHandle<()> {
+    history.load(state_dir);
+    let (history, state_dir) = (history.clone(), state_dir.to_owned());
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(STORES_EVERY).await;
+            let (history, state_dir) = (history.clone(), state_dir.clone());
+            // A file system that hangs must not stop the control thread.
+            let _ = tokio::task::spawn_blocking(move || history.store(&state_dir)).await;
+        }
+    })
 }
 
 /// The time of the host's clock, in milliseconds since 1970.

@@ -137,15 +137,14 @@ async fn control(
     let listener = server::bind(paths.socket)?;
     let registry = Arc::new(Registry::new(shared.clone()));
     let history = registry.history.clone();
-    history.load(paths.state_dir);
     let api = Api { registry: registry.clone(), config_path: options.config.clone(), began: Instant::now() };
     let router = server::with_limits(api::router(Arc::new(api)));
     let serving = tokio::spawn(server::serve(listener, router.clone(), access, shared.hub.clone()));
     message::note(format!("control socket {}", paths.socket.display()));
     let serving_tcp = tokio::spawn(tcp::serve(router, shared.clone()));
 
+    let storing = history::load_and_store(&history, paths.state_dir);
     let sampling = tokio::spawn(history::record(registry.inventory.workers.clone(), history.clone()));
-    let storing = tokio::spawn(history::store_regularly(history.clone(), paths.state_dir.to_owned()));
     let view = sysfs::mount(&registry, shared.config().sysfs_view.as_deref());
     let scan = shared.config().scan;
     // The monitor starts before the first scan, so that no event is missed.
