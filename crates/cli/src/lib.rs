@@ -24,6 +24,8 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+pub use daemon::{CONFIG_KEYS, ConfigKey};
+pub use serve::failure::EXIT_CODES;
 use serve::{crash_log, events, exports, failure, read_only, session, superblock, takeover, tunables};
 
 use commands::Command;

@@ -4,7 +4,7 @@
 //! The page `reference.md` is made of tables in the program; `UBCACHE_BOOK_DRAW=1` writes it anew.
 //!
 //! Blocks marked `sh run` are run in their order, those of a page in one directory; the commands of all other `sh` blocks are
-//! parsed.
+//! parsed. Before a page of `day2` the blocks of `day2/index.md` are run, which make its devices.
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ fn book() -> PathBuf {
 
 fn pages() -> Vec<PathBuf> {
     let mut pages = Vec::new();
-    for dir in [book(), book().join("recipes")] {
+    for dir in [book(), book().join("recipes"), book().join("day2")] {
         let entries = std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().path());
         pages.extend(entries.filter(|p| p.extension().is_some_and(|e| e == "md")));
     }
@@ -70,12 +70,20 @@ fn what_can_be_tried_works() {
     let program = Path::new(env!("CARGO_BIN_EXE_ubcache"));
     let path = format!("{}:{}", program.parent().unwrap().display(), std::env::var("PATH").unwrap());
     let mut tried = 0;
+    let prepared: String = blocks(&std::fs::read_to_string(book().join("day2/index.md")).unwrap())
+        .into_iter()
+        .filter(|(what, _)| what == "sh run")
+        .map(|(_, text)| text)
+        .collect();
     for page in pages() {
         let all = blocks(&std::fs::read_to_string(&page).unwrap());
-        let script: String =
+        let mut script: String =
             all.iter().filter(|(what, _)| what == "sh run").map(|(_, text)| &**text).collect();
         if script.is_empty() {
             continue;
+        }
+        if page.parent() == Some(&book().join("day2")) && !page.ends_with("index.md") {
+            script = format!("{}{script}", prepared);
         }
         let dir = tempfile::tempdir().unwrap();
         // What runs in the background ends with the page.
@@ -97,7 +105,7 @@ fn what_can_be_tried_works() {
         );
         tried += 1;
     }
-    assert!(tried >= 4, "{tried} pages");
+    assert!(tried >= 17, "{tried} pages");
 }
 
 #[test]
@@ -154,6 +162,15 @@ fn reference() -> String {
              | type | meaning |\n|---|---|\n";
     for (name, meaning) in daemon::EVENT_KINDS {
         page += &format!("| `{name}` | {meaning} |\n");
+    }
+    page += "\n## Keys of the configuration\n\n\
+             `man ubcache.toml` has the same. [The daemon](daemon.md#configuration) has examples.\n\n\
+             | section | key | value | default | meaning |\n|---|---|---|---|---|\n";
+    for key in daemon::CONFIG_KEYS {
+        let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{text}`") };
+        let section = if key.section.is_empty() { String::new() } else { format!("`[{}]`", key.section) };
+        let (name, default) = (key.name, code(key.default));
+        page += &format!("| {section} | `{name}` | {} | {default} | {} |\n", key.values, key.meaning);
     }
     page += "\n## Tunables\n\n\
              A number outside of the range is refused, and nothing changes. The sysfs view sets the nearest one inside, as the kernel \
@@ -324,6 +341,23 @@ fn messages_are_those_of_the_program() {
         seen += 1;
     }
     assert!(seen >= 12, "{seen} messages");
+}
+
+/// Messages name pages of `day2` by their short names.
+#[test]
+fn pages_that_messages_name_are_there() {
+    let mut seen = BTreeSet::new();
+    for text in sources().iter().flat_map(|path| texts(&std::fs::read_to_string(path).unwrap())) {
+        for part in text.split("the page ").skip(1) {
+            if let Some((page, _)) = part.split_once(" of the guide").filter(|(page, _)| !page.contains(' '))
+            {
+                let is_there = page == "…" || book().join(format!("day2/{page}.md")).exists();
+                assert!(is_there, "{page}: {text}");
+                seen.insert(page.to_owned());
+            }
+        }
+    }
+    assert!(seen.len() >= 3, "{seen:?}");
 }
 
 #[test]

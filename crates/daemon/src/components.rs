@@ -29,4 +29,5 @@ pub(crate) mod workers;
 pub(crate) use admission::By;
 pub(crate) use lookup::{Found, Lookup};
 pub(crate) use problems::problems;
+pub(crate) use registration::Attach;
 pub(crate) use views::{DeviceView, SetView};

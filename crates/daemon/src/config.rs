@@ -5,6 +5,7 @@
 //! and on an address that other hosts reach also TLS; a file without them is refused. Must not know what is running.
 
 mod key;
+mod keys;
 mod list;
 mod mistake;
 mod places;
@@ -23,6 +24,7 @@ use serve::tunables::{Owner, owners};
 use toml::Spanned;
 
 pub(crate) use key::Key;
+pub use keys::{CONFIG_KEYS, ConfigKey};
 pub(crate) use mistake::ConfigError;
 
 use mistake::Mistake;

@@ -56,7 +56,7 @@ use std::time::{Duration, Instant};
 
 use serve::{Failure, message};
 
-pub use crate::config::DEFAULT_CONFIG;
+pub use crate::config::{CONFIG_KEYS, ConfigKey, DEFAULT_CONFIG};
 pub use crate::hub::EVENT_KINDS;
 
 use crate::api::Api;

@@ -71,6 +71,14 @@ impl Probe {
         matches!(self.role, Role::Backing { attachment: Attachment::Dirty, .. })
     }
 
+    /// UUID of the set in the superblock of a backing device.
+    pub(crate) fn set(&self) -> Option<&str> {
+        match &self.role {
+            Role::Cache { .. } => None,
+            Role::Backing { set, .. } => set.as_deref(),
+        }
+    }
+
     /// Whether this block device was unplugged: its name is free, or another device has it.
     pub(crate) fn is_unplugged(&self) -> bool {
         self.appearance.is_some() && self.appearance != appearance(&self.path)

@@ -17,7 +17,7 @@ use tokio::runtime::Handle;
 
 use crate::asked::Asked;
 use crate::audit::{self, Peer};
-use crate::components::{By, Found};
+use crate::components::{Attach, By, Found};
 use crate::order::{NewVolume, Order as ThreadOrder};
 use crate::registry::Registry;
 use crate::settings::Of;
@@ -171,7 +171,8 @@ async fn device(registry: &Arc<Registry>, id: &VolumeId, what: DeviceOrder) -> R
             return changed.map(|_| ()).map_err(|e| refused(e, Errno::EINVAL));
         }
         DeviceOrder::Attach(set) => {
-            registry.registration.attach(&set.to_string(), &name, &asked()).await.map(drop)
+            let wanted = Attach { cache: set.to_string(), backing: name, force: false };
+            registry.registration.attach(&wanted, &asked()).await.map(drop)
         }
         DeviceOrder::Detach => {
             let order = |job| ThreadOrder::Detach(volume.clone(), false, job);

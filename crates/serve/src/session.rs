@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use blockio::wrap::{DelayDisk, Delays, HddModel, SlowDisk};
-use blockio::{Driver, FileDevice, OpenOptions};
+use blockio::{Driver, DriverOptions, FileDevice, OpenOptions};
 use engine::{CacheSet, SetOptions, Volume};
 use format::{BackingSuper, CacheSuper};
 use io::sync::Event;
@@ -130,6 +130,19 @@ pub async fn open_backing(
         }
     }
     Ok(OpenBacking { disk, superblock })
+}
+
+/// Makes a backing device leave its set without the cache device, and returns the UUID of the set. Blocks the thread.
+///
+/// # Errors
+/// If the device is in use or has dirty data in the cache. In that case it is not changed.
+pub fn leave_set(path: &Path) -> Result<format::Uuid, Failure> {
+    let options = DriverOptions { seed: seed(), ..DriverOptions::default() };
+    let driver = Driver::new(options).map_err(|e| Failure::because("cannot start", e))?;
+    driver.block_on(async {
+        let backing = open_backing(&driver, path, Simulation::default(), None).await?;
+        Ok(Volume::leave_set(backing.disk).await?)
+    })
 }
 
 /// A running set, or backing devices that run without one.
@@ -367,7 +380,6 @@ pub fn seed() -> u64 {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use blockio::DriverOptions;
     use blockio::wrap::MemDisk;
     use engine::SetOptions;
     use format::{Sector, Sectors};

@@ -1,9 +1,12 @@
-//! Writes the man pages of every command, and completions for bash, zsh and fish, from the definition of the command line, so
-//! that they match the arguments that the program accepts.
+//! Writes the manual pages of every command and of the configuration, and completions for bash, zsh and fish, from the
+//! definitions in the program, so that they match what the program accepts.
 //!
-//! Module `names` completes names that only a daemon knows. `ubcache-pages DIR` makes DIR/man/*.1 and DIR/completions/{ubcache,_ubcache,ubcache.fish}.
+//! Module `names` completes names that only a daemon knows. `ubcache-pages DIR` makes DIR/man/*.8, DIR/man/ubcache.toml.5 and
+//! DIR/completions/{ubcache,_ubcache,ubcache.fish}.
 #![forbid(unsafe_code)]
 
+mod examples;
+mod man;
 mod names;
 
 use std::io::Result;
@@ -28,11 +31,11 @@ fn main() -> ExitCode {
 }
 
 fn write(dir: &Path) -> Result<()> {
-    let (man, completions) = (dir.join("man"), dir.join("completions"));
-    std::fs::create_dir_all(&man)?;
+    let (pages, completions) = (dir.join("man"), dir.join("completions"));
+    std::fs::create_dir_all(&pages)?;
     std::fs::create_dir_all(&completions)?;
     let command = cli::command();
-    clap_mangen::generate_to(command.clone(), &man)?;
+    man::write(&pages, &command)?;
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         let file = match shell {
             Shell::Bash => "ubcache",

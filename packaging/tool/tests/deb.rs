@@ -67,8 +67,17 @@ fn installed_used_and_removed() {
         .map(|f| f.trim_start_matches('.'))
         .collect();
     for command in cli::command().get_subcommands().filter(|c| !c.is_hide_set()) {
-        let page = format!("/usr/share/man/man1/ubcache-{}.1.gz", command.get_name());
+        let page = format!("/usr/share/man/man8/ubcache-{}.8.gz", command.get_name());
         assert!(files.contains(page.as_str()), "{page} is not among {files:?}");
+    }
+    for page in [
+        "/usr/share/man/man8/ubcache.8.gz",
+        "/usr/share/man/man5/ubcache.toml.5.gz",
+        "/usr/share/doc/ubcache/guide/index.md",
+        "/usr/share/doc/ubcache/guide/paths.svg",
+        "/usr/share/doc/ubcache/guide/day2/index.md",
+    ] {
+        assert!(files.contains(page), "{page} is not among {files:?}");
     }
     assert!(contents.lines().all(|l| l.contains(" root/root ")), "{contents}");
     for script in [

@@ -32,7 +32,9 @@ grep -q '#compdef ubcache' "$root/usr/share/zsh/vendor-completions/_ubcache"
 grep -q 'complete -c ubcache' "$root/usr/share/fish/vendor_completions.d/ubcache.fish"
 fine completions
 
-zcat "$root/usr/share/man/man1/ubcache-make.1.gz" | grep -q 'TH ubcache-make 1'
+zcat "$root/usr/share/man/man8/ubcache-make.8.gz" >"$1/make.8"
+for section in TH SH\ EXAMPLES SH\ FILES 'SH "SEE ALSO"'; do grep -q "^.$section" "$1/make.8"; done
+zcat "$root/usr/share/man/man5/ubcache.toml.5.gz" | grep -q '^.TH ubcache.toml 5'
 fine manual
 
 # The devices are files; the configuration is the installed one with other paths.

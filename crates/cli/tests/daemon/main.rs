@@ -18,6 +18,7 @@ mod hotplug;
 mod huge;
 mod labels;
 mod life;
+mod lost_cache;
 mod many;
 mod memory_limit;
 mod messages;

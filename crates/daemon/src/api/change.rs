@@ -18,7 +18,7 @@ use serve::Failure;
 use super::context::{Api, SharedApi};
 use crate::answer::{Answered, Refusal, ok, parse, to_the_end};
 use crate::audit::Audit;
-use crate::components::{By, DeviceView, Found, SetView};
+use crate::components::{Attach, By, DeviceView, Found, SetView};
 use crate::jobs::{End, Job, RunningJob};
 use crate::names::Named;
 use crate::order::Order;
@@ -142,23 +142,17 @@ impl Stays {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Attach {
-    cache: String,
-    backing: String,
-}
-
 pub(super) async fn attach(State(api): SharedApi, Extension(audit): Audited, body: Bytes) -> Answered {
     let wanted: Attach = parse(&body)?;
-    audit.does(format!("attach {} {}", wanted.cache, wanted.backing));
+    let force = if wanted.force { " by force" } else { "" };
+    audit.does(format!("attach {} {}{force}", wanted.cache, wanted.backing));
     for name in [&wanted.cache, &wanted.backing] {
         if let Ok(named) = api.registry.lookup.named(name).await {
             audit.on(&named);
         }
     }
     let attached = to_the_end(async move {
-        let named = api.registry.registration.attach(&wanted.cache, &wanted.backing, &audit.asked()).await?;
+        let named = api.registry.registration.attach(&wanted, &audit.asked()).await?;
         let cache = api.registry.lookup.named(&wanted.cache).await?;
         audit.on(&named);
         Ok((named, cache))
@@ -385,6 +379,9 @@ struct Detach {
     /// Overwrite the device's data on the cache device after the detach.
     #[serde(default)]
     wipe: bool,
+    /// The cache device is lost: the device leaves its set without it.
+    #[serde(default)]
+    force: bool,
 }
 
 pub(super) async fn detach(
@@ -393,12 +390,27 @@ pub(super) async fn detach(
     Path(volume): Path<String>,
     body: Bytes,
 ) -> Result<Response, Refusal> {
-    let Detach { wipe } = parse(&body)?;
+    let Detach { wipe, force } = parse(&body)?;
+    if force {
+        return leave(api, audit, volume).await;
+    }
     audit.does(format!("detach {volume}{}", if wipe { " and wipe" } else { "" }));
     let Found { worker, name, named } = volume_of(&api, &audit, &volume).await?;
     let order = |job| Order::Detach(name.clone(), wipe, job);
     let job = worker.begin_job(&api.registry.jobs, "detach", &name, Some(&named), order)?;
     accepted(&job, Some(&named))
+}
+
+/// Detaches a device whose cache device is lost. It is no job: nothing is written back.
+async fn leave(api: Arc<Api>, audit: Audit, volume: String) -> Result<Response, Refusal> {
+    audit.does(format!("detach {volume} by force"));
+    if let Ok(named) = api.registry.lookup.named(&volume).await {
+        audit.on(&named);
+    }
+    let asked = audit.asked();
+    let work = async move { api.registry.registration.leave(&volume, &asked).await };
+    let (named, set) = to_the_end(work).await?;
+    Ok(ok(json!({"resolved": named, "left_set": set}))?.into_response())
 }
 
 pub(super) async fn flush(

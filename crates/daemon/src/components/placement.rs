@@ -81,18 +81,20 @@ impl Placement {
                 if let Some(worker) = set.as_ref().and_then(|set| self.inventory.workers.serving(set)) {
                     return self.add(&worker, probe).await;
                 }
-                let what = match attachment {
+                let (what, page) = match attachment {
                     Attachment::Free | Attachment::Stale => {
                         let alone = Some(probe.path.clone());
                         return self.start(probe, Plan { id: probe.uuid.clone(), cache: None, alone }).await;
                     }
-                    Attachment::Made => "was made for",
-                    Attachment::Clean => "is attached to",
-                    Attachment::Dirty => "has dirty data in",
+                    Attachment::Made => ("was made for", "orphan"),
+                    Attachment::Clean => ("is attached to", "dead-ssd-clean"),
+                    Attachment::Dirty => ("has dirty data in", "dead-ssd-dirty"),
                 };
                 let set = set.as_deref().unwrap_or_default();
-                let why =
-                    format!("{what} cache set {set}, whose cache device is not registered: waits for it");
+                let why = format!(
+                    "{what} cache set {set}, whose cache device is not registered: waits for it; if that device is lost, \
+                     see the page {page} of the guide"
+                );
                 let waits_for = match attachment {
                     Attachment::Dirty => WaitsFor::DirtyCache,
                     _ => WaitsFor::Cache,

@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde::Deserialize;
 use serve::{Failure, message};
 
 use super::admission::{Admission, By};
@@ -19,6 +20,18 @@ use crate::asked::Asked;
 use crate::names::Named;
 use crate::probe::{Attachment, Probe, Role, probe_all, probe_device};
 use crate::why::SharedFailure;
+
+/// The parameters of an attachment.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Attach {
+    /// The cache device, or the UUID of its set.
+    pub(crate) cache: String,
+    pub(crate) backing: String,
+    /// A clean device leaves another set whose cache device is not registered.
+    #[serde(default)]
+    pub(crate) force: bool,
+}
 
 /// The result of a registration.
 pub(crate) struct Registered {
@@ -192,12 +205,14 @@ impl Registration {
     ///
     /// # Errors
     /// If the device is in use, among others; it stays served as it was then.
-    pub(crate) async fn attach(&self, cache: &str, backing: &str, asked: &Asked) -> Result<Named, Failure> {
+    pub(crate) async fn attach(&self, wanted: &Attach, asked: &Asked) -> Result<Named, Failure> {
+        let Attach { cache, backing, .. } = wanted;
         let find = || async {
             let set = self.lookup.set_of(cache).await?;
             let probe = probe_device(&self.lookup.device_path(backing).await?).await?;
             let served_by = self.inventory.workers.of_device(&probe).map(|w| w.plan.id.clone());
-            let shared = [Some(set.clone()), served_by].into_iter().flatten().filter(|id| *id != probe.uuid);
+            let others = [Some(set.clone()), served_by, probe.set().map(str::to_owned)];
+            let shared = others.into_iter().flatten().filter(|id| *id != probe.uuid);
             let (alone, shared) = ([probe.key().to_owned()].into(), shared.collect());
             Ok(((set, probe), Scope { alone, shared, ..Scope::default() }))
         };
@@ -206,16 +221,7 @@ impl Registration {
             return failed(self.lookup.set_is_not_served(&set));
         };
         self.admission.admit(&probe)?;
-        match &probe.role {
-            Role::Cache { .. } => {
-                return failed(format!("{backing}: expected a backing device, found a cache device"));
-            }
-            Role::Backing { set: Some(other), attachment: Attachment::Clean | Attachment::Dirty, .. } => {
-                let already = if *other == set { "already " } else { "" };
-                return failed(format!("{backing}: is {already}attached to cache set {other}"));
-            }
-            Role::Backing { .. } => {}
-        }
+        let probe = self.free_to_join(&set, probe, wanted).await?;
         let was_served = self.inventory.workers.stop_backing(&probe).await?;
         let added = worker.add(probe.path.clone()).await;
         let probed = probe_device(&probe.path).await;
@@ -239,6 +245,93 @@ impl Registration {
         self.admission.record(&now).await;
         self.admission.remember(&now)?;
         Ok(self.lookup.named(&now.uuid).await?)
+    }
+
+    /// Checks that a device may be attached to a set. By force it leaves the set of a lost cache device before.
+    async fn free_to_join(&self, set: &str, probe: Probe, wanted: &Attach) -> Result<Probe, Failure> {
+        let Attach { backing, force, .. } = wanted;
+        match &probe.role {
+            Role::Cache { .. } => {
+                failed(format!("{backing}: expected a backing device, found a cache device"))
+            }
+            Role::Backing {
+                set: Some(other),
+                attachment: attachment @ (Attachment::Clean | Attachment::Dirty),
+                ..
+            } => {
+                if other == set {
+                    return failed(format!("{backing}: is already attached to cache set {other}"));
+                }
+                if *force {
+                    return Ok(self.leave_set(probe).await?.0);
+                }
+                let dirty = *attachment == Attachment::Dirty;
+                let page = if dirty { "dead-ssd-dirty" } else { "dead-ssd-clean" };
+                failed(format!(
+                    "{backing}: is attached to cache set {other}; `ubcache detach` removes it from a set that is served; \
+                     if the cache device of that set is lost, see the page {page} of the guide"
+                ))
+            }
+            Role::Backing { .. } => Ok(probe),
+        }
+    }
+
+    /// Makes a backing device leave the set of a lost cache device, and serves it alone. Returns the device and the set.
+    ///
+    /// # Errors
+    /// If the device has dirty data in the cache or is served, among others; it is not changed then.
+    pub(crate) async fn leave(&self, backing: &str, asked: &Asked) -> Result<(Named, String), Failure> {
+        let find = || async {
+            let probe = probe_device(&self.lookup.device_path(backing).await?).await?;
+            let scope = self.scope_of(std::slice::from_ref(&probe));
+            Ok((probe, scope))
+        };
+        let (_claim, probe) = self.placement.changes().claim_found(asked, find).await?;
+        self.admission.admit(&probe)?;
+        let (probe, set) = self.leave_set(probe).await?;
+        self.admission.name(probe.uuid.clone());
+        if let Err(e) = self.placement.place_one(&probe).await {
+            let why = SharedFailure::from(e);
+            self.inventory.devices.set(&probe, DeviceState::Failed(why.clone()));
+            return Err(Failure::of(why));
+        }
+        self.admission.remember(&probe)?;
+        Ok((self.lookup.named(&probe.uuid).await?, set))
+    }
+
+    /// Makes a clean backing device leave its set, whose cache device is not registered. Returns the device as it is then,
+    /// and the UUID of the set.
+    async fn leave_set(&self, probe: Probe) -> Result<(Probe, String), Failure> {
+        let path = probe.path.display();
+        let Role::Backing {
+            set: Some(set),
+            attachment: attachment @ (Attachment::Made | Attachment::Clean | Attachment::Dirty),
+            ..
+        } = &probe.role
+        else {
+            return failed(format!("{path}: is attached to no cache set"));
+        };
+        if self.inventory.devices.get(&probe.path).is_some_and(|d| d.state.has_thread()) {
+            return failed(format!("{path}: is served: detach it without --force"));
+        }
+        if self.inventory.workers.serving(set).is_some() {
+            return failed(format!(
+                "{path}: cache set {set} is served: register the device, then detach it without --force"
+            ));
+        }
+        if *attachment == Attachment::Dirty {
+            return failed(format!(
+                "{path}: has dirty data in cache set {set}, and how much is recorded on its cache device only: without \
+                 that device the data is lost; see the page dead-ssd-dirty of the guide"
+            ));
+        }
+        let at = probe.path.clone();
+        let left = tokio::task::spawn_blocking(move || serve::session::leave_set(&at));
+        left.await.map_err(|e| Failure::at(&probe.path, "cannot leave its set", e))??;
+        message::note(format!(
+            "{path}: has left cache set {set}: what the cache device has of it is invalid"
+        ));
+        Ok((probe_device(&probe.path).await?, set.clone()))
     }
 
     /// Stops a volume. Its device stays registered, for the next start.

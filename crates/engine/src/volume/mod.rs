@@ -177,6 +177,25 @@ impl Volume {
         Ok(Volume::new(backing.disk().runtime().clone(), area, None, Some(backing), &label))
     }
 
+    /// Makes a backing device leave its set without the cache device. What the cache has of it is invalid from then on.
+    /// Returns the UUID of the set.
+    ///
+    /// # Errors
+    /// If the device has dirty data in the cache; it is not changed then.
+    pub async fn leave_set(disk: Disk) -> Result<Uuid, EngineError> {
+        let backing = BackingDevice::open(disk).await?;
+        let set = backing.set_uuid();
+        if backing.state() == BackingState::Dirty {
+            return Err(DeviceRefusal::DirtyInSet { set }.of(&backing.disk().info().name).into());
+        }
+        let free = |sb: &mut format::BackingSuper| {
+            sb.set_set_uuid(Uuid::NIL);
+            sb.set_state(BackingState::None);
+        };
+        backing.update(free).await?;
+        Ok(set)
+    }
+
     /// The cache and the slot, while the volume is attached.
     pub(crate) fn attached(&self) -> Option<(Rc<Cache>, Inode)> {
         self.link.borrow().clone()

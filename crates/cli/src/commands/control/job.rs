@@ -108,14 +108,24 @@ pub(crate) struct Detach {
     /// Then overwrite with zeros all data on the cache device that no volume of the set needs, as `wipe` does
     #[arg(long)]
     wipe: bool,
+    /// The cache device is lost: make the device, which waits for it, leave its set; refused if it has dirty data there
+    #[arg(long, conflicts_with_all = ["wipe", "no_wait"])]
+    force: bool,
     #[command(flatten)]
     waiting: Waiting,
 }
 
 impl Detach {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let path =
-            format!("/v1/volumes/{}/detach", segment(&self.waiting.control.device_name(&self.backing)?));
+        let control = &self.waiting.control;
+        let path = format!("/v1/volumes/{}/detach", segment(&control.device_name(&self.backing)?));
+        if self.force {
+            let body = control.post(&path, &json!({"force": true}))?;
+            return answer(control, &body, || {
+                let (device, set) = (described(&body["resolved"]), text(&body["left_set"]));
+                format!("{device}: detached from cache set {set} without its cache device\n")
+            });
+        }
         self.waiting.begin_with("detaching", &path, &json!({"wipe": self.wipe}))
     }
 }

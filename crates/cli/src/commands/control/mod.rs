@@ -175,13 +175,23 @@ pub(crate) struct Attach {
     cache: String,
     /// Backing device
     backing: String,
+    /// The device belongs to another set, whose cache device is lost: make it leave that set first; refused if it has dirty
+    /// data there
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     control: Control,
 }
 
 impl Attach {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let wanted = json!({"cache": self.control.device_name(&self.cache)?, "backing": self.control.device_name(&self.backing)?});
+        let (cache, backing) =
+            (self.control.device_name(&self.cache)?, self.control.device_name(&self.backing)?);
+        let mut wanted = json!({"cache": cache, "backing": backing});
+        if self.force {
+            // A daemon of an older version does not know it.
+            wanted["force"] = json!(true);
+        }
         let body = self.control.post("/v1/attach", &wanted)?;
         answer(&self.control, &body, || {
             format!("{}: attached to {}\n", described(&body["resolved"]), described(&body["cache"]))
