@@ -351,8 +351,7 @@ fn pages_that_messages_name_are_there() {
         for part in text.split("the page ").skip(1) {
             if let Some((page, _)) = part.split_once(" of the guide").filter(|(page, _)| !page.contains(' '))
             {
-                let is_there = page == "…" || book().join(format!("day2/{page}.md")).exists();
-                assert!(is_there, "{page}: {text}");
+                assert!(book().join(format!("day2/{page}.md")).exists(), "{page}: {text}");
                 seen.insert(page.to_owned());
             }
         }

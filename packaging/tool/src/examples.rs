@@ -94,7 +94,7 @@ pub(crate) const PAGES: &[Page] = &[
             ("Serve a set as a ublk device:", "ubcache up -C /dev/nvme0n1p4 -B /dev/sdb --export ublk"),
             (
                 "Serve it over NBD, with a tunable:",
-                "ubcache up -C fast -B slow --export nbd=data.sock --set writeback_percent=20",
+                "ubcache up -C fast -B slow --export nbd=sock --set writeback_percent=20",
             ),
             ("Serve a clean disk whose cache device is lost:", "ubcache up --without-cache -B /dev/sdb"),
             (
@@ -120,7 +120,7 @@ pub(crate) const PAGES: &[Page] = &[
             ),
             (
                 "Copy what can be read of a damaged set:",
-                "ubcache extract -C /dev/nvme0n1p4 -B /dev/sdb -o /backup/data.img --force",
+                "ubcache extract -C /dev/nvme0n1p4 -B /dev/sdb -o data.img --best-effort",
             ),
         ],
         OFFLINE,
@@ -162,7 +162,7 @@ pub(crate) const PAGES: &[Page] = &[
             ("Start it at every boot:", "systemctl enable --now ubcache"),
             (
                 "Start another one, with all its files in a directory:",
-                "ubcache daemon --config ubcache.toml --socket control.sock --state-dir state",
+                "ubcache daemon --config my.toml --socket my.sock --state-dir state",
             ),
         ],
         DAEMON,

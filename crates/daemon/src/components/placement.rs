@@ -86,14 +86,14 @@ impl Placement {
                         let alone = Some(probe.path.clone());
                         return self.start(probe, Plan { id: probe.uuid.clone(), cache: None, alone }).await;
                     }
-                    Attachment::Made => ("was made for", "orphan"),
-                    Attachment::Clean => ("is attached to", "dead-ssd-clean"),
-                    Attachment::Dirty => ("has dirty data in", "dead-ssd-dirty"),
+                    Attachment::Made => ("was made for", "the page orphan of the guide"),
+                    Attachment::Clean => ("is attached to", "the page dead-ssd-clean of the guide"),
+                    Attachment::Dirty => ("has dirty data in", "the page dead-ssd-dirty of the guide"),
                 };
                 let set = set.as_deref().unwrap_or_default();
                 let why = format!(
                     "{what} cache set {set}, whose cache device is not registered: waits for it; if that device is lost, \
-                     see the page {page} of the guide"
+                     see {page}"
                 );
                 let waits_for = match attachment {
                     Attachment::Dirty => WaitsFor::DirtyCache,

@@ -266,10 +266,14 @@ impl Registration {
                     return Ok(self.leave_set(probe).await?.0);
                 }
                 let dirty = *attachment == Attachment::Dirty;
-                let page = if dirty { "dead-ssd-dirty" } else { "dead-ssd-clean" };
+                let page = if dirty {
+                    "the page dead-ssd-dirty of the guide"
+                } else {
+                    "the page dead-ssd-clean of the guide"
+                };
                 failed(format!(
                     "{backing}: is attached to cache set {other}; `ubcache detach` removes it from a set that is served; \
-                     if the cache device of that set is lost, see the page {page} of the guide"
+                     if the cache device of that set is lost, see {page}"
                 ))
             }
             Role::Backing { .. } => Ok(probe),
