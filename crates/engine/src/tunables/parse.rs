@@ -54,12 +54,10 @@ pub(super) fn decimal(text: &str) -> Option<u64> {
 /// Parses a number of bytes: plain decimal, or a number with at most one point and a suffix k, M, G or T (also KiB, MiB,
 /// GiB, TiB) for powers of 1024, so that a value that was printed can be written back. The result is rounded down to bytes.
 pub(super) fn bytes(text: &str) -> Option<u64> {
-    let text = match text.strip_suffix("iB") {
-        Some(letter) => letter,
-        None => match text.strip_suffix('B') {
-            Some(number) => return decimal(number.trim_end()),
-            None => text,
-        },
+    let text = match (text.strip_suffix("iB"), text.strip_suffix('B')) {
+        (Some(with_letter), _) if with_letter.ends_with(|c: char| c.is_ascii_alphabetic()) => with_letter,
+        (None, Some(number)) => return decimal(number.trim_end()),
+        _ => text,
     };
     let shift = match text.as_bytes().last()? {
         b'k' | b'K' => 10,
