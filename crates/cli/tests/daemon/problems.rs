@@ -135,8 +135,9 @@ fn units_are_typed_as_they_are_printed() {
     daemon.run(&["set", "one", "writeback_delay=500ms"]).usage().says(&["also with a unit such as 10s"]);
     let set = daemon.json(&["status"])["sets"][0]["id"].as_str().expect("a set").to_owned();
     daemon.run(&["set", &set, "journal_delay_ms=500ms"]).ok();
-    let hint =
-        format!("is a tunable of the set, not of bcache0: `ubcache set {set} journal_delay_ms=5` sets it");
+    let hint = format!(
+        "is a tunable of the set, not of bcache0: `ubcache set {set} journal_delay_ms=VALUE` sets it"
+    );
     daemon.run(&["set", "one", "journal_delay_ms=5"]).usage().says(&[&hint]);
     daemon.run(&["set", "one", "writeback_dealy=5s"]).usage().says(&["did you mean writeback_delay?"]);
     // The number that was stored is the number of the configuration: a reload finds no difference.
@@ -175,6 +176,6 @@ fn set_cachemode_says_what_becomes_of_dirty_data() {
     daemon.run(&["set-cachemode", "one", "writeback"]).ok();
     dirty(&place, 1);
     let said = daemon.run(&["set-cachemode", "one", "writethrough"]).ok();
-    said.says(&["writethrough; 4.0 KiB of dirty data are still written back", "`ubcache drain bcache0`"]);
+    said.says(&["writethrough; 4.0 KiB of dirty data stay in the cache, because writeback_running is 0"]);
     daemon.stop();
 }

@@ -248,15 +248,26 @@ impl SetCachemode {
         }
         let volume = resolved["name"].as_str().map(|name| format!("/v1/volumes/{}", segment(name)));
         let figures = volume.and_then(|path| self.control.get(&path).ok()).unwrap_or_default();
-        match figures["volume"]["dirty_bytes"].as_u64() {
-            None | Some(0) => String::new(),
-            Some(bytes) => format!(
-                "; {} of dirty data are still written back, and the volume needs its cache device until then (`ubcache \
-                 drain {}` waits for it)",
-                size::human(bytes),
-                text(&resolved["name"])
-            ),
-        }
+        stays_dirty_for_now(&figures["volume"])
+    }
+}
+
+/// What becomes of the dirty data of a volume whose cache gets no new dirty data; empty if there is none.
+fn stays_dirty_for_now(volume: &Value) -> String {
+    let mut tunables = volume["tunables"].as_array().into_iter().flatten();
+    let is_stopped = tunables.any(|t| t["key"] == "writeback_running" && t["value"] == "0");
+    let name = text(&volume["name"]);
+    let dirty = volume["dirty_bytes"].as_u64().unwrap_or(0);
+    match (dirty, size::human(dirty)) {
+        (0, _) => String::new(),
+        (_, dirty) if is_stopped => format!(
+            "; {dirty} of dirty data stay in the cache, because writeback_running is 0, and the volume needs its cache \
+             device (`ubcache set {name} writeback_running=1` writes the data back)"
+        ),
+        (_, dirty) => format!(
+            "; {dirty} of dirty data are still written back, and the volume needs its cache device until then (`ubcache \
+             drain {name}` waits for it)"
+        ),
     }
 }
 
@@ -498,5 +509,47 @@ impl Reload {
                 body["changes"].as_array().into_iter().flatten().map(|l| format!("{}\n", text(l))).collect();
             if lines.is_empty() { "nothing has changed\n".into() } else { lines }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dirty_data_is_written_back_or_stays() {
+        let volume = |dirty: u64, running: &str| {
+            stays_dirty_for_now(&json!({"name": "bcache0", "dirty_bytes": dirty,
+                "tunables": [{"key": "writeback_running", "value": running}]}))
+        };
+        assert_eq!(volume(0, "0"), "");
+        assert!(volume(4096, "0").starts_with("; 4.0 KiB of dirty data stay in the cache, because"));
+        assert!(volume(4096, "1").starts_with("; 4.0 KiB of dirty data are still written back, and"));
+    }
+
+    #[test]
+    fn a_device_says_as_what_it_is_served() {
+        let device = |more: Value| {
+            let mut device = json!({"kind": "backing", "state": "served", "label": "", "set": "s"});
+            more.as_object().into_iter().flatten().for_each(|(key, value)| device[key] = value.clone());
+            served_as(&device)
+        };
+        assert_eq!(device(json!({"name": "bcache0"})), " as bcache0");
+        assert_eq!(device(json!({"name": "bcache0", "label": "one"})), " as one (bcache0)");
+        assert_eq!(device(json!({"kind": "cache"})), " as the cache of set s");
+        assert_eq!(device(json!({"name": "bcache0", "state": "waiting"})), "");
+    }
+
+    #[test]
+    fn unregister_says_where_dirty_data_stays() {
+        let stays = json!({"dirty_bytes": 4096, "cache_device": "/dev/c", "set": "s"});
+        assert!(
+            stays_dirty(&stays, false).starts_with("; 4.0 KiB of dirty data stay on /dev/c, and this disk")
+        );
+        assert!(stays_dirty(&stays, true).starts_with("; 4.0 KiB of dirty data stay on it, and its backing"));
+        let unknown = json!({"dirty_bytes": null, "cache_device": null, "set": "s"});
+        let expected =
+            "; dirty data stays on the cache device of set s, which is not registered, and this disk";
+        assert!(stays_dirty(&unknown, false).starts_with(expected));
     }
 }
