@@ -5,11 +5,11 @@ use crate::world::*;
 
 const DATA: [u8; 4096] = [7; 4096];
 
-/// A disk that waits for its lost cache device, whose file is called `gone`.
+/// A disk that waits for its lost cache device, whose file is called `lost-ssd`.
 struct Lost {
     place: Place,
     daemon: Daemon,
-    gone: String,
+    lost_ssd: String,
 }
 
 fn lost(dirty: bool) -> Lost {
@@ -25,18 +25,18 @@ fn lost(dirty: bool) -> Lost {
         daemon.run(&["drain", "one"]).ok();
     }
     daemon.stop();
-    let gone = place.dir.path("gone");
-    std::fs::rename(&place.ssd, &gone).unwrap();
+    let lost_ssd = place.dir.path("lost-ssd");
+    std::fs::rename(&place.ssd, &lost_ssd).unwrap();
     let daemon = place.start();
     assert_eq!(daemon.state_of(&place.hdd), "waiting");
-    Lost { place, daemon, gone }
+    Lost { place, daemon, lost_ssd }
 }
 
 /// The cache device was lost while the disk was clean. No command of the daemon could release the disk: `attach` to a new set
 /// refused it, and it waited for a device that would never come back.
 #[test]
 fn a_clean_disk_leaves_the_set_of_a_lost_cache_device() {
-    let Lost { place, daemon, gone } = lost(false);
+    let Lost { place, daemon, lost_ssd } = lost(false);
     daemon.run(&["status"]).says(&["waits for it", "the page dead-ssd-clean of the guide"]);
     daemon.run(&["detach", "one"]).refused(&["is not served"]);
     daemon.run(&["detach", "one", "--force"]).ok().says(&["without its cache device", "bcache0"]);
@@ -49,12 +49,12 @@ fn a_clean_disk_leaves_the_set_of_a_lost_cache_device() {
     // The lost device comes back: the disk does not return to it by itself.
     let daemon = place.start();
     place.client("bcache0").write(0, &[8; 4096]).unwrap();
-    daemon.run(&["register", &gone]).ok();
+    daemon.run(&["register", &lost_ssd]).ok();
     assert!(place.client("bcache0").read(0, 4096).unwrap() == [8; 4096]);
-    daemon.run(&["attach", &gone, "one"]).ok();
+    daemon.run(&["attach", &lost_ssd, "one"]).ok();
     assert!(place.client("bcache0").read(0, 4096).unwrap() == [8; 4096], "the old content is invalid");
     daemon.stop();
-    run(&["check", &gone, &place.hdd]).ok();
+    run(&["check", &lost_ssd, &place.hdd]).ok();
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_clean_disk_of_a_lost_cache_device_is_attached_to_a_new_one() {
 /// The newest data of a dirty disk is on its cache device alone, so no option of these commands releases it.
 #[test]
 fn a_dirty_disk_is_never_released() {
-    let Lost { place, daemon, gone } = lost(true);
+    let Lost { place, daemon, lost_ssd } = lost(true);
     let before = read(&place.hdd);
     daemon.run(&["status"]).says(&["has dirty data in", "the page dead-ssd-dirty of the guide"]);
     let says = ["has dirty data in cache set", "the page dead-ssd-dirty of the guide"];
@@ -90,7 +90,7 @@ fn a_dirty_disk_is_never_released() {
     assert!(read(&place.hdd) == before, "the disk was not changed");
     assert_eq!(daemon.state_of(&place.hdd), "waiting");
     // The device is found again, and nothing is lost.
-    daemon.run(&["register", &gone]).ok();
+    daemon.run(&["register", &lost_ssd]).ok();
     assert!(place.client("bcache0").read(0, 4096).unwrap() == DATA);
     daemon.stop();
 }
