@@ -268,6 +268,39 @@ pub(crate) const PAGES: &[Page] = &[
         &["ubcache-detach(8)", "security.md"],
     ),
     page(
+        "ubcache-gc",
+        &[("Make the buckets of deleted data available now:", "ubcache gc /dev/nvme0n1p4")],
+        CLIENT,
+        &["ubcache-status(8)", "ubcache-wipe(8)", "daemon.md"],
+    ),
+    page(
+        "ubcache-volume",
+        &[
+            (
+                "A volume whose data is on the SSD alone:",
+                "ubcache volume create /dev/nvme0n1p4 20G --label scratch",
+            ),
+            ("What its deletion would destroy:", "ubcache volume delete scratch --dry-run"),
+        ],
+        CLIENT,
+        &["ubcache-volume-create(8)", "ubcache-volume-delete(8)", "daemon.md"],
+    ),
+    page(
+        "ubcache-volume-create",
+        &[
+            ("Does a volume of 20 GiB fit?", "ubcache volume create /dev/nvme0n1p4 20G --dry-run"),
+            ("Make it:", "ubcache volume create /dev/nvme0n1p4 20G --label scratch"),
+        ],
+        CLIENT,
+        &["ubcache-volume-delete(8)", "ubcache-gc(8)", "daemon.md"],
+    ),
+    page(
+        "ubcache-volume-delete",
+        &[("Destroy a flash-only volume with its data:", "ubcache volume delete scratch --force")],
+        CLIENT,
+        &["ubcache-volume-create(8)", "daemon.md"],
+    ),
+    page(
         "ubcache-show",
         &[("List the devices:", "ubcache show"), ("Show more of one device:", "ubcache show --more")],
         CLIENT,
@@ -385,7 +418,7 @@ mod tests {
     fn examples_are_commands() {
         let mut seen = 0;
         for page in PAGES {
-            let own = page.name.replacen('-', " ", 1);
+            let own = page.name.replacen('-', " ", 1).replacen("volume-", "volume ", 1);
             let commands = page.examples.iter().flat_map(|(_, commands)| commands.lines());
             assert!(commands.clone().any(|c| c.starts_with(&own)), "{}: no example of it", page.name);
             for line in commands.filter(|c| c.starts_with("ubcache ")) {
@@ -416,9 +449,18 @@ mod tests {
     fn every_page_has_a_command() {
         let mut command = cli::command();
         command.build();
-        for page in PAGES.iter().filter(|page| page.name != "ubcache") {
-            let sub = command.get_subcommands().find(|sub| sub.get_display_name() == Some(page.name));
-            assert!(sub.is_some_and(|sub| !sub.is_hide_set()), "{}", page.name);
+        let mut there = vec!["ubcache".to_owned()];
+        names(&command, &mut there);
+        for page in PAGES {
+            assert!(there.iter().any(|name| name == page.name), "{}", page.name);
+        }
+    }
+
+    /// The names of the pages of all commands below this one.
+    fn names(command: &clap::Command, all: &mut Vec<String>) {
+        for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
+            all.extend(sub.get_display_name().map(str::to_owned));
+            names(sub, all);
         }
     }
 }

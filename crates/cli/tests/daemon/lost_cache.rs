@@ -37,7 +37,9 @@ fn lost(dirty: bool) -> Lost {
 #[test]
 fn a_clean_disk_leaves_the_set_of_a_lost_cache_device() {
     let Lost { place, daemon, lost_ssd } = lost(false);
-    daemon.run(&["status"]).says(&["waits for it", "the page dead-ssd-clean of the guide"]);
+    daemon
+        .run(&["status"])
+        .says(&["waits for it", "the page dead-ssd-clean of the guide; run `ubcache register CACHE-DEVICE`"]);
     daemon.run(&["detach", "one"]).refused(&["is not served"]);
     daemon.run(&["detach", "one", "--force"]).ok().says(&["without its cache device", "bcache0"]);
     assert_eq!(daemon.state_of(&place.hdd), "served");

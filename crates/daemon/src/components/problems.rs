@@ -82,7 +82,7 @@ fn state_and_command(device: &DeviceView) -> (String, String) {
     }
     match device.state {
         "stopped" => ("it was stopped".to_owned(), format!("ubcache register {path}")),
-        "waiting" if why.ends_with("waits for it") => {
+        "waiting" if why.contains("waits for it") => {
             (why.to_owned(), "ubcache register CACHE-DEVICE".to_owned())
         }
         "waiting" if why.contains("its cache device ") => (why.to_owned(), "ubcache status".to_owned()),

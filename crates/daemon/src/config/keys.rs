@@ -41,6 +41,12 @@ pub const CONFIG_KEYS: &[ConfigKey] = &[
          settings. Read at the start only.",
     )),
     top((
+        "links",
+        "path",
+        "/dev/ubcache",
+        "Directory of links to the block devices of volumes, by their labels. An empty path makes no links.",
+    )),
+    top((
         "sysfs_view",
         "path",
         "",
@@ -186,10 +192,11 @@ mod tests {
             let plain = format!("{} = {}", key.name, key.default);
             let config = Config::parse(&plain).or_else(|_| Config::parse(&quoted));
             let mut config = config.unwrap_or_else(|e| panic!("{plain}: {e}"));
-            // These two have their defaults in the options of the daemon.
+            // These have their defaults where they are used.
             match key.name {
                 "socket" => assert_eq!(config.socket.take(), Some(crate::DEFAULT_SOCKET.into())),
                 "state_dir" => assert_eq!(config.state_dir.take(), Some(crate::DEFAULT_STATE_DIR.into())),
+                "links" => assert_eq!(config.links.take(), Some(crate::links::DEFAULT_LINKS.into())),
                 _ => {}
             }
             assert_eq!(config, Config::default(), "{plain}");

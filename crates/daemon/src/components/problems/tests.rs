@@ -90,8 +90,8 @@ fn a_thread_that_has_failed_is_listed_once() {
 fn a_device_that_waits_says_for_what_and_what_to_do() {
     for (why, text, command) in [
         (
-            "has dirty data in cache set s, whose cache device is not registered: waits for it",
-            "/dev/hdd waiting: has dirty data in cache set s, whose cache device is not registered: waits for it",
+            "has dirty data in cache set s, whose cache device is not registered: waits for it; if it is lost, see a page",
+            "/dev/hdd waiting: has dirty data in cache set s, whose cache device is not registered: waits for it; if it is lost, see a page",
             "ubcache register CACHE-DEVICE",
         ),
         (
