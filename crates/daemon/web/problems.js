@@ -96,7 +96,7 @@ export class Problems {
     this.register = register;
     this.heading = el("h2", {});
     this.list = el("ul", { class: "problems" });
-    this.element = el("section", { class: "card", "aria-label": "Problems" }, el("header", {}, this.heading), this.list);
+    this.element = el("section", { class: "card", "aria-label": "Problems", hidden: true }, el("header", {}, this.heading), this.list);
   }
 
   set(problems) {
