@@ -61,11 +61,12 @@ impl Registry {
         ));
         let exports = Arc::new(Exports::new(shared.clone(), inventory.clone()));
         let settings = Arc::new(Settings::new(shared.clone(), lookup.clone()));
+        let views = Views::new(shared.clone(), inventory.clone());
         Registry {
             jobs: Jobs::new(shared.hub.clone()),
             history: Arc::default(),
-            views: Views::new(shared.clone(), inventory.clone()),
-            scrape: Scrape::new(inventory.clone()),
+            scrape: Scrape::new(inventory.clone(), views.clone()),
+            views,
             startup: Startup::new(shared.clone(), inventory.clone(), admission.clone(), placement.clone()),
             hotplug: Hotplug::new(
                 shared.hub.clone(),

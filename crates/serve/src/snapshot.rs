@@ -26,7 +26,7 @@ pub struct Snapshot {
 }
 
 /// The names of a set.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct SetNames {
     /// UUID of the set.
     pub uuid: String,

@@ -90,12 +90,12 @@ pub(super) async fn delete_volume(
         "volume": found.name,
         "label": found.label,
         "size_bytes": found.size_bytes,
-        "data_bytes": found.dirty_bytes,
+        "data_bytes": found.held.dirty_bytes,
     });
     if !force && !dry_run {
         let text = format!(
             "{named}: has {} bytes of data, which exist nowhere else and would be destroyed; to destroy them, add --force",
-            found.dirty_bytes
+            found.held.dirty_bytes
         );
         return Err(Refusal(StatusCode::CONFLICT, text));
     }

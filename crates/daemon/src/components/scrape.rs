@@ -26,8 +26,7 @@ pub(crate) struct Scrape {
 }
 
 impl Scrape {
-    pub(crate) fn new(inventory: Inventory) -> Scrape {
-        let views = Views::new(inventory.clone());
+    pub(crate) fn new(inventory: Inventory, views: Views) -> Scrape {
         Scrape { inventory, views }
     }
 
