@@ -4,6 +4,7 @@
 //! or volume. An unknown key, an unknown tunable or an impossible value is an error with its line. TCP requires a token,
 //! and on an address that other hosts reach also TLS; a file without them is refused. Must not know what is running.
 
+mod file;
 mod key;
 mod keys;
 mod list;
@@ -17,9 +18,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use blockio::BusyPoll;
-use serde::Deserialize;
 use serve::Failure;
 use serve::exports::{Endpoint, SaidBy, Spec, is_remote, why_not, why_not_remote};
+use serve::ram::MemoryLimit;
 use serve::tunables::{Owner, owners};
 use toml::Spanned;
 
@@ -27,6 +28,7 @@ pub(crate) use key::Key;
 pub use keys::{CONFIG_KEYS, ConfigKey};
 pub(crate) use mistake::ConfigError;
 
+use file::File;
 use mistake::Mistake;
 use presets::PRESETS;
 
@@ -34,64 +36,6 @@ use presets::PRESETS;
 pub const DEFAULT_CONFIG: &str = "/etc/ubcache/ubcache.toml";
 /// Values of tunables as text, by name.
 pub(crate) type Values = BTreeMap<String, String>;
-
-/// The whole file, before its checks.
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields, default)]
-struct File {
-    socket: Option<PathBuf>,
-    group: Option<String>,
-    state_dir: Option<PathBuf>,
-    links: Option<PathBuf>,
-    sysfs_view: Option<PathBuf>,
-    #[serde(deserialize_with = "list::listen")]
-    listen: Vec<Spanned<String>>,
-    token_file: Option<Spanned<PathBuf>>,
-    tls_certificate: Option<Spanned<PathBuf>>,
-    tls_key: Option<Spanned<PathBuf>>,
-    metrics_without_token: bool,
-    nbd_tls_certificate: Option<Spanned<PathBuf>>,
-    nbd_tls_key: Option<Spanned<PathBuf>>,
-    nbd_tls_client_ca: Option<Spanned<PathBuf>>,
-    nbd_allow_unauthenticated_tcp: bool,
-    scan: bool,
-    scan_on_events: bool,
-    #[serde(deserialize_with = "list::devices")]
-    devices: Vec<PathBuf>,
-    #[serde(deserialize_with = "list::exports")]
-    exports: Option<Vec<Spanned<String>>>,
-    preset: Option<Spanned<String>>,
-    drain_on_stop: bool,
-    drain_deadline_s: Option<u64>,
-    busy_poll: Option<Spanned<toml::Value>>,
-    tunables: BTreeMap<String, Spanned<toml::Value>>,
-    set: BTreeMap<String, SetSection>,
-    volume: BTreeMap<String, VolumeSection>,
-}
-
-impl File {
-    /// The exports of the sections of volumes that name any.
-    fn volumes_with_exports(&self) -> impl Iterator<Item = (&str, &[Spanned<String>])> {
-        self.volume.iter().filter_map(|(id, section)| Some((&**id, section.exports.as_deref()?)))
-    }
-}
-
-/// A section `[set.…]`.
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields, default)]
-struct SetSection {
-    tunables: BTreeMap<String, Spanned<toml::Value>>,
-}
-
-/// A section `[volume.…]`.
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields, default)]
-struct VolumeSection {
-    preset: Option<Spanned<String>>,
-    #[serde(deserialize_with = "list::exports")]
-    exports: Option<Vec<Spanned<String>>>,
-    tunables: BTreeMap<String, Spanned<toml::Value>>,
-}
 
 /// A file that the configuration names, and the line that names it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -161,6 +105,8 @@ pub(crate) struct Config {
     pub(crate) drain_deadline_s: u64,
     /// Whether the threads of sets poll for work before they sleep.
     pub(crate) busy_poll: BusyPoll,
+    /// The memory for which the process sizes its reserves, buffers and caches, if it is limited.
+    pub(crate) memory_limit: Option<MemoryLimit>,
     exports: Vec<String>,
     everywhere: Section,
     sets: BTreeMap<String, Section>,
@@ -183,6 +129,7 @@ impl Default for Config {
             drain_on_stop: false,
             drain_deadline_s: 300,
             busy_poll: BusyPoll::Auto,
+            memory_limit: None,
             exports: vec!["auto".into()],
             everywhere: Section::default(),
             sets: BTreeMap::new(),
@@ -237,6 +184,10 @@ impl Config {
         };
         if let Some(busy_poll) = &file.busy_poll {
             config.busy_poll = parser.busy_poll(busy_poll)?;
+        }
+        if let Some(limit) = &file.memory_limit {
+            let parsed = limit.get_ref().parse();
+            config.memory_limit = Some(parsed.map_err(|e| parser.at(limit, Mistake::MemoryLimit(e)))?);
         }
         if let Some(exports) = &file.exports {
             config.exports = parser.exports(exports, &config.nbd)?;
@@ -571,6 +522,15 @@ mod tests {
                 assert_eq!(kept, *value, "{name}: {key} is not cut off");
             }
         }
+    }
+
+    #[test]
+    fn memory_limit_takes_a_size() {
+        assert_eq!(Config::parse("").unwrap().memory_limit, None);
+        let limit: MemoryLimit = "256MiB".parse().unwrap();
+        assert_eq!(Config::parse("memory_limit = \"256MiB\"").unwrap().memory_limit, Some(limit));
+        let said = Config::parse("\nmemory_limit = \"1M\"").unwrap_err().to_string();
+        assert!(said.starts_with("line 2: memory_limit: expected a size of at least 64 MiB"), "{said}");
     }
 
     #[test]

@@ -90,9 +90,12 @@ pub struct Options {
 /// # Errors
 /// If the daemon cannot start, or something could not be stopped without an error.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    serve::pressure::prepare_process();
     process::start_seconds();
     let Read { config, remote, nbd } = read(&options.config)?;
+    if let Some(limit) = config.memory_limit {
+        limit.apply();
+    }
+    serve::pressure::prepare_process();
     let place = |given: &Option<PathBuf>, configured: &Option<PathBuf>, default: &str| {
         given.clone().or_else(|| configured.clone()).unwrap_or_else(|| PathBuf::from(default))
     };

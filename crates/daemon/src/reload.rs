@@ -99,6 +99,7 @@ fn of_the_daemon(old: &Config, next: &Config) -> Vec<String> {
         ("group", old.group == next.group),
         ("scan", old.scan == next.scan),
         ("scan_on_events", old.scan_on_events == next.scan_on_events),
+        ("memory_limit", old.memory_limit == next.memory_limit),
     ] {
         if !same {
             said.push(format!("{what}: takes effect at the next start"));

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::OnceLock;
 
 use io::MemoryBudget;
@@ -16,12 +17,55 @@ const SHARE_OF_SETS: u64 = 2;
 /// Assumed memory if the system does not report it.
 const ASSUMED_BYTES: u64 = 1 << 30;
 
-/// Bytes of memory that the process may use: those of the host, or fewer if a control group or the process has a limit.
+/// The limit of the operator, if there is one.
+static LIMIT: OnceLock<MemoryLimit> = OnceLock::new();
+
+/// The memory for which the process sizes its reserves, buffers and caches, in place of the memory of the host.
+///
+/// It bounds what the process takes on demand. The program itself, and buckets and dirty data that a cache device requires, are
+/// not refused for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryLimit(u64);
+
+impl MemoryLimit {
+    /// The smallest limit: below it, a set with volumes does not fit.
+    const LEAST_BYTES: u64 = 64 << 20;
+
+    /// Makes it the limit of this process, which it stays. The caller has not used any memory budget yet.
+    pub fn apply(self) {
+        let _ = LIMIT.set(self);
+    }
+}
+
+/// Why a text is no memory limit.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("expected a size of at least {} MiB, such as 256MiB, found {found:?}", MemoryLimit::LEAST_BYTES >> 20)]
+pub struct MemoryLimitError {
+    found: String,
+}
+
+impl FromStr for MemoryLimit {
+    type Err = MemoryLimitError;
+
+    fn from_str(text: &str) -> Result<MemoryLimit, MemoryLimitError> {
+        let bytes = engine::tunables::parse_bytes(text).filter(|bytes| *bytes >= MemoryLimit::LEAST_BYTES);
+        bytes.map(MemoryLimit).ok_or_else(|| MemoryLimitError { found: text.to_owned() })
+    }
+}
+
+/// The limit for the index of one set if the operator gave a memory limit: a quarter of it.
+pub(crate) fn index_bytes() -> Option<u64> {
+    LIMIT.get().map(|limit| limit.0 / 4)
+}
+
+/// Bytes of memory that the process may use: those of the host, or fewer if the operator, a control group or the process has a
+/// limit.
 pub fn available_bytes() -> u64 {
     let host = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total_bytes(&text));
     let group = fs::read_to_string("/proc/self/cgroup").ok().and_then(|text| group_of(&text));
     let limit = group.and_then(|group| group_limit(Path::new("/sys/fs/cgroup"), &group));
-    own_limits().chain(limit).fold(host.unwrap_or(ASSUMED_BYTES), u64::min)
+    let given = LIMIT.get().map(|limit| limit.0);
+    own_limits().chain(limit).chain(given).fold(host.unwrap_or(ASSUMED_BYTES), u64::min)
 }
 
 /// The limits of the process's address space in bytes, if it has any.
@@ -68,6 +112,16 @@ mod tests {
         assert!(available_bytes() > 16 << 20);
         assert_eq!(total_bytes("MemTotal:       16384 kB\nMemFree: 1 kB\n"), Some(16 << 20));
         assert_eq!(total_bytes("MemFree: 1 kB\n"), None);
+    }
+
+    #[test]
+    fn a_memory_limit_is_a_size() {
+        assert_eq!("256MiB".parse(), Ok(MemoryLimit(256 << 20)));
+        assert_eq!("1G".parse(), Ok(MemoryLimit(1 << 30)));
+        for text in ["", "1M", "much", "-1G"] {
+            let said = text.parse::<MemoryLimit>().unwrap_err().to_string();
+            assert!(said.contains("at least 64 MiB") && said.contains(&format!("{text:?}")), "{said}");
+        }
     }
 
     #[test]

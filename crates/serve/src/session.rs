@@ -182,8 +182,12 @@ impl Session {
             ));
         }
         let memory = ram::budget_of_sets();
-        let options =
+        let mut options =
             SetOptions { seed: seed(), crash_log: crash_log.file(), memory, ..SetOptions::default() };
+        if let Some(most) = ram::index_bytes() {
+            let index = &mut options.tunables.btree_cache_limit;
+            *index = (*index).min(most);
+        }
         let session = Session::new(Some(CacheSet::open(disk, options).await?), crash_log);
         session.log_events();
         let attached = session.attach_all(backings).await;

@@ -15,6 +15,7 @@ use export_ublk::Shape;
 use io::Nanos;
 use io::sync::{Either, select};
 use serde_json::{Value, json};
+use serve::ram::MemoryLimit;
 
 use crate::commands::nbd_args::NbdArgs;
 use crate::console;
@@ -71,6 +72,9 @@ pub(crate) struct Up {
     /// waking a thread takes) or never
     #[arg(long, value_name = "US", default_value = "auto")]
     busy_poll: BusyPoll,
+    /// Size reserves, buffers and caches for a host with this much memory [default: the memory of the host or control group]
+    #[arg(long, value_name = "SIZE")]
+    memory_limit: Option<MemoryLimit>,
     /// Take over the ublk devices of the process that serves this set
     #[arg(long, requires = "cache")]
     takeover: bool,
@@ -132,6 +136,9 @@ impl Up {
             marked_as_root_storage()?;
         }
         // The check opens a ring of the ublk driver, and the workers of a ring that exists already are not marked.
+        if let Some(limit) = self.memory_limit {
+            limit.apply();
+        }
         serve::pressure::prepare_process();
         serve::pressure::prepare_this_thread();
         self.export.iter().try_for_each(|spec| spec.check(&nbd))?;

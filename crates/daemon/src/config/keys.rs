@@ -86,6 +86,12 @@ pub const CONFIG_KEYS: &[ConfigKey] = &[
         "Settings for a kind of load.",
     )),
     top(("tunables", "a section of names and values", "", "Tunables of all sets and volumes.")),
+    top((
+        "memory_limit",
+        "size of at least 64MiB",
+        "the memory of the host or of the control group",
+        "The memory for which reserves, buffers and caches are sized. Read at the start only.",
+    )),
     top(("drain_on_stop", "true or false", "false", "Whether a stop writes all dirty data back first.")),
     top((
         "drain_deadline_s",

@@ -7,6 +7,7 @@ use std::net::{AddrParseError, SocketAddr};
 use blockio::BusyPollError;
 use engine::tunables::TunableError;
 use serve::exports::SpecError;
+use serve::ram::MemoryLimitError;
 use serve::tunables::{names, unknown};
 
 use super::MOST_ADDRESSES;
@@ -45,6 +46,8 @@ pub(crate) enum Mistake {
     BusyPollType,
     #[error("busy_poll: {0}")]
     BusyPoll(#[source] BusyPollError),
+    #[error("memory_limit: {0}")]
+    MemoryLimit(#[source] MemoryLimitError),
     #[error("preset {found:?}: expected one of {}", PRESETS.iter().map(|p| p.0).collect::<Vec<_>>().join(", "))]
     Preset { found: String },
     #[error("{found:?}: {source}")]

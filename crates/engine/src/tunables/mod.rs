@@ -28,6 +28,7 @@ pub use crate::policy::choices::{
 pub use crate::policy::replacement::InPlaceOfLru;
 pub use device::DeviceTunables;
 pub use error::TunableError;
+pub use parse::bytes as parse_bytes;
 pub use set::SetTunables;
 pub use tunable::{Range, Stored, TunableInfo, Unit, nearest};
 

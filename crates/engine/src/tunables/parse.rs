@@ -1,7 +1,7 @@
 //! Parsing of numbers in settings.
 //!
-//! Owns the syntax. A number is typed in the unit of its setting, or with a unit, as the program prints it. A number too large for 64 bits becomes the largest one, because the caller clamps to a smaller
-//! range anyway.
+//! Owns the syntax. A number is typed in the unit of its setting, or with a unit, as the program prints it. A number too large
+//! for 64 bits becomes the largest one, because the caller clamps to a smaller range anyway.
 
 use format::SECTOR_BYTES;
 
@@ -53,7 +53,7 @@ pub(super) fn decimal(text: &str) -> Option<u64> {
 
 /// Parses a number of bytes: plain decimal, or a number with at most one point and a suffix k, M, G or T (also KiB, MiB,
 /// GiB, TiB) for powers of 1024, so that a value that was printed can be written back. The result is rounded down to bytes.
-pub(super) fn bytes(text: &str) -> Option<u64> {
+pub fn bytes(text: &str) -> Option<u64> {
     let text = match (text.strip_suffix("iB"), text.strip_suffix('B')) {
         (Some(with_letter), _) if with_letter.ends_with(|c: char| c.is_ascii_alphabetic()) => with_letter,
         (None, Some(number)) => return decimal(number.trim_end()),
