@@ -73,6 +73,12 @@ impl Extract {
                 "expected standard output to be a file or a pipe, found a terminal: redirect it".into(),
             ));
         }
+        if self.in_use {
+            out::warn(
+                "a device that is in use changes while it is read: the copy is of one moment only if the file systems on \
+                 the volume are frozen (fsfreeze) from before the start to the end",
+            );
+        }
         let opener = ReadOnlyOpener::new(self.in_use, IN_USE)?;
         let cache = opener.open(&self.cache)?;
         let backing = self.backing.as_ref().map(|p| opener.open(p)).transpose()?;

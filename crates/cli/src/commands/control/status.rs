@@ -20,6 +20,9 @@ use crate::{out, size};
 /// of the volumes add up to that of the set. Volumes that were stopped stay listed.
 #[derive(Args, Debug)]
 pub(crate) struct Status {
+    /// End with exit status 1 if there is a problem
+    #[arg(long)]
+    check: bool,
     #[command(flatten)]
     control: Control,
 }
@@ -27,7 +30,13 @@ pub(crate) struct Status {
 impl Status {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let status = self.control.get("/v1/status")?;
-        if self.control.json { out::print_json(&status) } else { out::print(&screen(&status)) }
+        if self.control.json { out::print_json(&status) } else { out::print(&screen(&status)) }?;
+        match status["problems"].as_array().map_or(0, Vec::len) {
+            0 => Ok(()),
+            _ if !self.check => Ok(()),
+            1 => Err(Failure::Failed("there is a problem".into())),
+            n => Err(Failure::Failed(format!("there are {n} problems"))),
+        }
     }
 }
 
