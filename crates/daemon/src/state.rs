@@ -8,7 +8,9 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serve::Failure;
 
@@ -77,6 +79,9 @@ const VERSION: u32 = 2;
 const FIRST_VERSION: u32 = 1;
 /// Mode of the file: only its owner reads and writes it.
 const MODE: u32 = 0o600;
+/// Time limit for an earlier daemon to release the state directory, and the time between two tries.
+const LOCKED_WITHIN: Duration = Duration::from_secs(5);
+const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 
 /// Replaces a file of the state directory as a whole, so that after a crash it is the old or the new one.
 pub(crate) fn replace_file(path: &Path, contents: &[u8]) -> std::io::Result<()> {
@@ -93,6 +98,19 @@ pub(crate) fn replace_file(path: &Path, contents: &[u8]) -> std::io::Result<()> 
     }
 }
 
+/// Takes the lock of the state directory. A daemon that was killed has it until its requests in flight have ended.
+fn wait_for_lock(lock: &File) -> Result<(), Errno> {
+    let began = Instant::now();
+    loop {
+        match rustix::fs::flock(lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if began.elapsed() < LOCKED_WITHIN => {
+                std::thread::sleep(BETWEEN_TRIES);
+            }
+            result => return result,
+        }
+    }
+}
+
 impl State {
     /// Locks the directory and reads the state. Makes the directory if it does not exist.
     ///
@@ -103,8 +121,13 @@ impl State {
         std::fs::create_dir_all(dir).map_err(|e| Failure::at(dir, "cannot be created", e))?;
         let lock_path = dir.join("lock");
         let lock = File::create(&lock_path).map_err(|e| Failure::at(&lock_path, "cannot be created", e))?;
-        rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            Failure::Failed(format!("{}: another daemon has this state directory", dir.display()))
+        wait_for_lock(&lock).map_err(|e| match e {
+            Errno::WOULDBLOCK => Failure::Failed(format!(
+                "{}: another daemon has this state directory: stop it, or give this one a --state-dir and a --socket of \
+                 its own",
+                dir.display()
+            )),
+            e => Failure::at(&lock_path, "cannot be locked", e),
         })?;
         let path = dir.join("state.json");
         let now = match std::fs::read(&path) {
