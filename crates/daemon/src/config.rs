@@ -4,7 +4,7 @@
 //! or volume. An unknown key, an unknown tunable or an impossible value is an error with its line. TCP requires a token,
 //! and on an address that other hosts reach also TLS; a file without them is refused. Must not know what is running.
 
-mod file;
+mod access;
 mod key;
 mod keys;
 mod list;
@@ -18,17 +18,18 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use blockio::BusyPoll;
+use serde::Deserialize;
 use serve::Failure;
 use serve::exports::{Endpoint, SaidBy, Spec, is_remote, why_not, why_not_remote};
 use serve::ram::MemoryLimit;
 use serve::tunables::{Owner, owners};
 use toml::Spanned;
 
+pub(crate) use access::{NamedFile, Nbd, Tcp};
 pub(crate) use key::Key;
 pub use keys::{CONFIG_KEYS, ConfigKey};
 pub(crate) use mistake::ConfigError;
 
-use file::File;
 use mistake::Mistake;
 use presets::PRESETS;
 
@@ -37,44 +38,63 @@ pub const DEFAULT_CONFIG: &str = "/etc/ubcache/ubcache.toml";
 /// Values of tunables as text, by name.
 pub(crate) type Values = BTreeMap<String, String>;
 
-/// A file that the configuration names, and the line that names it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct NamedFile {
-    pub(crate) path: PathBuf,
-    pub(crate) line: usize,
+/// The whole file, before its checks.
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct File {
+    socket: Option<PathBuf>,
+    group: Option<String>,
+    state_dir: Option<PathBuf>,
+    links: Option<PathBuf>,
+    sysfs_view: Option<PathBuf>,
+    #[serde(deserialize_with = "list::listen")]
+    listen: Vec<Spanned<String>>,
+    token_file: Option<Spanned<PathBuf>>,
+    tls_certificate: Option<Spanned<PathBuf>>,
+    tls_key: Option<Spanned<PathBuf>>,
+    metrics_without_token: bool,
+    nbd_tls_certificate: Option<Spanned<PathBuf>>,
+    nbd_tls_key: Option<Spanned<PathBuf>>,
+    nbd_tls_client_ca: Option<Spanned<PathBuf>>,
+    nbd_allow_unauthenticated_tcp: bool,
+    scan: bool,
+    scan_on_events: bool,
+    #[serde(deserialize_with = "list::devices")]
+    devices: Vec<PathBuf>,
+    #[serde(deserialize_with = "list::exports")]
+    exports: Option<Vec<Spanned<String>>>,
+    preset: Option<Spanned<String>>,
+    drain_on_stop: bool,
+    drain_deadline_s: Option<u64>,
+    busy_poll: Option<Spanned<toml::Value>>,
+    memory_limit: Option<Spanned<String>>,
+    tunables: BTreeMap<String, Spanned<toml::Value>>,
+    set: BTreeMap<String, SetSection>,
+    volume: BTreeMap<String, VolumeSection>,
 }
 
-/// Addresses and access rules of TCP.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Tcp {
-    /// Never empty.
-    pub(crate) listen: Vec<SocketAddr>,
-    pub(crate) token_file: NamedFile,
-    /// The certificate file and the key file; always present if an address is reachable from other hosts.
-    pub(crate) tls: Option<(NamedFile, NamedFile)>,
-    pub(crate) metrics_without_token: bool,
-}
-
-/// Access rules of NBD over TCP.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Nbd {
-    /// The certificate file and the key file.
-    pub(crate) tls: Option<(NamedFile, NamedFile)>,
-    /// The file with the authorities that sign the certificates of clients.
-    pub(crate) client_ca: Option<NamedFile>,
-    pub(crate) allow_unauthenticated: bool,
-}
-
-impl Nbd {
-    /// Whether the configuration permits NBD over TCP.
-    fn opens_tcp(&self) -> bool {
-        self.allow_unauthenticated || self.has_certificates()
+impl File {
+    /// The exports of the sections of volumes that name any.
+    fn volumes_with_exports(&self) -> impl Iterator<Item = (&str, &[Spanned<String>])> {
+        self.volume.iter().filter_map(|(id, section)| Some((&**id, section.exports.as_deref()?)))
     }
+}
 
-    /// Whether clients over TCP need certificates.
-    fn has_certificates(&self) -> bool {
-        self.tls.is_some() && self.client_ca.is_some()
-    }
+/// A section `[set.…]`.
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct SetSection {
+    tunables: BTreeMap<String, Spanned<toml::Value>>,
+}
+
+/// A section `[volume.…]`.
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct VolumeSection {
+    preset: Option<Spanned<String>>,
+    #[serde(deserialize_with = "list::exports")]
+    exports: Option<Vec<Spanned<String>>>,
+    tunables: BTreeMap<String, Spanned<toml::Value>>,
 }
 
 #[derive(Clone, PartialEq, Debug, Default)]

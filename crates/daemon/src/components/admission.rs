@@ -294,10 +294,7 @@ impl Admission {
 
     /// Marks a device that may not be attached as waiting for the operator.
     pub(crate) fn wait_for_operator(&self, probe: &Probe, set: &str) {
-        let why = format!(
-            "was made for cache set {set}, and no operator has named it; to attach it: ubcache register {}",
-            probe.path.display()
-        );
+        let why = format!("was made for cache set {set}, and no operator has named it");
         self.inventory.devices.set(probe, DeviceState::Waiting(WaitsFor::Operator, why));
     }
 }

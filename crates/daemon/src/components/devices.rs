@@ -146,6 +146,9 @@ impl DeviceTable {
     pub(crate) fn set(&self, probe: &Probe, state: DeviceState) {
         let why = match &state {
             DeviceState::Failed(why) => Some(why.text()),
+            DeviceState::Waiting(WaitsFor::Operator, why) => {
+                Some(format!("{why}; to attach it: ubcache register {}", probe.path.display()))
+            }
             DeviceState::Waiting(_, why) | DeviceState::Unplugged(why) | DeviceState::Replugged(why) => {
                 Some(why.clone())
             }

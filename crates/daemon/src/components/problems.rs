@@ -6,6 +6,7 @@
 use serde::Serialize;
 use serve::snapshot::{SetFigures, SlotDirty, TunableFigure, VolumeFigures};
 
+use super::devices::WaitsFor;
 use super::views::{DeviceView, SetView};
 
 /// A problem, and the command that comes next.
@@ -66,30 +67,22 @@ fn volume_title(volume: &VolumeFigures) -> String {
     }
 }
 
-/// The command at the end of a message, after a colon.
-fn command_in(why: &str) -> Option<(&str, String)> {
-    let (before, command) = why.rsplit_once(": ubcache ")?;
-    let before = before.rsplit_once("; ").map_or(before, |(before, _)| before);
-    Some((before, format!("ubcache {command}")))
-}
-
 /// The state of a device that is not served, and the command that comes next.
 fn state_and_command(device: &DeviceView) -> (String, String) {
-    let why = device.why.as_deref().unwrap_or_default();
     let path = device.path.display();
-    if let Some((before, command)) = command_in(why) {
-        return (before.to_owned(), command);
-    }
-    match device.state {
-        "stopped" => ("it was stopped".to_owned(), format!("ubcache register {path}")),
-        "waiting" if why.contains("waits for it") => {
-            (why.to_owned(), "ubcache register CACHE-DEVICE".to_owned())
+    let why = device.why.clone().unwrap_or_else(|| match device.state {
+        "stopped" => "it was stopped".to_owned(),
+        _ => "it has no volume".to_owned(),
+    });
+    let command = match (device.state, device.waits_for) {
+        ("waiting", None) => format!("ubcache unregister {path}"),
+        (_, Some(WaitsFor::Cache | WaitsFor::DirtyCache)) if device.cache_failed => {
+            "ubcache status".to_owned()
         }
-        "waiting" if why.contains("its cache device ") => (why.to_owned(), "ubcache status".to_owned()),
-        "waiting" => (why.to_owned(), format!("ubcache unregister {path}")),
-        _ if why.is_empty() => ("it has no volume".to_owned(), format!("ubcache register {path}")),
-        _ => (why.to_owned(), format!("ubcache register {path}")),
-    }
+        (_, Some(WaitsFor::Cache | WaitsFor::DirtyCache)) => "ubcache register CACHE-DEVICE".to_owned(),
+        _ => format!("ubcache register {path}"),
+    };
+    (why, command)
 }
 
 /// Why a device is not served, and the command that comes next, in one sentence.

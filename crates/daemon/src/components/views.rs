@@ -2,13 +2,14 @@
 //!
 //! Owns what clients see of a device and of a thread. Must not change either.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::Serialize;
 use serve::Snapshot;
 
-use super::devices::DeviceState;
+use super::devices::{Device, DeviceState, WaitsFor};
 use super::inventory::Inventory;
 use crate::probe::{Probe, Role};
 use crate::shared::Shared;
@@ -30,6 +31,12 @@ pub(crate) struct DeviceView {
     /// `served`, `waiting`, `failed` or `stopped`.
     pub(crate) state: &'static str,
     pub(crate) why: Option<String>,
+    /// What the device waits for; `None` if it does not wait, or waits until its volume is not in use.
+    #[serde(skip)]
+    pub(crate) waits_for: Option<WaitsFor>,
+    /// Whether the cache device that it waits for is registered and has failed.
+    #[serde(skip)]
+    pub(crate) cache_failed: bool,
     /// Dirty data of this backing device in the cache, in bytes; `None` if its set is not served.
     pub(crate) dirty_bytes: Option<u64>,
 }
@@ -48,6 +55,20 @@ pub(crate) struct SetView {
     /// Figures; empty unless the thread serves.
     #[serde(flatten)]
     pub(crate) figures: Snapshot,
+}
+
+/// The sets whose cache devices have failed, each with the failure as the end of a message.
+fn failed_caches(devices: &BTreeMap<PathBuf, Device>) -> Vec<(String, String)> {
+    let failed = devices.iter().filter_map(|(path, device)| {
+        let role = device.probe.as_ref().map(|s| &s.role);
+        let (DeviceState::Failed(why), Some(Role::Cache { set, .. })) = (&device.state, role) else {
+            return None;
+        };
+        let (path, why) = (path.display().to_string(), why.text());
+        let why = why.strip_prefix(&format!("{path}: ")).unwrap_or(&why);
+        Some((set.clone(), format!("; its cache device {path} has failed: {why}")))
+    });
+    failed.collect()
 }
 
 /// Makes the views of devices and threads.
@@ -117,45 +138,39 @@ impl Views {
         views
     }
 
+    /// The phase of the thread that serves the device.
+    fn phase_of(&self, probe: &Probe) -> Option<Phase> {
+        let set = match &probe.role {
+            Role::Cache { set, .. } => Some(set),
+            Role::Backing { set, .. } => set.as_ref(),
+        };
+        let workers = &self.inventory.workers;
+        let mine = workers.get(&probe.uuid).or_else(|| workers.get(set?));
+        mine.map(|worker| worker.phase())
+    }
+
     /// Every registered device, with its state.
     pub(crate) fn devices(&self) -> Vec<DeviceView> {
-        let phase_of = |probe: &Option<Probe>| {
-            let probe = probe.as_ref()?;
-            let set = match &probe.role {
-                Role::Cache { set, .. } => Some(set),
-                Role::Backing { set, .. } => set.as_ref(),
-            };
-            let workers = &self.inventory.workers;
-            let mine = workers.get(&probe.uuid).or_else(|| workers.get(set?));
-            mine.map(|worker| worker.phase())
-        };
         let devices = self.inventory.devices.all();
-        let failed_caches: Vec<(String, String)> = devices
-            .iter()
-            .filter_map(|(path, device)| match (&device.state, device.probe.as_ref().map(|s| &s.role)) {
-                (DeviceState::Failed(why), Some(Role::Cache { set, .. })) => {
-                    let path = path.display().to_string();
-                    let why = why.text();
-                    let why = why.strip_prefix(&format!("{path}: ")).unwrap_or(&why);
-                    Some((set.clone(), format!("; its cache device {path} has failed: {why}")))
-                }
-                _ => None,
-            })
-            .collect();
+        let failed_caches = failed_caches(&devices);
         let of_cache = |probe: &Option<Probe>| {
             let Some(Role::Backing { set: Some(set), .. }) = probe.as_ref().map(|s| &s.role) else {
-                return "";
+                return None;
             };
-            failed_caches.iter().find(|(failed, _)| failed == set).map_or("", |(_, why)| why)
+            failed_caches.iter().find(|(failed, _)| failed == set).map(|(_, why)| why.as_str())
         };
         let views = devices.into_iter().map(|(path, device)| {
+            let (waits_for, failed_cache) = match &device.state {
+                DeviceState::Waiting(what, _) => (Some(*what), of_cache(&device.probe)),
+                _ => (None, None),
+            };
             let (state, why) = match device.state {
-                DeviceState::Served => match phase_of(&device.probe) {
+                DeviceState::Served => match device.probe.as_ref().and_then(|probe| self.phase_of(probe)) {
                     Some(Phase::Failed(why)) => ("failed", Some(why.text())),
                     Some(Phase::Stopped) | None => ("stopped", None),
                     Some(_) => ("served", None),
                 },
-                DeviceState::Waiting(_, why) => ("waiting", Some(why + of_cache(&device.probe))),
+                DeviceState::Waiting(_, why) => ("waiting", Some(why + failed_cache.unwrap_or_default())),
                 DeviceState::Replugged(why) => ("waiting", Some(why)),
                 DeviceState::Failed(why) => ("failed", Some(why.text())),
                 DeviceState::Unplugged(why) => ("failed", Some(why)),
@@ -169,7 +184,21 @@ impl Views {
                 None => (None, None, String::new()),
             };
             let name = uuid.as_ref().and_then(|uuid| self.shared.state().known_name(uuid));
-            DeviceView { path, uuid, kind, set, label, name, dirty, state, why, dirty_bytes: None }
+            let cache_failed = failed_cache.is_some();
+            DeviceView {
+                path,
+                uuid,
+                kind,
+                set,
+                label,
+                name,
+                dirty,
+                state,
+                why,
+                waits_for,
+                cache_failed,
+                dirty_bytes: None,
+            }
         });
         views.collect()
     }

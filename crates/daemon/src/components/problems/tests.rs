@@ -34,6 +34,8 @@ fn device(path: &str, kind: &'static str, state: &'static str, why: &str) -> Dev
         name: None,
         state,
         why: Some(why.to_owned()).filter(|w| !w.is_empty()),
+        waits_for: None,
+        cache_failed: false,
         dirty: false,
         dirty_bytes: None,
     }
@@ -88,20 +90,16 @@ fn a_thread_that_has_failed_is_listed_once() {
 
 #[test]
 fn a_device_that_waits_says_for_what_and_what_to_do() {
-    for (why, text, command) in [
-        (
-            "has dirty data in cache set s, whose cache device is not registered: waits for it; if it is lost, see a page",
-            "/dev/hdd waiting: has dirty data in cache set s, whose cache device is not registered: waits for it; if it is lost, see a page",
-            "ubcache register CACHE-DEVICE",
-        ),
-        (
-            "was made for cache set s, and no operator has named it; to attach it: ubcache register /dev/hdd",
-            "/dev/hdd waiting: was made for cache set s, and no operator has named it",
-            "ubcache register /dev/hdd",
-        ),
+    for (waits_for, cache_failed, command) in [
+        (Some(WaitsFor::DirtyCache), false, "ubcache register CACHE-DEVICE"),
+        (Some(WaitsFor::Cache), false, "ubcache register CACHE-DEVICE"),
+        (Some(WaitsFor::Cache), true, "ubcache status"),
+        (Some(WaitsFor::Operator), false, "ubcache register /dev/hdd"),
+        (None, false, "ubcache unregister /dev/hdd"),
     ] {
-        let found = problems(&[], &[device("/dev/hdd", "backing", "waiting", why)]);
-        assert_eq!((&*found[0].text, &*found[0].command), (text, command));
+        let waiting = device("/dev/hdd", "backing", "waiting", "the reason");
+        let found = problems(&[], &[DeviceView { waits_for, cache_failed, ..waiting }]);
+        assert_eq!((&*found[0].text, &*found[0].command), ("/dev/hdd waiting: the reason", command));
     }
     let stopped = device("/dev/hdd", "backing", "stopped", "");
     assert_eq!(next_step(&stopped), "it was stopped; run `ubcache register /dev/hdd`");
