@@ -195,6 +195,10 @@ impl Registration {
             }
         }
         self.inventory.devices.remove(&path);
+        if let Some(probe) = &known.probe {
+            // A thread that has failed would stay in the status, and make the exit status of the daemon 1.
+            self.inventory.workers.forget(probe.key());
+        }
         known.probe.map_or(Ok(()), |probe| self.admission.release(&probe))?;
         self.admission.forget(&path)?;
         Ok(named)

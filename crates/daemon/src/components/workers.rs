@@ -112,6 +112,11 @@ impl Workers {
         result
     }
 
+    /// Removes a thread that has ended from the list, because its device is not registered any more.
+    pub(crate) fn forget(&self, id: &str) {
+        self.lock().retain(|known, worker| known != id || !worker.phase().is_over());
+    }
+
     /// Stops a thread and waits for its end; does nothing if no thread serves the set.
     pub(crate) async fn stop(&self, id: &str) -> Result<(), Failure> {
         let Some(worker) = self.serving(id) else { return Ok(()) };
