@@ -249,7 +249,7 @@ fn a_server_has_what_the_daemon_counts_and_rules_and_dashboard_work_on_it() {
     assert_eq!(one("ubcache_dirty_bytes"), volume["dirty_bytes"].as_u64().unwrap());
     assert_eq!(one("ubcache_volume_size_bytes"), (8 << 20) - DATA_OFFSET);
     assert_eq!(one("ubcache_volume_info{label=\"one\"} * on (set) group_left ubcache_set_failed"), 0);
-    assert_eq!(one("sum(ubcache_devices_waiting) + ubcache_volumes_not_exported"), 0);
+    assert_eq!(one("sum(ubcache_devices_waiting) + sum(ubcache_volumes_not_exported)"), 0);
     assert_eq!(one("ubcache_devices{state=\"served\"}"), 2);
     assert_eq!(one("process_open_fds > bool 3") + one("process_resident_memory_bytes > bool 1e6"), 2);
     assert_eq!(one("abs(time() - process_start_time_seconds) < bool 3600"), 1);
