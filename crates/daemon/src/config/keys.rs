@@ -89,8 +89,9 @@ pub const CONFIG_KEYS: &[ConfigKey] = &[
     top((
         "memory_limit",
         "size of at least 64MiB",
-        "the memory of the host or of the control group",
-        "The memory for which reserves, buffers and caches are sized. Read at the start only.",
+        "",
+        "The memory for which reserves, buffers and caches are sized; without it, the memory of the host or of the control \
+         group. Read at the start only.",
     )),
     top(("drain_on_stop", "true or false", "false", "Whether a stop writes all dirty data back first.")),
     top((
