@@ -20,7 +20,10 @@ use crate::ram;
 const RESERVE_BYTES: u64 = 64 << 20;
 
 /// The reserve is at most the memory divided by this.
-const SHARE_OF_RESERVE: u64 = 16;
+///
+/// A host with 512 MiB then has the whole reserve. With half of it, a burst of writeback can use all of it before the thread that
+/// fills it up runs again.
+const SHARE_OF_RESERVE: u64 = 8;
 
 /// The heap may grow by the memory divided by this, and at most by [`MOST_GROWTH_BYTES`].
 ///
@@ -123,10 +126,11 @@ mod tests {
     #[test]
     fn small_hosts_give_a_part_of_their_memory() {
         const MIB: u64 = 1 << 20;
-        assert_eq!(heap_for(768 * MIB), 48 << 20);
+        assert_eq!(heap_for(384 * MIB), 48 << 20);
+        assert_eq!(heap_for(512 * MIB), 64 << 20);
         assert_eq!(heap_for(8192 * MIB), 64 << 20);
         assert_eq!([768, 8192].map(|mib| growth_for(mib * MIB, false)), [384 << 20, 1 << 30]);
-        assert_eq!([768, 8192].map(|mib| growth_for(mib * MIB, true)), [48 << 20, 64 << 20]);
+        assert_eq!([384, 8192].map(|mib| growth_for(mib * MIB, true)), [48 << 20, 64 << 20]);
         for bytes in [64 * MIB, 768 * MIB, 16384 * MIB] {
             let shape = Shape::within(bytes / SHARE_OF_DEVICE);
             assert!(Shape::DEPTH.contains(&shape.depth) && shape.depth <= 128, "{bytes}: {shape:?}");

@@ -52,7 +52,7 @@ fn bursts_of_writeback_are_served_without_page_faults() {
     let socket = dir.path("s");
     let export = format!("--export=nbd={socket}");
     let stopped = ["--set=sequential_cutoff=0", "--set=writeback_running=0", "--set=writeback_percent=0"];
-    // The reserve is a sixteenth of it. As many runs at once as there may be.
+    // The smallest host that has the whole reserve. As many runs at once as there may be.
     let by = ["prlimit", "--data=536870912"];
     let args = ["-C", &ssd, "-B", &hdd, &export, "--set=writeback_latency_ms=10000"];
     let mut up = Up::try_start_by(&by, &dir, 1, &[&args[..], &stopped].concat()).expect("it starts");
