@@ -71,3 +71,30 @@ fn bursts_of_writeback_are_served_without_page_faults() {
     drop(client);
     up.stop();
 }
+
+/// The resident memory of a process, in KiB.
+#[track_caller]
+fn resident_kib(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a figure");
+    line.split_whitespace().next().and_then(|word| word.parse().ok()).expect("a number")
+}
+
+/// A host with other tenants could not tell a process to take less than the reserve of the whole host.
+#[test]
+fn a_memory_limit_makes_the_reserve_smaller() {
+    let serve = |limit: &[&str]| {
+        let dir = Dir::new();
+        let (ssd, hdd) = (dir.sparse("ssd", 64 << 20), dir.sparse("hdd", 96 << 20));
+        run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "64k"]).ok();
+        let export = format!("--export=nbd={}", dir.path("s"));
+        let up = Up::start(&dir, 1, &[&["-C", &ssd, "-B", &hdd, &export], limit].concat());
+        (dir, up)
+    };
+    let ((_dir, limited), (_other, free)) = (serve(&["--memory-limit=64MiB"]), serve(&[]));
+    // The reserves are 8 and 64 MiB.
+    let differ = || resident_kib(free.pid()) > resident_kib(limited.pid()) + (48 << 10);
+    wait_until("the difference of the reserves", differ);
+    limited.stop();
+    free.stop();
+}
