@@ -1,8 +1,8 @@
 //! Loop devices and the files below them.
 //!
 //! Owns the search from a file to the loop device that is built on it, and from a block device to the files below it. A file
-//! below a dead file system (FUSE, NFS) blocks whoever examines it, so a file is examined only if its mount is one that the
-//! caller has to examine anyway. Must not know what a caller does about it.
+//! on a dead file system (FUSE, NFS) blocks the thread that calls stat(2) on it. The search from a file therefore calls it only
+//! for files of the same file system. Must not know what a caller does with the result.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

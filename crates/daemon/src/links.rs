@@ -91,7 +91,7 @@ impl Links {
             _ => {}
         }
         let other = |what: &str| std::io::Error::other(format!("{what} is there"));
-        // Somebody else's link could lead anywhere.
+        // A symbolic link in place of the directory could lead to any directory.
         if !std::fs::symlink_metadata(&self.dir)?.is_dir() {
             return Err(other("something that is no directory"));
         }

@@ -316,7 +316,7 @@ pub(crate) const PAGES: &[Page] = &[
         "ubcache-status",
         &[
             ("Show sets, volumes, devices, jobs and the last errors:", "ubcache status"),
-            ("The same for scripts:", "ubcache status --json"),
+            ("Print the status as JSON, for scripts:", "ubcache status --json"),
         ],
         CLIENT,
         &["ubcache-explain(8)", "ubcache-top(8)", "ubcache-events(8)", "day2/alert.md"],

@@ -209,7 +209,7 @@ fn events_of_the_past_outlive_the_daemon() {
     let served = |e: &Value| e["type"] == "set" && e["text"].as_str().unwrap().contains("is served");
     let before = past(&daemon, "1h");
     assert!(before.iter().any(served), "{before:?}");
-    // What was published may be on its way to the file when the process dies.
+    // A thread writes the events to the file; the kill must not come before it.
     let log = place.dir.path("state/events.jsonl");
     let stored = || std::fs::read_to_string(&log).unwrap_or_default().lines().count();
     wait_until("the file", || stored() >= before.len());

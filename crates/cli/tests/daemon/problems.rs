@@ -44,7 +44,7 @@ fn a_stopped_volume_stays_listed_and_comes_back_by_its_label() {
     daemon.run(&["show"]).ok().says(&["one ", "stopped", "8.0 KiB"]);
     let next = format!("is not served: it was stopped; run `ubcache register {}`", place.hdd);
     daemon.run(&["drain", "one"]).refused(&["bcache0", &next]);
-    // Of a word that is no label, the answer says what was looked for.
+    // The answer to an unknown label says that neither a file nor a device has this name.
     daemon.run(&["register", "two"]).refused(&["two: no file of this directory and no registered device"]);
     daemon.run(&["register", "one"]).ok().says(&["hdd: served as one (bcache0), UUID "]);
     daemon.run(&["register", "one"]).ok().says(&["hdd: already served as one (bcache0), UUID "]);
