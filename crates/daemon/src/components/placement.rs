@@ -22,12 +22,6 @@ use crate::worker::{Phase, Worker};
 /// Interval between checks of a set that is still starting.
 const LATE_LOOKS_EVERY: Duration = Duration::from_millis(200);
 
-/// Whether the thread has a volume of this device. The state of the device can be that of an earlier thread, which has failed.
-async fn serves(worker: &Worker, probe: &Probe) -> bool {
-    let is_its = |v: &serve::snapshot::VolumeFigures| v.backing_uuid.as_ref() == Some(&probe.uuid);
-    worker.snapshot().await.is_ok_and(|figures| figures.volumes.iter().any(is_its))
-}
-
 /// Assigns devices to threads. A caller has claimed what it places.
 pub(crate) struct Placement {
     inventory: Inventory,
@@ -121,7 +115,7 @@ impl Placement {
 
     /// Adds a backing device to the set of a thread, or marks it as waiting for the operator.
     async fn add(&self, worker: &Worker, probe: &Probe) -> Result<(), Failure> {
-        if self.inventory.devices.is_served(&probe.path) && serves(worker, probe).await {
+        if self.inventory.serves(probe).await {
             // The start of the set has added it, because it was waiting for the set.
             return Ok(());
         }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serve::{Failure, message};
 
 use super::admission::{Admission, By};
-use super::changes::Scope;
+use super::changes::{Claim, Scope};
 use super::devices::DeviceState;
 use super::inventory::Inventory;
 use super::lookup::{Found, Lookup};
@@ -96,10 +96,11 @@ impl Registration {
             self.replug.replugged(probe).await?;
         }
         // A device that a scan or the configuration registered is served already, and only has to be stored.
-        let is_served = |p: &Probe| {
-            self.inventory.devices.is_served(&p.path) && self.inventory.workers.of_device(p).is_some()
-        };
-        let (served, new): (Vec<Probe>, Vec<Probe>) = probes.into_iter().partition(is_served);
+        let (mut served, mut new) = (Vec::new(), Vec::new());
+        for probe in probes {
+            let list = if self.inventory.serves(&probe).await { &mut served } else { &mut new };
+            list.push(probe);
+        }
         let already: Vec<PathBuf> =
             served.iter().map(|p| p.path.clone()).filter(|path| known.contains_key(path)).collect();
         let before = self.inventory.devices.paths(|_| true);
@@ -342,18 +343,22 @@ impl Registration {
         Ok((probe_device(&probe.path).await?, set.clone()))
     }
 
-    /// Stops a volume. Its device stays registered, for the next start.
-    ///
-    /// # Errors
-    /// If it is in use, among others; it stays served then.
-    pub(crate) async fn stop_volume(&self, volume: &str, asked: &Asked) -> Result<Named, Failure> {
+    /// Claims a served volume.
+    async fn claim_volume(&self, volume: &str, asked: &Asked) -> Result<(Claim<'_>, Found), Failure> {
         let find = || async {
             let found = self.lookup.find(volume).await?;
             let scope = self.scope_of_named(&found.named);
             Ok((found, scope))
         };
-        let (_claim, Found { worker, name, named }) =
-            self.placement.changes().claim_found(asked, find).await?;
+        self.placement.changes().claim_found(asked, find).await
+    }
+
+    /// Stops a volume. Its device stays registered, for the next start.
+    ///
+    /// # Errors
+    /// If it is in use, among others; it stays served then.
+    pub(crate) async fn stop_volume(&self, volume: &str, asked: &Asked) -> Result<Named, Failure> {
+        let (_claim, Found { worker, name, named }) = self.claim_volume(volume, asked).await?;
         if worker.plan.alone.is_some() {
             self.inventory.workers.stop(&worker.plan.id).await?;
         } else {
@@ -368,13 +373,7 @@ impl Registration {
     /// # Errors
     /// If it is in use, or is not flash-only; it stays as it is then.
     pub(crate) async fn delete_volume(&self, volume: &str, asked: &Asked) -> Result<Named, Failure> {
-        let find = || async {
-            let found = self.lookup.find(volume).await?;
-            let scope = self.scope_of_named(&found.named);
-            Ok((found, scope))
-        };
-        let (_claim, Found { worker, name, named }) =
-            self.placement.changes().claim_found(asked, find).await?;
+        let (_claim, Found { worker, name, named }) = self.claim_volume(volume, asked).await?;
         worker.delete_volume(name).await?;
         Ok(named)
     }
