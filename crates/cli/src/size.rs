@@ -1,7 +1,8 @@
 //! Sizes as people write and read them.
 //!
-//! Owns the syntax of sizes. Must not know their use.
+//! Owns the checks of sizes in options, and their output; the syntax is that of tunables. Must not know their use.
 
+use engine::tunables::parse_bytes;
 use format::{SECTOR_BYTES, Sectors};
 
 /// The reason why a text is no size.
@@ -14,7 +15,7 @@ pub(crate) enum SizeError {
     NoNumber,
     /// The number does not fit.
     #[error("expected at most 16 EiB")]
-    TooLarge(#[source] Option<std::num::ParseIntError>),
+    TooLarge,
     /// It is zero.
     #[error("expected more than 0 bytes")]
     Zero,
@@ -29,37 +30,13 @@ pub(crate) enum SizeError {
 /// Reads a size in bytes: a number with an optional unit k, M, G or T, also KiB, MiB, GiB or TiB, for powers of 1024. A size
 /// is read as it is printed: with a blank and one point (`1.5 GiB`), rounded down to bytes.
 pub(crate) fn parse(text: &str) -> Result<u64, SizeError> {
-    let text = match (text.strip_suffix("iB"), text.strip_suffix('B')) {
-        (Some(with_letter), _) if with_letter.ends_with(|c: char| c.is_ascii_alphabetic()) => with_letter,
-        (None, Some(digits)) if !digits.ends_with(|c: char| c.is_ascii_alphabetic()) => digits.trim_end(),
-        _ => text,
-    };
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
-        Some(b'm' | b'M') => (&text[..text.len() - 1], 20),
-        Some(b'g' | b'G') => (&text[..text.len() - 1], 30),
-        Some(b't' | b'T') => (&text[..text.len() - 1], 40),
-        _ => (text, 0),
-    };
-    let digits = digits.trim_end();
-    let (digits, fraction) = match digits.split_once('.') {
-        Some((digits, fraction)) if shift > 0 => (digits, fraction),
-        Some(_) => return Err(SizeError::NoNumber),
-        None => (digits, "0"),
-    };
-    let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-    if !is_number(digits) || !is_number(fraction) || fraction.len() > MOST_DIGITS {
-        return Err(SizeError::NoNumber);
+    match parse_bytes(text).filter(|_| !text.starts_with('+')) {
+        None => Err(SizeError::NoNumber),
+        // The parser of tunables takes a larger number as the largest one.
+        Some(u64::MAX) => Err(SizeError::TooLarge),
+        Some(bytes) => Ok(bytes),
     }
-    let number: u64 = digits.parse().map_err(|e| SizeError::TooLarge(Some(e)))?;
-    let whole = number.checked_mul(1 << shift).ok_or(SizeError::TooLarge(None))?;
-    let scale = 10_u128.pow(fraction.len() as u32);
-    let part = fraction.parse::<u128>().map_err(|e| SizeError::TooLarge(Some(e)))? * (1 << shift) / scale;
-    whole.checked_add(part as u64).ok_or(SizeError::TooLarge(None))
 }
-
-/// Limit of the digits behind the point of a size.
-const MOST_DIGITS: usize = 18;
 
 /// Reads a size that is a whole number of sectors, other than none.
 pub(crate) fn parse_sectors(text: &str) -> Result<Sectors, SizeError> {

@@ -11,7 +11,6 @@ mod pictures;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Path, RawQuery, State};
@@ -28,7 +27,7 @@ use crate::audit;
 use crate::components::{Found, problems};
 use crate::hub::Event;
 use crate::jobs::JobView;
-use crate::web;
+use crate::{wall_clock, web};
 
 pub(crate) use context::Api;
 
@@ -265,13 +264,13 @@ async fn events(State(api): SharedApi) -> Result<Response, Refusal> {
 
 /// The query of the history of events: from which time on.
 fn since_ms(query: Option<&str>) -> Result<u64, Refusal> {
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    let now = || u64::try_from(now()).unwrap_or(u64::MAX);
     let Some(query) = query.filter(|q| !q.is_empty()) else { return Ok(0) };
     let number = |text: &str| text.parse::<u64>().ok();
     let moment = query.strip_prefix("since_ms=").and_then(number);
     // The clock of the client may be another one.
-    let span = || query.strip_prefix("within_ms=").and_then(number).map(|ms| now().saturating_sub(ms));
+    let span = || {
+        query.strip_prefix("within_ms=").and_then(number).map(|ms| wall_clock::now_ms().saturating_sub(ms))
+    };
     moment.or_else(span).ok_or_else(|| {
         Refusal::malformed(format!("query: expected since_ms=NUMBER or within_ms=NUMBER, found {query}"))
     })

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use blockio::bridge::oneshot;
 use engine::figures::{SetFigures, VolumeFigures};
@@ -24,8 +24,8 @@ use serve::message;
 
 use crate::components::workers::Workers;
 use crate::order::Order;
-use crate::state;
 use crate::worker::{Phase, Worker};
+use crate::{state, wall_clock};
 
 use series::{SPAN_MS, Series, number};
 
@@ -117,7 +117,7 @@ impl History {
 
     /// Latencies of each volume over the last minute, for lists: the mean of the seconds, by the number of requests in each.
     pub(crate) fn latencies(&self) -> Map<String, Value> {
-        let since_ms = wall_ms().saturating_sub(SUMMED_MS);
+        let since_ms = wall_clock::now_ms().saturating_sub(SUMMED_MS);
         let of_volume = |series: &Series| {
             let mean = |latency: &str, requests: &str| {
                 let pairs =
@@ -147,7 +147,7 @@ impl History {
 
     /// The samples after `since_ms`, in columns of equal length, one of which is `time_ms`. Empty for an unknown name.
     pub(crate) fn after(&self, whose: SeriesOf, name: &str, since_ms: u64) -> Map<String, Value> {
-        self.asked_for_ms.store(wall_ms(), Ordering::Relaxed);
+        self.asked_for_ms.store(wall_clock::now_ms(), Ordering::Relaxed);
         self.lock().get(&(whose, name.to_owned())).map(|series| series.after(since_ms)).unwrap_or_default()
     }
 
@@ -188,12 +188,6 @@ pub(crate) fn load_and_store(history: &Arc<History>, state_dir: &Path) -> tokio:
     })
 }
 
-/// The time of the host's clock, in milliseconds since 1970.
-pub(crate) fn wall_ms() -> u64 {
-    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// The last figures of a thread.
 struct Last {
     at: Nanos,
@@ -230,9 +224,9 @@ pub(crate) async fn record(workers: Arc<Workers>, history: Arc<History>) {
         ticks.tick().await;
         let all = workers.all();
         locked(&before).retain(|id, _| all.iter().any(|w| w.plan.id == *id));
-        history.forget(wall_ms());
-        history.add_host(wall_ms());
-        let watched = history.is_watched(wall_ms());
+        history.forget(wall_clock::now_ms());
+        history.add_host(wall_clock::now_ms());
+        let watched = history.is_watched(wall_clock::now_ms());
         for worker in all {
             let id = worker.plan.id.clone();
             let is_due = is_due(locked(&before).get(&id), since_start(), watched);
@@ -272,7 +266,7 @@ fn take(history: &History, now: &metrics::Figures, then: &metrics::Figures, step
     if step == Nanos(0) || step > LONGEST_STEP {
         return;
     }
-    let (time, seconds) = (wall_ms(), step.as_seconds());
+    let (time, seconds) = (wall_clock::now_ms(), step.as_seconds());
     for set in &now.sets {
         let name = set.status.set_uuid.to_string();
         if let Some(before) = then.sets.iter().find(|s| s.status.set_uuid == set.status.set_uuid) {
@@ -404,7 +398,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let history = History::default();
         history.load(dir.path());
-        let begin = wall_ms() - 3_000_000;
+        let begin = wall_clock::now_ms() - 3_000_000;
         for n in 0..3000 {
             history.add(SeriesOf::Volume, "bcache0", begin + n * 1000, &one(n as f32));
         }
@@ -423,7 +417,7 @@ mod tests {
     fn a_damaged_file_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let history = History::default();
-        history.add(SeriesOf::Volume, "a", wall_ms(), &one(1.0));
+        history.add(SeriesOf::Volume, "a", wall_clock::now_ms(), &one(1.0));
         history.store(dir.path());
         let path = dir.path().join(store::NAME);
         let whole = std::fs::read(&path).unwrap();
@@ -454,7 +448,7 @@ mod tests {
     #[test]
     fn latencies_of_a_minute_weigh_each_second_by_its_requests() {
         let history = History::default();
-        let now = wall_ms();
+        let now = wall_clock::now_ms();
         let sample = |reads, latency| vec![("reads", Some(reads)), ("read_p99_us", Some(latency))];
         history.add(SeriesOf::Volume, "a", now - 2 * SUMMED_MS, &sample(1000.0, 9000.0));
         history.add(SeriesOf::Volume, "a", now - 2000, &sample(3.0, 100.0));
@@ -472,9 +466,12 @@ mod tests {
         assert!(due(None, 1, false) && due(at(1, false), 2, false) && due(at(1, true), 2, true));
         assert!(!due(at(1, true), 2, false) && !due(at(1, true), 3, false) && due(at(1, true), 4, false));
         let history = History::default();
-        assert!(!history.is_watched(wall_ms()));
+        assert!(!history.is_watched(wall_clock::now_ms()));
         history.after(SeriesOf::Volume, "a", 0);
-        assert!(history.is_watched(wall_ms()) && !history.is_watched(wall_ms() + LOOKS_FOR_MS + 1000));
+        assert!(
+            history.is_watched(wall_clock::now_ms())
+                && !history.is_watched(wall_clock::now_ms() + LOOKS_FOR_MS + 1000)
+        );
     }
 
     #[test]

@@ -6,7 +6,6 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -14,6 +13,7 @@ use tokio::sync::mpsc;
 
 use crate::event_log::EventLog;
 use crate::names::Named;
+use crate::wall_clock;
 
 /// Capacity of the queue of a listener, in events.
 const QUEUE: usize = 256;
@@ -130,12 +130,11 @@ impl Hub {
             "warning" => "warning",
             _ => "info",
         };
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let inner = &mut *self.lock();
         inner.seq += 1;
         let event = Arc::new(Event {
             seq: inner.seq,
-            time_ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
+            time_ms: wall_clock::now_ms(),
             kind: kind.name(),
             set: set.map(str::to_owned),
             level,

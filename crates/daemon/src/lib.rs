@@ -5,11 +5,11 @@
 //!
 //! Modules: `config` has the configuration and `state` the stored state; `probe` reads superblocks and `uevents` receives
 //! hotplug events; `registry` decides what is served; `worker` is the thread of a set and `host` the volumes on it; `names`
-//! resolves the names of devices and `identity` distinguishes a device from its copies; `links` makes links to block devices; `settings` and `reload` change
-//! tunables; `jobs` has long operations, `hub` events and `event_log` those of the past, `audit` the record of changes; `server` and `tcp` accept clients and
-//! `api` answers them; `stop` ends the daemon;
-//! `why` has the failure that a state stores; `process` the figures of the process. Modules name each other in one direction only. The decisions are in
-//! `docs/decisions/010-daemon.md`.
+//! resolves the names of devices and `identity` distinguishes a device from its copies; `links` makes links to block devices;
+//! `settings` and `reload` change tunables; `jobs` has long operations, `hub` events and `event_log` those of the past, `audit`
+//! the record of changes; `server` and `tcp` accept clients and `api` answers them; `stop` ends the daemon; `why` has the
+//! failure that a state stores; `process` has the figures of the process, `wall_clock` the time. Modules name each other in
+//! one direction only. The decisions are in `docs/decisions/010-daemon.md`.
 #![forbid(unsafe_code)]
 
 mod answer;
@@ -46,6 +46,7 @@ mod tcp;
 #[cfg(test)]
 mod testing;
 mod uevents;
+mod wall_clock;
 mod web;
 mod why;
 mod worker;

@@ -4,19 +4,19 @@
 //! written.
 
 use std::sync::OnceLock;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use metrics::ProcessFigures;
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
+
+use crate::wall_clock;
 
 /// The start of the process: the first call, which the daemon makes when it starts.
 ///
 /// The time is read once, so that a change of the clock does not look like a restart.
 pub(crate) fn start_seconds() -> f64 {
     static START: OnceLock<f64> = OnceLock::new();
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    *START.get_or_init(|| (now().as_millis() as f64) / 1000.0)
+    *START.get_or_init(|| wall_clock::now_ms() as f64 / 1000.0)
 }
 
 /// The figures of this process.

@@ -12,6 +12,7 @@ use super::context::SharedApi;
 use crate::answer::{Answered, Refusal, ok};
 use crate::components::Found;
 use crate::history::{self, SeriesOf};
+use crate::wall_clock;
 
 /// Default and largest number of cells of the bucket picture.
 const CELLS: (u64, u64) = (1024, 4096);
@@ -32,7 +33,7 @@ fn number(query: Option<&str>, name: &str) -> Result<Option<u64>, Refusal> {
 
 fn samples(whose: &str, name: &str, columns: Map<String, Value>) -> Answered {
     let every = u64::try_from(history::EVERY.as_millis()).unwrap_or(u64::MAX);
-    ok(json!({whose: name, "every_ms": every, "now_ms": history::wall_ms(), "columns": columns}))
+    ok(json!({whose: name, "every_ms": every, "now_ms": wall_clock::now_ms(), "columns": columns}))
 }
 
 /// The history of all volumes together, and the latencies of each.
@@ -41,7 +42,7 @@ pub(super) async fn host_history(State(api): SharedApi, RawQuery(query): RawQuer
     let history = &api.registry.history;
     ok(json!({
         "every_ms": u64::try_from(history::EVERY.as_millis()).unwrap_or(u64::MAX),
-        "now_ms": history::wall_ms(),
+        "now_ms": wall_clock::now_ms(),
         "columns": history.after(SeriesOf::Host, "", since),
         "volumes": history.latencies(),
     }))
@@ -115,7 +116,7 @@ pub(super) async fn disk_trace(
         "device": probe.device,
         "size_sectors": probe.size_sectors,
         "now_us": probe.trace.now.0 / 1000,
-        "now_ms": history::wall_ms(),
+        "now_ms": wall_clock::now_ms(),
         "next": probe.trace.next,
         "missed": probe.trace.missed,
         "columns": {
