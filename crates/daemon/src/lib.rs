@@ -116,6 +116,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         // The daemon serves without a history.
         Err(e) => message::warn(format!("events are not stored: {e}")),
     }
+    shared.links.remove_stale();
     let hub = shared.hub.clone();
     let paths = Paths { socket: &socket, state_dir: &state_dir };
     let result = runtime.block_on(control(options, &paths, access, shared));

@@ -35,6 +35,25 @@ impl Links {
         self.linked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Removes the links to block devices of this program that an earlier daemon has left: by now, such a device can belong to
+    /// another volume. Other links in the directory stay.
+    pub(crate) fn remove_stale(&self) {
+        let is_ours = |to: PathBuf| {
+            let name = to.strip_prefix("/dev").map(|name| name.to_string_lossy().into_owned());
+            name.is_ok_and(|name| name.starts_with("ublkb") || name.starts_with("loop"))
+        };
+        for entry in std::fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            let place = entry.path();
+            if std::fs::read_link(&place).is_ok_and(is_ours)
+                && let Err(e) = std::fs::remove_file(&place)
+            {
+                message::warn(format!("{}: cannot be removed: {e}", place.display()));
+            }
+        }
+        // Fails if something else is there.
+        let _ = std::fs::remove_dir(&self.dir);
+    }
+
     /// The volume with this key is served as this block device.
     pub(crate) fn add(&self, id: &str, label: &str, device: &Path) {
         let linked = &mut *self.lock();
@@ -151,6 +170,26 @@ mod tests {
         assert_eq!(target(&dir, "archive").as_deref(), Some(one));
         links.remove("b");
         links.remove("unknown");
+        assert!(!dir.exists(), "an empty directory goes");
+    }
+
+    /// A crash left `data -> /dev/loop0`. Later, `/dev/loop0` was another volume, and an entry of fstab mounted it as `data`.
+    #[test]
+    fn links_of_an_earlier_daemon_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().join("ubcache");
+        std::fs::create_dir(&dir).unwrap();
+        for (label, to) in [("data", "/dev/loop0"), ("films", "/dev/ublkb3"), ("other", "/dev/sda1")] {
+            symlink(to, dir.join(label)).unwrap();
+        }
+        std::fs::write(dir.join("loop"), "a file").unwrap();
+        let links = Links::new(dir.clone());
+        links.remove_stale();
+        assert_eq!((target(&dir, "data"), target(&dir, "films")), (None, None));
+        assert!(target(&dir, "other").is_some() && dir.join("loop").exists(), "they are not of this program");
+        std::fs::remove_file(dir.join("other")).unwrap();
+        std::fs::remove_file(dir.join("loop")).unwrap();
+        links.remove_stale();
         assert!(!dir.exists(), "an empty directory goes");
     }
 
