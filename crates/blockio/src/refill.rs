@@ -20,7 +20,7 @@ use crate::heap::{self, PAGE_BYTES};
 const PIECE_BYTES: usize = 1 << 20;
 
 /// An eighth of the resident memory may be used before the thread populates more: a smaller gap is not worth a system call.
-const GAP_PART: usize = 8;
+pub const GAP_PART: usize = 8;
 
 /// The heap grows before fewer addresses than this are free. The allocator does not serve larger requests from the heap's end.
 const LEAST_ADDRESSES: usize = 24 << 20;
