@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use serde_json::Value;
 use serve::tunables::{names, owners};
 
+use super::status::each;
 use super::text;
 use crate::client::Control;
 use crate::failure::Failure;
@@ -38,10 +39,6 @@ fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('-') && name.bytes().all(plain)
 }
 
-fn each(value: &Value) -> impl Iterator<Item = &Value> {
-    value.as_array().into_iter().flatten()
-}
-
 /// The names in a status of the daemon.
 fn named(status: &Value, of: NamesOf) -> Vec<&str> {
     match of {
@@ -70,8 +67,7 @@ impl ListNames {
                     all.extend(known.map(str::to_owned));
                 }
                 NamesOf::Jobs => {
-                    let jobs = status["jobs"].as_array().into_iter().flatten();
-                    all.extend(jobs.map(|j| j["id"].to_string()));
+                    all.extend(each(&status["jobs"]).map(|j| j["id"].to_string()));
                 }
                 NamesOf::Volumes | NamesOf::Sets => {
                     let found = named(&status, *of).into_iter().filter(|n| is_plain(n));

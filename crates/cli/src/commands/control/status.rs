@@ -41,7 +41,7 @@ impl Status {
 }
 
 /// The elements of a list; none if it is no list.
-fn each(value: &Value) -> impl Iterator<Item = &Value> {
+pub(super) fn each(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
