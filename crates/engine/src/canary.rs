@@ -67,6 +67,14 @@ table! {
         ReuseBeforeGenerations,
         /// A direct write does not wait for the generations of invalidated buckets.
         GenerationsNotAwaited,
+        /// A footer is written although dirty data that was overwritten in place is not durable.
+        FooterBeforeOverwrite,
+        /// Dirty data is overwritten in place although the bucket has a footer.
+        FooterLeftAtOverwrite,
+        /// Data that does not match its checksum is packed, and gets a new checksum.
+        MovedUnverified,
+        /// Data is written back although it does not match its checksum.
+        WrittenBackUnverified,
         /// A read uses the data of a bucket that was reused during the read.
         StaleGenerationRead,
         /// A read miss that a write overlapped is inserted over the newer data.

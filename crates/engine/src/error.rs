@@ -36,6 +36,21 @@ pub enum EngineError {
     /// There is no room, and none can be made.
     #[error(transparent)]
     NoSpace(#[from] NoRoom),
+    /// Dirty data does not match its checksum, and no other device has it.
+    #[error(
+        "{volume}: sector {sector}: the cached data is damaged (checksum, {device}, sector {at}) and is not on the backing \
+         device yet; overwrite the block to use it again"
+    )]
+    DamagedData {
+        /// The name of the volume.
+        volume: Arc<str>,
+        /// The position on the volume.
+        sector: Sector,
+        /// The name of the cache device.
+        device: Arc<str>,
+        /// The position on the cache device.
+        at: Sector,
+    },
     /// The set has been disabled by an earlier failure.
     #[error("cache set {set} is disabled: {why}")]
     Disabled {
@@ -97,7 +112,10 @@ impl EngineError {
             EngineError::NoSpace(_) => true,
             EngineError::Disabled { why, .. } => why.is_out_of_room(),
             EngineError::Volume(e) => matches!(e, VolumeError::NoSpace(_)),
-            EngineError::Corrupt(_) | EngineError::Superblock { .. } | EngineError::Refused(_) => false,
+            EngineError::Corrupt(_)
+            | EngineError::Superblock { .. }
+            | EngineError::Refused(_)
+            | EngineError::DamagedData { .. } => false,
         }
     }
 

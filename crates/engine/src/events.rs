@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
-use format::{BucketNr, Gen};
+use format::{BucketNr, Gen, Sector, Sectors};
 use io::sync::Event;
 
 /// An event for the operator, which the program logs.
@@ -57,6 +57,24 @@ pub enum SetEvent {
     FlushOverdue {
         /// Name of the backing device.
         device: String,
+    },
+    /// Cached data does not match its checksum. Clean data was dropped from the cache; a read of dirty data fails until
+    /// it is overwritten.
+    DamagedData {
+        /// Label or name of the volume.
+        volume: String,
+        /// Position on the volume.
+        sector: Sector,
+        /// The size of the block.
+        sectors: Sectors,
+        /// Position on the cache device.
+        at: Sector,
+        /// Whether only the cache had the data.
+        dirty: bool,
+        /// The checksum of the data that was written.
+        expected: u32,
+        /// The checksum of the data that was read.
+        found: u32,
     },
     /// A backing device failed too often: every request for it fails until the next start.
     GivenUp {

@@ -16,6 +16,7 @@ pub mod canary;
 #[cfg(not(feature = "canary"))]
 mod canary;
 mod damage;
+mod data;
 mod device;
 mod error;
 mod events;

@@ -1,4 +1,5 @@
-//! The checksum of every structure: CRC-64/WE (ECMA polynomial, most significant bit first).
+//! The checksum of every structure: CRC-64/WE (ECMA polynomial, most significant bit first); and that of a block of
+//! data in a footer: CRC-32C.
 //!
 //! A structure keeps its checksum in its first eight bytes. The checksum covers the bytes from 8 on; each
 //! structure defines where they end. The checksum of a bset of version 1 starts from the pointer that
@@ -38,9 +39,31 @@ fn portable(seed: u64, bytes: &[u8]) -> u64 {
     digest.finalize()
 }
 
+/// CRC-32C (Castagnoli) of a block of data, as iSCSI and ext4 use it.
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    #[cfg(feature = "fast-crc")]
+    return crc_fast::crc32_iscsi(bytes);
+    #[cfg(not(feature = "fast-crc"))]
+    return portable32(bytes);
+}
+
+/// Computes the CRC-32C with a table, on any processor.
+#[cfg(any(test, not(feature = "fast-crc")))]
+fn portable32(bytes: &[u8]) -> u32 {
+    use crc::{CRC_32_ISCSI, Crc, Table};
+    static CRC32C: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISCSI);
+    CRC32C.checksum(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn catalogue_check_value_of_blocks() {
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(portable32(b"123456789"), 0xe306_9283);
+    }
 
     /// Computes the checksum bit by bit, as the definition does.
     fn reference(seed: u64, bytes: &[u8]) -> u64 {
@@ -89,6 +112,7 @@ mod tests {
             let expected = reference(seed, &bytes);
             proptest::prop_assert_eq!(portable(seed, &bytes), expected);
             proptest::prop_assert_eq!(crc64_seeded(seed, &bytes), expected);
+            proptest::prop_assert_eq!(crc32c(&bytes), portable32(&bytes));
         }
     }
 }

@@ -32,6 +32,8 @@ pub enum Structure {
     PrioSet,
     /// The table of the set's devices and volumes.
     UuidTable,
+    /// The checksums of a bucket's data.
+    Footer,
 }
 
 impl Structure {
@@ -47,6 +49,7 @@ impl Structure {
             Structure::Keys => "key list",
             Structure::PrioSet => "prio set",
             Structure::UuidTable => "uuid table",
+            Structure::Footer => "footer",
         }
     }
 }

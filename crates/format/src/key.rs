@@ -78,6 +78,14 @@ impl Ptr {
         Ptr(others | (offset << Ptr::OFFSET_SHIFT))
     }
 
+    /// The pointer `n` sectors before this one.
+    #[must_use]
+    pub const fn rewound(self, n: Sectors) -> Ptr {
+        let offset = self.offset().0.wrapping_sub(n.0) & Ptr::OFFSET_MASK;
+        let others = self.0 & !(Ptr::OFFSET_MASK << Ptr::OFFSET_SHIFT);
+        Ptr(others | (offset << Ptr::OFFSET_SHIFT))
+    }
+
     /// This pointer with another generation.
     #[must_use]
     pub const fn with_generation(self, generation: Gen) -> Ptr {

@@ -21,6 +21,7 @@
 pub mod bset;
 pub mod checksum;
 pub mod error;
+pub mod footer;
 pub mod geometry;
 pub mod journal;
 pub mod key;
@@ -37,6 +38,7 @@ mod key_buffer;
 
 pub use bset::{BsetBuilder, SetKind, check_set_order};
 pub use error::{Corrupt, Family, Structure, Value};
+pub use footer::{BlockSums, FooterId, FooterKey, FooterLayout, encode_footer, parse_footer};
 pub use geometry::Geometry;
 pub use journal::{BucketScan, Jset, JsetBuilder, JsetRoots, ScanStop, parse_bucket, parse_entry};
 pub use key::{Bkey, Keys, Ptr};

@@ -13,6 +13,8 @@ pub const SUPERBLOCK_MAGIC: [u8; 16] =
 const JSET_MAGIC: u64 = 0x2452_35c1_a362_5032;
 const PSET_MAGIC: u64 = 0x6750_e15f_8733_7f91;
 const BSET_MAGIC: u64 = 0x9013_5c78_b99e_07f5;
+/// Of ubcache; the kernel has no footers.
+const FOOTER_MAGIC: u64 = 0x7562_6361_6368_6531;
 
 /// The part of a set's UUID that the magics of its structures contain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +40,11 @@ impl SetMagic {
     /// Magic of a bset.
     pub const fn bset(self) -> u64 {
         BSET_MAGIC ^ self.0
+    }
+
+    /// Magic of a footer ([`crate::footer`]).
+    pub const fn footer(self) -> u64 {
+        FOOTER_MAGIC ^ self.0
     }
 }
 

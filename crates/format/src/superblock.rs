@@ -70,7 +70,7 @@ pub struct RawSuperblock {
     pub registration: U64,
     /// Backing: every bit of `registration` inverted, if a registration was recorded. Cache: zero.
     pub registration_inverted: U64,
-    /// Zero.
+    /// Backing: zero. Cache: see [`CacheSuper::checksum_key`]. The kernel preserves it as padding.
     pub padding: [u8; 24],
     /// Cache: number of buckets. Backing: first data sector (versions 4 and 6).
     pub nbuckets: U64,

@@ -31,6 +31,7 @@ pub const COMPONENTS: &[&[&str]] = &[
     &["journal"],
     // The allocator names the journal, because a prio chain takes effect with an entry.
     &["alloc"],
+    &["data"],
     &["uuids"],
     &["index"],
     &["gc"],

@@ -9,6 +9,7 @@
 
 mod buckets;
 mod eviction;
+mod idle;
 mod open;
 mod pool;
 mod prio;
@@ -28,6 +29,7 @@ use io::sync::Permit;
 
 pub(crate) use buckets::{Buckets, GEN_AGE_LIMIT, Holds, Use};
 pub(crate) use eviction::{Aged, Eviction};
+pub(crate) use idle::IdleBuckets;
 pub(crate) use open::{DataKind, OpenBuckets, PlaceRequest, Placed};
 use pool::Pool;
 pub(crate) use pool::Purpose;
@@ -63,6 +65,7 @@ pub(crate) struct Allocator {
     eviction: RefCell<Eviction>,
     prios: PrioChain,
     walks: WalkRequests,
+    idle: IdleBuckets,
     counters: Cell<AllocCounters>,
 }
 
@@ -84,6 +87,7 @@ impl Allocator {
             eviction: RefCell::new(eviction),
             prios: PrioChain::found(prios),
             walks: WalkRequests::default(),
+            idle: IdleBuckets::default(),
             counters: Cell::default(),
             geometry,
             journal,
@@ -232,6 +236,7 @@ impl Allocator {
     /// Wakes every task that waits for buckets, so that it checks the state of the set.
     pub(crate) fn kick(&self) {
         self.pool.kick();
+        self.idle.kick();
     }
 
     /// Takes a place in an open bucket, if there is room now. The bucket stays pinned until [`Allocator::release`].
@@ -239,7 +244,8 @@ impl Allocator {
         let buckets = &mut *self.buckets.borrow_mut();
         let purpose = if kind == DataKind::Moving { Purpose::Moving } else { Purpose::Data };
         let request = PlaceRequest { kind, at, want, hint: 0 };
-        self.open.borrow_mut().place(request, buckets, |b| {
+        let open = &mut *self.open.borrow_mut();
+        let placed = open.place(request, buckets, |b| {
             let taken = self.pool.try_take(purpose, b)?;
             if kind == DataKind::Dirty {
                 self.pool.fills();
@@ -251,7 +257,15 @@ impl Allocator {
                 b.age_slowly(taken);
             }
             Some(taken)
-        })
+        });
+        self.report_idle(open, buckets);
+        placed
+    }
+
+    /// Reports buckets that were closed and have no write under way; the others are reported when their last write ends.
+    fn report_idle(&self, open: &mut OpenBuckets, buckets: &Buckets) {
+        let idle = open.take_closed().into_iter().filter(|b| buckets.pins(*b) == 0);
+        idle.for_each(|b| self.idle.add(b));
     }
 
     /// Releases a place whose key is in the index, or will never be.
@@ -264,6 +278,9 @@ impl Allocator {
     pub(crate) fn unpin(&self, b: BucketNr) {
         let buckets = &mut *self.buckets.borrow_mut();
         buckets.unpin(b);
+        if buckets.pins(b) == 0 {
+            self.idle.add(b);
+        }
         if buckets.is_reclaimable(b) {
             self.recheck_if_wanted();
         }
@@ -318,6 +335,32 @@ impl Allocator {
 
     /// Closes the open buckets that a wipe has not finished yet, so that no more data goes there.
     pub(crate) fn close_marked(&self) {
-        self.open.borrow_mut().close_marked(&mut self.buckets.borrow_mut());
+        let (open, buckets) = (&mut *self.open.borrow_mut(), &mut *self.buckets.borrow_mut());
+        open.close_marked(buckets);
+        self.report_idle(open, buckets);
+    }
+
+    /// Closes all open buckets. The caller knows that no data follows.
+    pub(crate) fn close_all(&self) {
+        let (open, buckets) = (&mut *self.open.borrow_mut(), &mut *self.buckets.borrow_mut());
+        open.close_all(buckets);
+        self.report_idle(open, buckets);
+    }
+
+    /// Pins a bucket until [`Allocator::unpin`]: it is not reused meanwhile.
+    pub(crate) fn pin(&self, b: BucketNr) {
+        self.buckets.borrow_mut().pin(b);
+    }
+
+    /// Leaves the end of each bucket free for its footer: data uses the first `data_sectors` only. Called before data is
+    /// placed. Reports idle buckets from now on.
+    pub(crate) fn leave_room_for_footers(&self, data_sectors: Sectors) {
+        self.open.borrow_mut().limit_data(data_sectors);
+        self.idle.want();
+    }
+
+    /// The buckets whose last write has ended.
+    pub(crate) fn idle_buckets(&self) -> &IdleBuckets {
+        &self.idle
     }
 }

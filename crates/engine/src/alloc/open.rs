@@ -66,7 +66,11 @@ pub(crate) struct OpenBuckets {
     limit: usize,
     bucket_sectors: Sectors,
     block_sectors: Sectors,
+    /// The sectors of a bucket that data may use.
+    data_sectors: Sectors,
     clock: u64,
+    /// Buckets that were closed since the last call of [`Self::take_closed`].
+    closed: Vec<BucketNr>,
 }
 
 /// Largest piece: the limit of the size field of a key, in whole 4 KiB blocks.
@@ -81,7 +85,34 @@ impl OpenBuckets {
     }
 
     pub(crate) fn new(limit: usize, bucket_sectors: Sectors, block_sectors: Sectors) -> OpenBuckets {
-        OpenBuckets { open: Vec::with_capacity(limit), limit, bucket_sectors, block_sectors, clock: 0 }
+        OpenBuckets {
+            open: Vec::with_capacity(limit),
+            limit,
+            bucket_sectors,
+            block_sectors,
+            data_sectors: bucket_sectors,
+            clock: 0,
+            closed: Vec::new(),
+        }
+    }
+
+    /// Limits the sectors of each bucket that data may use.
+    pub(super) fn limit_data(&mut self, data_sectors: Sectors) {
+        assert!(data_sectors <= self.bucket_sectors && self.open.is_empty(), "set before data is placed");
+        self.data_sectors = data_sectors;
+    }
+
+    /// Takes the buckets that were closed since the last call.
+    pub(super) fn take_closed(&mut self) -> Vec<BucketNr> {
+        std::mem::take(&mut self.closed)
+    }
+
+    /// Closes all buckets.
+    pub(super) fn close_all(&mut self, buckets: &mut Buckets) {
+        for o in self.open.drain(..) {
+            buckets.unpin(o.bucket);
+            self.closed.push(o.bucket);
+        }
     }
 
     /// The index of the open bucket that fits a write best.
@@ -126,7 +157,7 @@ impl OpenBuckets {
             },
         };
         let o = &mut self.open[i];
-        let size = Sectors(want.0.min((bucket_sectors - o.used).0).min(MAX_PIECE.0));
+        let size = Sectors(want.0.min((self.data_sectors - o.used).0).min(MAX_PIECE.0));
         let sector = Sector(u64::from(o.bucket.0) * bucket_sectors.0 + o.used.0);
         let ptr = Ptr::new(0, sector, buckets.generation(o.bucket));
         o.used += size;
@@ -134,7 +165,7 @@ impl OpenBuckets {
         o.hint = hint;
         o.last_used = self.clock;
         buckets.pin(o.bucket);
-        if bucket_sectors.0 - o.used.0 < block_sectors.0 {
+        if self.data_sectors.0 - o.used.0 < block_sectors.0 {
             let full = self.open.swap_remove(i);
             buckets.unpin(full.bucket);
         }
@@ -143,10 +174,12 @@ impl OpenBuckets {
 
     /// Closes the buckets that a wipe has not finished yet, so that no more data goes there.
     pub(crate) fn close_marked(&mut self, buckets: &mut Buckets) {
+        let closed = &mut self.closed;
         self.open.retain(|o| {
             let marked = buckets.is_to_wipe(o.bucket);
             if marked {
                 buckets.unpin(o.bucket);
+                closed.push(o.bucket);
             }
             !marked
         });
@@ -161,6 +194,7 @@ impl OpenBuckets {
         if let Some(i) = coldest {
             let o = self.open.swap_remove(i);
             buckets.unpin(o.bucket);
+            self.closed.push(o.bucket);
         }
     }
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use format::{CacheSuper, Geometry, Sector, Sectors, SetMagic};
 use io::{Buffer, Disk, Handle, IoError};
 
-use super::{CrashLog, FlushGate, Meter, MeteredIo, ReadEpoch, SUPERBLOCK_SECTOR, Tick};
+use super::{CrashLog, FlushGate, Meter, ReadEpoch, SUPERBLOCK_SECTOR, Tick};
 use crate::error::{EngineError, Place};
 use crate::events::{Events, SetEvent};
 use crate::stats::{CacheErrors, ErrorVerdict, SetCounters};
@@ -278,28 +278,6 @@ impl CacheDevice {
     /// Makes overwrites in place durable. Usually the flush before a journal entry has covered them already.
     pub(crate) async fn settle_overwrites(&self) -> Result<(), EngineError> {
         self.flush(self.overwritten.get()).await
-    }
-
-    /// Starts a read of cached data.
-    pub(crate) fn read_data(
-        &self,
-        sector: Sector,
-        sectors: Sectors,
-        buffer: Buffer,
-        offset_bytes: usize,
-    ) -> MeteredIo {
-        self.meter.read(&self.disk, sector, sectors, buffer, offset_bytes)
-    }
-
-    /// Starts a write of data into the cache.
-    pub(crate) fn write_data(
-        &self,
-        sector: Sector,
-        sectors: Sectors,
-        buffer: Buffer,
-        offset_bytes: usize,
-    ) -> MeteredIo {
-        self.meter.write(&self.disk, (sector, sectors), buffer, offset_bytes, false)
     }
 
     /// Writes metadata durably; if the write fails, the set fails.

@@ -21,6 +21,7 @@ use io::Handle;
 use io::sync::Mutex;
 
 use crate::alloc::Allocator;
+use crate::data::CachedData;
 use crate::device::{BackingDevices, CacheDevice};
 use crate::error::EngineError;
 use crate::index::{Bound, Index, MAX_STALE_AGE, NodeId, Survey, Tree};
@@ -57,6 +58,7 @@ pub(crate) struct GcParts {
     pub(crate) backings: Rc<BackingDevices>,
     pub(crate) journal: Rc<Journal>,
     pub(crate) alloc: Rc<Allocator>,
+    pub(crate) data: Rc<CachedData>,
     pub(crate) index: Rc<Index>,
     pub(crate) uuids: Rc<UuidTable>,
     pub(crate) tasks: Rc<Tasks>,

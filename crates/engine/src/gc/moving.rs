@@ -19,6 +19,7 @@ use io::Buffer;
 use super::Gc;
 use crate::alloc::{DataKind, Placed, Purpose};
 use crate::canary::{Bug, bug};
+use crate::data::{ReadToken, Verdict};
 use crate::error::EngineError;
 use crate::index::{Bound, Durability, Kind};
 use crate::policy::cost::Costs;
@@ -299,7 +300,7 @@ async fn read(gc: &Gc, batch: &[MovePiece<'_>]) -> Vec<Option<Buffer>> {
     let places: Vec<(Sector, Sectors)> = batch.iter().map(|p| (p.from.offset(), p.placed.size)).collect();
     let read_one = |(pieces, start, size): (Range<usize>, Sector, Sectors)| {
         let buffer = gc.rt.pool().take(size.bytes() as usize);
-        (pieces, gc.parts.device.read_data(start, size, buffer, 0))
+        (pieces, gc.parts.data.read(start, size, buffer, 0))
     };
     let reads: Vec<_> = read_together(&places, &costs).into_iter().map(read_one).collect();
     let mut data = Vec::with_capacity(batch.len());
@@ -341,7 +342,9 @@ fn read_together(places: &[(Sector, Sectors)], costs: &Costs) -> Vec<(Range<usiz
 /// Copies the pieces of `batch` and empties it: all reads at the same time, and one write for pieces whose new places
 /// are adjacent.
 async fn copy(gc: &Rc<Gc>, batch: &mut Vec<MovePiece<'_>>) -> Result<(), EngineError> {
-    let data = read(gc, batch).await;
+    let token = gc.parts.data.read_token();
+    let mut data = read(gc, batch).await;
+    leave_out_damaged(gc, batch, &mut data, token).await;
     let copied = write(gc, batch, data).await;
     let tick = gc.parts.device.gate().wrote();
     for (p, copied) in batch.iter().zip(&copied) {
@@ -354,6 +357,26 @@ async fn copy(gc: &Rc<Gc>, batch: &mut Vec<MovePiece<'_>>) -> Result<(), EngineE
         gc.parts.alloc.release(p.placed);
     }
     Ok(())
+}
+
+/// Leaves out the pieces whose data does not match its checksum: damaged data is not moved, because its new place would
+/// get a checksum of the damage. A read of the data reports it.
+async fn leave_out_damaged(
+    gc: &Gc,
+    batch: &[MovePiece<'_>],
+    data: &mut [Option<Buffer>],
+    began: ReadToken,
+) {
+    if !gc.parts.data.has_checksums() {
+        return;
+    }
+    for (piece, place) in batch.iter().zip(data) {
+        let Some(bytes) = place.as_ref() else { continue };
+        let verdict = gc.parts.data.verify(piece.from, bytes.as_slice(), began).await;
+        if matches!(verdict, Verdict::Damaged(_) | Verdict::ReadAgain) && !bug(Bug::MovedUnverified) {
+            *place = None;
+        }
+    }
 }
 
 /// Writes the data of each piece to its new place; returns for each piece whether it was written.
@@ -380,7 +403,7 @@ async fn write(gc: &Rc<Gc>, batch: &[MovePiece<'_>], data: Vec<Option<Buffer>>) 
             buffer.as_mut()[at..at + part.len()].copy_from_slice(part.as_slice());
             at += part.len();
         }
-        let write = gc.parts.device.write_data(piece.placed.ptr.offset(), sectors, buffer, 0);
+        let write = gc.parts.data.write(piece.placed.ptr, sectors, buffer, 0);
         writes.push((first..last, write));
         first = last;
     }
@@ -449,7 +472,7 @@ pub(crate) fn promote(gc: &Rc<Gc>, (inode, start): (Inode, Sector), from: Ptr, d
         {
             let offset = (at - start).bytes() as usize;
             let done =
-                gc.parts.device.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
+                gc.parts.data.write(placed.ptr, placed.size, data.clone(), offset).await;
             gc.parts.device.observe_data(&done.result);
             let mut promoted = done.result.is_ok();
             if promoted {

@@ -15,6 +15,7 @@ use super::initialise::initialise;
 use super::recover::{Recovered, recover};
 use crate::alloc::{Allocator, Eviction, refill_task};
 use crate::canary::{Bug, Mark, bug, mark};
+use crate::data::{CachedData, footer_task};
 use crate::device::{BackingDevices, CacheDevice, read_cache};
 use crate::error::{EngineError, NoRoom, Place};
 use crate::events::SetEvent;
@@ -124,6 +125,7 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
     let eviction = Eviction::new(geometry, tunables.policy(), options.seed);
     let journal = Rc::new(r.journal);
     let alloc = Rc::new(Allocator::new(device.clone(), journal.clone(), r.buckets, r.prios, eviction));
+    let data = Rc::new(CachedData::new(device.clone(), alloc.clone()));
     let (backings, tasks) = (Rc::new(BackingDevices::default()), Rc::new(Tasks::new(rt.clone())));
     let parts = index::IndexParts {
         device: device.clone(),
@@ -139,6 +141,7 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
         backings: backings.clone(),
         journal: journal.clone(),
         alloc: alloc.clone(),
+        data: data.clone(),
         index: index.clone(),
         uuids: uuids.clone(),
         tasks: tasks.clone(),
@@ -154,6 +157,7 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
         backings,
         journal,
         alloc,
+        data,
         index,
         uuids,
         gc,
@@ -207,6 +211,9 @@ fn start_tasks(core: &Rc<Core>) {
     core.cache.tasks.spawn(Work::Leaves, write_old_leaves_task(core.cache.index.clone()));
     core.cache.tasks.spawn(Work::Leaves, evict_task(core.cache.index.clone()));
     core.cache.tasks.spawn(Work::Allocator, refill_task(core.cache.alloc.clone()));
+    if core.cache.data.has_checksums() {
+        core.cache.tasks.spawn(Work::Allocator, footer_task(core.cache.data.clone()));
+    }
     core.cache.tasks.spawn(Work::Gc, gc::gc_task(core.cache.gc.clone()));
     core.cache.tasks.spawn(Work::Gc, gc::compact_task(core.cache.gc.clone()));
 }

@@ -24,6 +24,7 @@ pub(super) async fn stop(core: &Core) -> Result<(), EngineError> {
     }
     let result = async {
         core.cache.device.check()?;
+        core.cache.data.write_all_footers().await;
         core.cache.index.write_all_leaves().await?;
         core.cache.journal.commit_keys().await?;
         core.cache.device.settle_overwrites().await?;

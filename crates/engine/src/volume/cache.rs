@@ -10,6 +10,7 @@ use format::{Geometry, Sectors};
 use io::Handle;
 
 use crate::alloc::{Aged, Allocator};
+use crate::data::CachedData;
 use crate::device::{BackingDevice, BackingDevices, CacheDevice};
 use crate::gc::Gc;
 use crate::index::Index;
@@ -32,6 +33,7 @@ pub(crate) struct Cache {
     pub(crate) backings: Rc<BackingDevices>,
     pub(crate) journal: Rc<Journal>,
     pub(crate) alloc: Rc<Allocator>,
+    pub(crate) data: Rc<CachedData>,
     pub(crate) index: Rc<Index>,
     pub(crate) uuids: Rc<UuidTable>,
     pub(crate) gc: Rc<Gc>,

@@ -58,7 +58,7 @@ pub(super) async fn write_direct(
             };
             let offset = write.offset_bytes + (at - write.start).bytes() as usize;
             let data = write.buffer.clone();
-            let future = cache.device.write_data(placed.ptr.offset(), placed.size, data, offset);
+            let future = cache.data.write(placed.ptr, placed.size, data, offset);
             copies.push((at, placed, future));
             at += placed.size;
         }

@@ -77,7 +77,7 @@ async fn insert_pieces(target: Target<'_>, kind: DataKind, missed: Missed) {
             return;
         };
         let offset = skip + (at - start).bytes() as usize;
-        let done = cache.device.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
+        let done = cache.data.write(placed.ptr, placed.size, data.clone(), offset).await;
         cache.device.observe_data(&done.result);
         let ok = done.result.is_ok();
         let tick = cache.device.gate().wrote();

@@ -10,6 +10,7 @@
 
 mod blocks;
 mod cache;
+mod damaged;
 mod device;
 mod direct;
 mod drain;
@@ -31,6 +32,7 @@ use io::{Disk, Handle, Nanos, TraceFigures, VolumeError};
 
 pub(crate) use blocks::Blocks;
 pub(crate) use cache::{Cache, Shared, VolumeLoad};
+pub(crate) use damaged::{CachedPiece, is_sound};
 pub use device::VolumeRef;
 pub(crate) use ranges::{RangeGuard, Ranges};
 pub(crate) use writeback_state::WritebackState;

@@ -21,6 +21,7 @@ use io::Nanos;
 use super::Blocks;
 use super::Cache;
 use super::Target;
+use super::read::bytes_of;
 use super::write::Write;
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::index::Kind;
@@ -73,7 +74,15 @@ pub(super) fn place_to_overwrite(target: Target<'_>, write: &Write) -> Option<Pt
 pub(super) async fn overwrite(target: Target<'_>, write: &Write, ptr: Ptr) -> Option<JournalSeq> {
     let Target { volume, cache, .. } = target;
     let bucket = cache.alloc.buckets().bucket_of(ptr);
-    cache.alloc.buckets_mut().pin(bucket);
+    cache.alloc.pin(bucket);
+    if cache.data.has_checksums() {
+        let may = cache.data.begin_overwrite(ptr, write.sectors()).await;
+        // The key may have moved during the wait.
+        if !may || place_to_overwrite(target, write) != Some(ptr) {
+            cache.alloc.unpin(bucket);
+            return None;
+        }
+    }
     let began = volume.rt.turn_time();
     let (data, offset) = (write.buffer.clone(), write.offset_bytes);
     let (at, sectors) = (ptr.offset(), write.sectors());
@@ -81,6 +90,8 @@ pub(super) async fn overwrite(target: Target<'_>, write: &Write, ptr: Ptr) -> Op
     if !write.fua && !bug(Bug::OverwriteNotFlushed) {
         cache.device.overwrote();
     }
+    let data = bytes_of(&write.buffer, offset, sectors);
+    cache.data.end_overwrite(ptr, data, &done.result);
     cache.alloc.unpin(bucket);
     cache.device.observe_data(&done.result);
     // After an error the content of the place is unknown. The caller writes the data to a new place and moves the key

@@ -16,6 +16,7 @@ use io::{Buffer, Disk, Nanos, VolumeError};
 use super::Blocks;
 use super::Cache;
 use super::Target;
+use super::damaged::{CachedPiece, is_sound};
 use super::miss::{Missed, insert_miss};
 use super::{RangeGuard, Volume};
 use crate::canary::{Bug, bug};
@@ -49,7 +50,30 @@ struct Reading {
 /// Starts a read of a sector range, widened to whole blocks of the device; returns the number of bytes to skip in the
 /// buffer.
 fn start_aligned(disk: &Disk, meter: &Rc<Meter>, sector: Sector, sectors: Sectors) -> (MeteredIo, usize) {
-    let (first, last) = Blocks::of_disk(disk).around((sector, sector + sectors));
+    start_around(Blocks::of_disk(disk), disk, meter, (sector, sectors))
+}
+
+/// Starts a read of a part of the cached data, widened to the blocks in which the cache is read.
+fn start_cached(cache: &Cache, ptr: Ptr, sectors: Sectors) -> (MeteredIo, usize) {
+    let (disk, meter) = (cache.device.disk(), cache.device.meter());
+    start_around(blocks_of_data(cache), disk, meter, (ptr.offset(), sectors))
+}
+
+/// The blocks in which cached data is read: if it has checksums, those of the cache, because a part of a block cannot be
+/// checked.
+#[inline]
+fn blocks_of_data(cache: &Cache) -> Blocks {
+    let disk = Blocks::of_disk(cache.device.disk());
+    if cache.data.has_checksums() { disk.max(Blocks::of(&cache.geometry)) } else { disk }
+}
+
+fn start_around(
+    blocks: Blocks,
+    disk: &Disk,
+    meter: &Rc<Meter>,
+    (sector, sectors): (Sector, Sectors),
+) -> (MeteredIo, usize) {
+    let (first, last) = blocks.around((sector, sector + sectors));
     let span = last - first;
     let buffer = disk.runtime().pool().take(span.bytes() as usize);
     (meter.read(disk, first, span, buffer, 0), (sector - first).bytes() as usize)
@@ -147,11 +171,12 @@ pub(super) async fn read_cached(
         };
         if let Kind::Hit { ptr, dirty, .. } = seg.kind
             && seg.end == end
-            && Blocks::of_disk(cache.device.disk()).are_whole(ptr.offset(), sectors)
+            && blocks_of_data(cache).are_whole(ptr.offset(), sectors)
         {
             let began = volume.rt.turn_time();
+            let token = cache.data.read_token();
             let spare = buffer.len();
-            let done = cache.device.read_data(ptr.offset(), sectors, buffer, read.offset_bytes).await;
+            let done = cache.data.read(ptr.offset(), sectors, buffer, read.offset_bytes).await;
             buffer = done.buffer.unwrap_or_else(|| volume.rt.pool().take(spare));
             cache.device.observe_data(&done.result);
             match done.result {
@@ -159,6 +184,15 @@ pub(super) async fn read_cached(
                     observe_latency(volume, cache, Direction::Read, began);
                     if !is_still_valid(cache, ptr, epoch) {
                         continue;
+                    }
+                    if cache.data.has_checksums() {
+                        let piece = CachedPiece { start, ptr, dirty };
+                        let data = bytes_of(&buffer, read.offset_bytes, sectors);
+                        match Box::pin(is_sound(target, piece, data, token)).await {
+                            Ok(true) if is_still_valid(cache, ptr, epoch) => {}
+                            Ok(_) => continue,
+                            Err(e) => return (buffer, Err(e)),
+                        }
                     }
                     let data = || buffer.as_slice().get(read.offset_bytes..).unwrap_or_default();
                     hit(target, read.meta, (start, sectors), (ptr, dirty), data);
@@ -181,6 +215,12 @@ pub(super) async fn read_cached(
             Err(e) => return (buffer, Err(e)),
         }
     }
+}
+
+/// The bytes of a part of a buffer.
+pub(super) fn bytes_of(buffer: &Buffer, offset_bytes: usize, sectors: Sectors) -> &[u8] {
+    let end = offset_bytes + sectors.bytes() as usize;
+    buffer.as_slice().get(offset_bytes..end).unwrap_or_default()
 }
 
 /// Reads clean data from the backing device after the cache device has failed to read it.
@@ -319,7 +359,7 @@ fn start_pieces(target: Target<'_>, pieces: Vec<ReadPiece>, caches: bool) -> Vec
             (caches && piece.hit.is_none()).then(|| volume.ranges.hold_for_miss(piece.start, piece.end));
         let (future, skip) = match (piece.hit, volume.backing()) {
             (Some((ptr, _)), _) => {
-                let (f, skip) = start_aligned(cache.device.disk(), cache.device.meter(), ptr.offset(), size);
+                let (f, skip) = start_cached(cache, ptr, size);
                 (Some(f), skip)
             }
             (None, Some(b)) => {
@@ -345,6 +385,7 @@ async fn read_pieces(
     let caches =
         volume.backing().is_some() && read.decision == Decision::Cache && !cache.device.is_stopping();
     let mut outcome = Ok(true);
+    let token = cache.data.read_token();
     for r in start_pieces(target, pieces, caches) {
         let size = r.piece.end - r.piece.start;
         let len = size.bytes() as usize;
@@ -356,6 +397,16 @@ async fn read_pieces(
         let done = future.await;
         match (done.result, done.buffer) {
             (Ok(()), Some(data)) => {
+                if let Some((ptr, dirty)) = r.piece.hit
+                    && cache.data.has_checksums()
+                {
+                    let skip = Sectors::from_bytes_floor(r.skip as u64);
+                    let piece = CachedPiece { start: r.piece.start - skip, ptr: ptr.rewound(skip), dirty };
+                    match Box::pin(is_sound(target, piece, data.as_slice(), token)).await {
+                        Ok(sound) => outcome = outcome.map(|whole| whole && sound),
+                        Err(e) => outcome = Err(e),
+                    }
+                }
                 let bytes = &data.as_slice()[r.skip..r.skip + len];
                 buffer.as_mut()[at..at + len].copy_from_slice(bytes);
                 match (r.piece.hit, r.miss) {

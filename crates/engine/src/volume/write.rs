@@ -428,7 +428,7 @@ fn start_piece(
     let offset = write.offset_bytes + (at - write.start).bytes() as usize;
     let piece = WritePiece { at, placed, began: volume.rt.turn_time() };
     let data = write.buffer.clone();
-    (piece, cache.device.write_data(placed.ptr.offset(), placed.size, data, offset))
+    (piece, cache.data.write(placed.ptr, placed.size, data, offset))
 }
 
 /// Records that the write of a piece to the cache device has ended, well or with an error.

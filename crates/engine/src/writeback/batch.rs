@@ -23,11 +23,12 @@ use io::{Buffer, JoinHandle, Nanos};
 
 use super::runs::{Extent, Filling, Run, collect, groups};
 use crate::canary::{Bug, bug};
+use crate::data::ReadToken;
 use crate::device::BackingDevice;
 use crate::error::EngineError;
 use crate::index::{Durability, Kind};
 use crate::volume::Cache;
-use crate::volume::{RangeGuard, Volume};
+use crate::volume::{CachedPiece, RangeGuard, Volume, is_sound};
 
 /// The limits for the number of runs under way: at least and at most.
 const RUNS_AT_ONCE: (usize, usize) = (4, 32);
@@ -258,6 +259,7 @@ async fn write_span(
     let Span { start, size, extents, filling } = *span;
     let offset = |at: Sector| (at - start).bytes() as usize;
     let mut whole = volume.rt().pool().take(size.bytes() as usize);
+    let token = cache.data.read_token();
     if let Some((from, sectors)) = filling.disk {
         let spare = whole.len();
         let done = backing.read_for_writeback(from, sectors, whole, offset(from)).await;
@@ -273,6 +275,9 @@ async fn write_span(
     if !usable || cache.device.read_epoch() != filling.epoch {
         return Err(Failure::Replaced);
     }
+    if cache.data.has_checksums() && !bug(Bug::WrittenBackUnverified) {
+        check_pieces(volume, cache, span, (whole.as_slice(), token)).await?;
+    }
     if backing.disk().info().sparse {
         let parts = between_holes(start, extents, whole.as_slice());
         if parts.len() > 1 {
@@ -283,6 +288,29 @@ async fn write_span(
     backing.gate().wrote();
     done.result.map_err(Failure::Backing)?;
     Ok(size)
+}
+
+/// Checks the data of a span before it is written to the backing device.
+async fn check_pieces(
+    volume: &Rc<Volume>,
+    cache: &Rc<Cache>,
+    span: &Span<'_>,
+    (whole, began): (&[u8], ReadToken),
+) -> Result<(), Failure> {
+    let Some(inode) = volume.inode() else { return Err(Failure::Replaced) };
+    let target = volume.target(cache, inode);
+    let pieces = span.extents.iter().map(|e| (e, true)).chain(span.filling.copies.iter().map(|e| (e, false)));
+    for (e, dirty) in pieces {
+        let from = (e.start - span.start).bytes() as usize;
+        let data = whole.get(from..from + e.size.bytes() as usize).unwrap_or_default();
+        let piece = CachedPiece { start: e.start, ptr: e.ptr, dirty };
+        // A later batch leaves damaged data out, and reads the other data again.
+        if !matches!(is_sound(target, piece, data, began).await, Ok(true)) {
+            return Err(Failure::Replaced);
+        }
+    }
+    let still_valid = span.extents.iter().all(|e| cache.alloc.buckets().is_current(e.ptr));
+    if still_valid && cache.device.read_epoch() == span.filling.epoch { Ok(()) } else { Err(Failure::Replaced) }
 }
 
 /// The parts of a range of ascending extents that remain without the gaps of zeros between them. `whole` is the data of
@@ -325,7 +353,7 @@ async fn write_parts(
 
 /// Reads an extent to the begin of a buffer.
 async fn read_piece(cache: &Cache, piece: &Extent, buffer: Buffer) -> Result<Buffer, Failure> {
-    let done = cache.device.read_data(piece.ptr.offset(), piece.size, buffer, 0).await;
+    let done = cache.data.read(piece.ptr.offset(), piece.size, buffer, 0).await;
     cache.device.observe_data(&done.result);
     done.result.map_err(|e| Failure::Cache(e.into()))?;
     done.buffer.ok_or(Failure::Replaced)
@@ -344,7 +372,7 @@ async fn read_pieces(
             .iter()
             .map(|p| {
                 let buffer = volume.rt().pool().take(p.size.bytes() as usize);
-                cache.device.read_data(p.ptr.offset(), p.size, buffer, 0)
+                cache.data.read(p.ptr.offset(), p.size, buffer, 0)
             })
             .collect();
         for (p, future) in some.iter().zip(reading) {

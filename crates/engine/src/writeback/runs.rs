@@ -216,11 +216,18 @@ fn next_extent(
     end: Sector,
     most: Sectors,
 ) -> Result<Option<Extent>, NotLoaded> {
-    let next = cache.index.tree().next_dirty(inode, from, &cache.alloc.buckets())?;
-    Ok(next.filter(|(start, ..)| *start < end).map(|(start, size, ptr)| {
+    let mut from = from;
+    loop {
+        let next = cache.index.tree().next_dirty(inode, from, &cache.alloc.buckets())?;
+        let Some((start, size, ptr)) = next.filter(|(start, ..)| *start < end) else { return Ok(None) };
         let size = Sectors(size.0.min(most.0).min((end - start).0));
-        Extent { start, size, ptr }
-    }))
+        // Damaged data is left out: it must not reach the backing device.
+        let part = cache.data.first_part(ptr, size);
+        if !part.is_damaged {
+            return Ok(Some(Extent { start, size: part.sectors, ptr }));
+        }
+        from = start + part.sectors;
+    }
 }
 
 /// Adds the next dirty extents that may be one run to the batch: as one run, or as one for each group if that is

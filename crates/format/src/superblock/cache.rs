@@ -8,11 +8,15 @@ use super::{
     LABEL_BYTES, RawSuperblock, SUPERBLOCK_BYTES, VERSION_CACHE, VERSION_CACHE_FEATURES, VERSION_CACHE_FRESH,
     label_text,
 };
-use crate::bytes::as_u64;
+use crate::bytes::{as_u64, u64_at};
 use crate::error::{Corrupt, Structure, Value};
+use crate::footer::FooterKey;
 use crate::geometry::{Geometry, MAX_BUCKET_SECTORS};
 use crate::magic::SetMagic;
 use crate::units::{BucketNr, Sectors, Uuid};
+
+/// The first padding word of a set whose data has checksums.
+const CHECKSUMS_MAGIC: u64 = u64::from_le_bytes(*b"ubcksum1");
 
 const SYNC_BIT: u64 = 1 << 0;
 const DISCARD_BIT: u64 = 1 << 1;
@@ -326,6 +330,22 @@ impl CacheSuper {
     /// Sets the label; [`super::label_bytes`] makes one from text.
     pub fn set_label(&mut self, label: [u8; LABEL_BYTES]) {
         self.raw.label = label;
+    }
+
+    /// The key of the footers if data has checksums ([`crate::footer`]). The kernel preserves these bytes of padding and
+    /// does not read them.
+    pub fn checksum_key(&self) -> Option<FooterKey> {
+        let magic = u64_at(&self.raw.padding, 0)?;
+        let key = u64_at(&self.raw.padding, 8)?;
+        (magic == CHECKSUMS_MAGIC).then_some(FooterKey(key))
+    }
+
+    /// Sets [`CacheSuper::checksum_key`]. The key should be random; `None` switches checksums off.
+    pub fn set_checksum_key(&mut self, key: Option<FooterKey>) {
+        let words = key.map_or([0, 0], |key| [CHECKSUMS_MAGIC, key.0]);
+        for (place, word) in self.raw.padding.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&u64::to_le_bytes(word));
+        }
     }
 
     /// The part of the set's UUID that the magics of its structures contain.

@@ -1,0 +1,174 @@
+//! Footers on the device: reading, writing, and replacing them by zeros.
+//!
+//! Owns the order of a footer and the data that it describes (decision 034). Must not know why data is overwritten.
+
+use std::rc::Rc;
+
+use format::{BlockSums, BucketNr, Ptr, Sectors};
+use format::{encode_footer, parse_footer};
+
+use super::sums::{BucketSums, FooterState};
+use super::{CachedData, Checksums};
+use crate::canary::{Bug, bug};
+
+/// Writes the footers of buckets whose last write has ended.
+pub(crate) async fn footer_task(data: Rc<CachedData>) {
+    loop {
+        data.alloc.idle_buckets().wait_until(|| data.device.is_stopping()).await;
+        if data.device.is_stopping() {
+            return;
+        }
+        for bucket in data.alloc.idle_buckets().take() {
+            data.write_footer(bucket, false).await;
+        }
+    }
+}
+
+impl CachedData {
+    /// Closes the open buckets, and writes all footers that the device does not have. No data is written meanwhile or
+    /// afterwards.
+    pub(crate) async fn write_all_footers(&self) {
+        let Some(sums) = &self.sums else { return };
+        self.alloc.close_all();
+        let missing: Vec<BucketNr> = sums.table.borrow().without_footer().collect();
+        for bucket in missing {
+            if self.device.is_failed() {
+                return;
+            }
+            self.write_footer(bucket, true).await;
+        }
+    }
+
+    /// Writes the footer of a bucket if the device has none, no write to the bucket is under way, and it has live data.
+    /// A bucket that was reopened gets its footer only at a stop (`last`): otherwise each overwriting in place could
+    /// cost two more requests.
+    async fn write_footer(&self, bucket: BucketNr, last: bool) {
+        let Some(sums) = &self.sums else { return };
+        let (generation, overwritten) = {
+            let buckets = self.alloc.buckets();
+            let generation = buckets.generation(bucket);
+            let is_idle = buckets.pins(bucket) == 0 && buckets.live(bucket) > Sectors::ZERO;
+            let mut table = sums.table.borrow_mut();
+            let has_sums = |e: &&mut BucketSums| e.sums.known() > 0;
+            match table.get_mut(bucket, generation).filter(has_sums) {
+                Some(e) if is_idle && e.footer == FooterState::Absent && (last || !e.reopened) => {
+                    e.footer = FooterState::Changing;
+                    (generation, e.overwritten)
+                }
+                _ => return,
+            }
+        };
+        // A pinned bucket is not reused, so the footer cannot end in the data of a later use.
+        self.alloc.pin(bucket);
+        // An overwriting in place may still be in the volatile cache of the device, and the data before it durable.
+        let flushed = !overwritten
+            || bug(Bug::FooterBeforeOverwrite)
+            || self.device.flush(self.device.gate().latest()).await.is_ok();
+        let id = format::FooterId { set_uuid: sums.set_uuid, bucket, generation };
+        let bytes = {
+            let mut table = sums.table.borrow_mut();
+            let entry = table.get_mut(bucket, generation).filter(|_| flushed);
+            entry.map(|e| encode_footer(&sums.layout, sums.key, id, &e.sums))
+        };
+        if let Some(bytes) = bytes {
+            let (sector, _) = sums.layout.place(self.device.geometry().bucket_start(bucket));
+            let buffer = self.device.disk().runtime().pool().copy_of(&bytes);
+            let written = self.device.disk().write(sector, buffer, false).await;
+            self.device.gate().wrote();
+            self.device.observe_data(&written);
+            sums.count(|c| c.footers_written += 1);
+        }
+        if let Some(entry) = sums.table.borrow_mut().get_mut(bucket, generation) {
+            // A write that has failed may have reached the device.
+            entry.footer = if flushed { FooterState::Written } else { FooterState::Absent };
+            entry.overwritten &= !flushed;
+            entry.reopened &= !flushed;
+        }
+        self.alloc.unpin(bucket);
+    }
+
+    /// Reads the footer of the bucket of `ptr` into the table. A bucket without a footer has no known checksums.
+    pub(super) async fn load_footer(&self, sums: &Checksums, ptr: Ptr) {
+        let id = sums.id(&self.alloc, ptr);
+        let (sector, size) = sums.layout.place(self.device.geometry().bucket_start(id.bucket));
+        let voided = sums.voided.get();
+        let buffer = self.device.disk().runtime().pool().take(size.bytes() as usize);
+        let (bytes, read) = self.device.disk().read(sector, buffer).await;
+        sums.count(|c| c.footers_read += 1);
+        self.device.observe_data(&read);
+        if read.is_err() {
+            return;
+        }
+        let is_current = self.alloc.buckets().is_current(ptr) && sums.voided.get() == voided;
+        let mut table = sums.table.borrow_mut();
+        if is_current && table.of_ptr(ptr).is_none() {
+            let (sums, footer) = match parse_footer(&sums.layout, sums.key, id, bytes.as_slice()) {
+                Ok(found) => (found, FooterState::Written),
+                Err(_) => (BlockSums::unknown(sums.layout.blocks()), FooterState::Absent),
+            };
+            table.put(id.bucket, id.generation, sums, footer);
+            if footer == FooterState::Absent
+                && let Some(entry) = table.of_ptr(ptr)
+            {
+                // Its sums are not complete, so they are no reason to write a footer before the stop.
+                entry.reopened = true;
+            }
+        }
+    }
+}
+
+impl Checksums {
+    /// See [`CachedData::begin_overwrite`].
+    pub(super) async fn prepare_overwrite(&self, data: &CachedData, at: Ptr, sectors: Sectors) -> bool {
+        let state = self.table.borrow_mut().of_ptr(at).map(|e| e.footer);
+        let id = self.id(&data.alloc, at);
+        match state {
+            Some(FooterState::Absent) => {}
+            Some(FooterState::Changing) => return false,
+            Some(FooterState::Written) | None if bug(Bug::FooterLeftAtOverwrite) => {}
+            Some(FooterState::Written) | None => {
+                if !self.void(data, id, at).await {
+                    return false;
+                }
+            }
+        }
+        let mut table = self.table.borrow_mut();
+        if let Some(entry) = table.of_ptr(at) {
+            if bug(Bug::FooterLeftAtOverwrite) {
+                entry.footer = FooterState::Absent;
+            }
+            if entry.footer != FooterState::Absent {
+                return false;
+            }
+        }
+        table.overwrites(at, sectors);
+        true
+    }
+
+    /// Replaces the footer of a bucket by zeros, durably. Returns whether the device has done so.
+    async fn void(&self, data: &CachedData, id: format::FooterId, at: Ptr) -> bool {
+        {
+            let mut table = self.table.borrow_mut();
+            if table.of_ptr(at).is_none() {
+                let unknown = BlockSums::unknown(self.layout.blocks());
+                table.put(id.bucket, id.generation, unknown, FooterState::Changing);
+            }
+            if let Some(entry) = table.of_ptr(at) {
+                entry.footer = FooterState::Changing;
+            }
+        }
+        self.voided.set(self.voided.get() + 1);
+        let (sector, _) = self.layout.place(data.device.geometry().bucket_start(id.bucket));
+        // The first block has the checksum of the footer.
+        let bytes = self.layout.block_sectors().bytes() as usize;
+        let zeros = data.device.disk().runtime().pool().zeroed(bytes);
+        let written = data.device.disk().write(sector, zeros, true).await;
+        data.device.observe_data(&written);
+        self.count(|c| c.footers_voided += 1);
+        if let Some(entry) = self.table.borrow_mut().of_ptr(at) {
+            entry.footer = if written.is_ok() { FooterState::Absent } else { FooterState::Written };
+            entry.reopened = true;
+        }
+        written.is_ok()
+    }
+}

@@ -1,0 +1,274 @@
+//! The cached data on the cache device: every read and write of it, with checksums if the set has them.
+//!
+//! Each block that is written gets a checksum in memory ([`sums`]). When a bucket is full, its checksums are written to
+//! the device as a footer ([`footers`]); decision 034 has the rules. A reader checks what it has read with
+//! [`CachedData::verify`].
+//!
+//! Owns the checksums and the requests for cached data. Must not know the index: the caller decides what becomes of
+//! damaged data.
+//!
+//! Invariants: a footer on the device, valid for the present generation of its bucket, never has a checksum that the
+//! durable data of a durable key does not match; while a footer may be on the device, no block of the bucket is
+//! overwritten.
+
+mod damaged;
+mod footers;
+mod sums;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use format::{FooterId, FooterKey, FooterLayout, Ptr, Sector, Sectors, Uuid};
+use io::{Buffer, IoError};
+
+use crate::alloc::Allocator;
+use crate::device::{CacheDevice, MeteredIo};
+
+use damaged::DamagedBlocks;
+pub(crate) use damaged::{DamagedBlock, Part};
+pub(crate) use footers::footer_task;
+use sums::{Checked, SumsTable};
+
+/// What the checksum says about data that was read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    /// Every block matches its checksum.
+    Verified,
+    /// The checksum of a block is not known, and the blocks whose checksum is known match.
+    Unverified,
+    /// The data must be read again: it was overwritten meanwhile, or the device has corrected itself.
+    ReadAgain,
+    /// A block does not match its checksum, also when it is read a second time.
+    Damaged(Mismatch),
+}
+
+/// A moment in the sequence of writes in place. A reader takes it before it reads.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub(crate) struct ReadToken(u64);
+
+/// A block whose data does not match its checksum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Mismatch {
+    /// The position of the block in the data that was read.
+    pub(crate) at: Sectors,
+    /// The checksum of the block.
+    pub(crate) expected: u32,
+    /// The checksum of the data that was read.
+    pub(crate) found: u32,
+}
+
+/// Counts of checksums.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct DataCounters {
+    /// Blocks that matched their checksum when they were read.
+    pub(crate) verified_blocks: u64,
+    /// Blocks that were read and have no known checksum.
+    pub(crate) unverified_blocks: u64,
+    /// Blocks that did not match, also when they were read a second time.
+    pub(crate) damaged_blocks: u64,
+    /// Blocks that did not match, and matched when they were read a second time.
+    pub(crate) corrected_blocks: u64,
+    /// Footers that were written, and that were read.
+    pub(crate) footers_written: u64,
+    pub(crate) footers_read: u64,
+    /// Footers that were replaced by zeros before their bucket was overwritten.
+    pub(crate) footers_voided: u64,
+}
+
+/// The checksums of a set that has them.
+struct Checksums {
+    layout: FooterLayout,
+    key: FooterKey,
+    set_uuid: Uuid,
+    table: RefCell<SumsTable>,
+    counters: Cell<DataCounters>,
+    /// Counts footers that were replaced by zeros. A footer that was read before the count changed is not used.
+    voided: Cell<u64>,
+    damaged: RefCell<DamagedBlocks>,
+}
+
+/// The cached data of one set.
+pub(crate) struct CachedData {
+    device: Rc<CacheDevice>,
+    alloc: Rc<Allocator>,
+    sums: Option<Checksums>,
+}
+
+impl CachedData {
+    /// Makes the access to the data of a set; checksums are on if the superblock says so.
+    pub(crate) fn new(device: Rc<CacheDevice>, alloc: Rc<Allocator>) -> CachedData {
+        let (geometry, key, set_uuid) = {
+            let sb = device.superblock();
+            (*sb.geometry(), sb.checksum_key(), sb.set_uuid())
+        };
+        let sums = key.zip(FooterLayout::of(&geometry)).map(|(key, layout)| {
+            alloc.leave_room_for_footers(layout.data_sectors());
+            Checksums {
+                layout,
+                key,
+                set_uuid,
+                table: RefCell::new(SumsTable::new(&geometry, &layout)),
+                counters: Cell::default(),
+                voided: Cell::new(0),
+                damaged: RefCell::default(),
+            }
+        });
+        CachedData { device, alloc, sums }
+    }
+
+    /// Whether data has checksums. A reader then reads whole blocks of the cache.
+    #[inline]
+    pub(crate) fn has_checksums(&self) -> bool {
+        self.sums.is_some()
+    }
+
+    /// Counts of checksums.
+    pub(crate) fn counters(&self) -> DataCounters {
+        self.sums.as_ref().map(|s| s.counters.get()).unwrap_or_default()
+    }
+
+    /// Starts a read of cached data.
+    pub(crate) fn read(&self, at: Sector, sectors: Sectors, buffer: Buffer, offset_bytes: usize) -> MeteredIo {
+        self.device.meter().read(self.device.disk(), at, sectors, buffer, offset_bytes)
+    }
+
+    /// Starts a write of whole blocks to a place that the allocator has just given out.
+    pub(crate) fn write(&self, to: Ptr, sectors: Sectors, buffer: Buffer, offset_bytes: usize) -> MeteredIo {
+        if let Some(sums) = &self.sums {
+            let data = buffer.as_slice().get(offset_bytes..).unwrap_or_default();
+            let data = data.get(..sectors.bytes() as usize).unwrap_or_default();
+            sums.table.borrow_mut().appended(to, data);
+        }
+        self.device.meter().write(self.device.disk(), (to.offset(), sectors), buffer, offset_bytes, false)
+    }
+
+    /// The present moment; see [`ReadToken`].
+    pub(crate) fn read_token(&self) -> ReadToken {
+        self.sums.as_ref().map_or(ReadToken(0), |s| s.table.borrow().now())
+    }
+
+    /// Compares whole blocks that were read from `from` with their checksums; reads the footer of the bucket if they are
+    /// not in memory. `began`: the moment before the read began. The caller checks afterwards that the pointer is still
+    /// valid, as after every wait.
+    pub(crate) async fn verify(&self, from: Ptr, data: &[u8], began: ReadToken) -> Verdict {
+        let Some(sums) = &self.sums else { return Verdict::Unverified };
+        let checked = match sums.check(from, data) {
+            Checked::NoSums => {
+                self.load_footer(sums, from).await;
+                sums.check(from, data)
+            }
+            checked => checked,
+        };
+        match checked {
+            Checked::Mismatch(mismatch) => self.read_second(sums, from, mismatch, began).await,
+            Checked::Compared { unknown } => sums.count_compared(data.len(), unknown),
+            Checked::NoSums => sums.count_compared(data.len(), u64::MAX),
+        }
+    }
+
+    /// Decides whether a block that did not match is damaged: reads it a second time, unless it may have been
+    /// overwritten since the read began.
+    async fn read_second(
+        &self,
+        sums: &Checksums,
+        from: Ptr,
+        mismatch: Mismatch,
+        began: ReadToken,
+    ) -> Verdict {
+        let block = from.advanced(mismatch.at);
+        if sums.table.borrow_mut().was_overwritten(block, began) {
+            return Verdict::ReadAgain;
+        }
+        let size = sums.layout.block_sectors();
+        let again = self.read_token();
+        let buffer = self.device.disk().runtime().pool().take(size.bytes() as usize);
+        let done = self.read(block.offset(), size, buffer, 0).await;
+        self.device.observe_data(&done.result);
+        let buffer = done.buffer.filter(|_| done.result.is_ok());
+        let checked = buffer.map(|b| sums.check(block, b.as_slice()));
+        match checked {
+            Some(Checked::Mismatch(second)) if !sums.table.borrow_mut().was_overwritten(block, again) => {
+                sums.count(|c| c.damaged_blocks += 1);
+                Verdict::Damaged(Mismatch { at: mismatch.at, ..second })
+            }
+            Some(Checked::Compared { unknown: 0 }) => {
+                sums.count(|c| c.corrected_blocks += 1);
+                Verdict::ReadAgain
+            }
+            _ => Verdict::ReadAgain,
+        }
+    }
+
+    /// Adds a damaged block of dirty data to the list; returns whether it is new.
+    pub(crate) fn add_damaged(&self, block: DamagedBlock) -> bool {
+        self.sums.as_ref().is_some_and(|s| s.damaged.borrow_mut().add(block))
+    }
+
+    /// Removes a block from the list, because its data was replaced.
+    pub(crate) fn remove_damaged(&self, block: &DamagedBlock) {
+        if let Some(sums) = &self.sums {
+            sums.damaged.borrow_mut().remove(block);
+        }
+    }
+
+    /// The damaged blocks of dirty data. Some may have been replaced meanwhile.
+    pub(crate) fn damaged(&self) -> Vec<DamagedBlock> {
+        self.sums.as_ref().map_or(Vec::new(), |s| s.damaged.borrow().all())
+    }
+
+    /// The first part of an extent that is listed as damaged, or that is not, as a whole.
+    pub(crate) fn first_part(&self, ptr: Ptr, size: Sectors) -> Part {
+        let whole = Part { sectors: size, is_damaged: false };
+        self.sums.as_ref().map_or(whole, |s| s.damaged.borrow().first_part(ptr, size))
+    }
+
+    /// The size of a block that has a checksum, in a set with checksums.
+    pub(crate) fn checked_block(&self) -> Option<Sectors> {
+        self.sums.as_ref().map(|s| s.layout.block_sectors())
+    }
+
+    /// Prepares the overwriting of dirty data in place: no footer for the present data may be on the device. Returns
+    /// false if the data must go to a new place instead. The caller holds the range, and has pinned the bucket.
+    pub(crate) async fn begin_overwrite(&self, at: Ptr, sectors: Sectors) -> bool {
+        let Some(sums) = &self.sums else { return true };
+        sums.prepare_overwrite(self, at, sectors).await
+    }
+
+    /// Ends the overwriting of data in place. After an error the content of the place is not known.
+    pub(crate) fn end_overwrite(&self, at: Ptr, data: &[u8], written: &Result<(), IoError>) {
+        if let Some(sums) = &self.sums {
+            sums.table.borrow_mut().overwrote(at, data, written.is_ok());
+        }
+    }
+}
+
+impl Checksums {
+    fn id(&self, alloc: &Allocator, ptr: Ptr) -> FooterId {
+        let bucket = alloc.buckets().bucket_of(ptr);
+        FooterId { set_uuid: self.set_uuid, bucket, generation: ptr.generation() }
+    }
+
+    fn check(&self, from: Ptr, data: &[u8]) -> Checked {
+        self.table.borrow_mut().check(from, data)
+    }
+
+    fn count(&self, change: impl FnOnce(&mut DataCounters)) {
+        let mut c = self.counters.get();
+        change(&mut c);
+        self.counters.set(c);
+    }
+
+    /// Counts the blocks of data that was compared, at most `unknown` of which have no known checksum.
+    fn count_compared(&self, bytes: usize, unknown: u64) -> Verdict {
+        let blocks = (bytes as u64).div_ceil(self.layout.block_sectors().bytes());
+        let unknown = unknown.min(blocks);
+        self.count(|c| {
+            c.unverified_blocks += unknown;
+            c.verified_blocks += blocks.saturating_sub(unknown);
+        });
+        if unknown == 0 { Verdict::Verified } else { Verdict::Unverified }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,321 @@
+//! The checksums that are in memory, by bucket.
+//!
+//! Owns the table, and for each bucket in it what is known of its footer on the device. Must not know the device.
+//!
+//! Invariants: sums belong to one generation of their bucket; sums whose footer may be on the device do not change.
+
+use format::{BlockSums, BucketNr, FooterLayout, Gen, Geometry, Ptr, Sectors};
+
+use super::{Mismatch, ReadToken};
+
+/// The footer of a bucket on the device, for the generation of the sums in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum FooterState {
+    /// No valid footer is on the device.
+    Absent,
+    /// A footer with the sums in memory is on the device, or may be.
+    Written,
+    /// A request that changes the footer is under way.
+    Changing,
+}
+
+/// The result of a comparison with the sums in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Checked {
+    /// The table has no sums of the bucket.
+    NoSums,
+    /// Every block with a known checksum matches; `unknown` blocks have none.
+    Compared { unknown: u64 },
+    /// A block does not match.
+    Mismatch(Mismatch),
+}
+
+/// The sums of one bucket.
+pub(super) struct BucketSums {
+    generation: Gen,
+    pub(super) sums: BlockSums,
+    pub(super) footer: FooterState,
+    /// Whether dirty data was overwritten in place since the last flush that a footer waited for.
+    pub(super) overwritten: bool,
+    /// The moment of the last overwriting in place.
+    changed: ReadToken,
+    /// Whether the sums are not complete, because the data was overwritten, or the device had no footer. They get a footer
+    /// only when the set stops.
+    pub(super) reopened: bool,
+    /// Set by each use, cleared by a search for sums to drop.
+    used: bool,
+}
+
+/// The sums of all buckets that are in memory.
+pub(super) struct SumsTable {
+    table: Vec<Option<Box<BucketSums>>>,
+    bucket_sectors: u64,
+    block_sectors: u64,
+    blocks: usize,
+    /// The number of buckets in the table, and its limit.
+    len: usize,
+    most: usize,
+    /// The bucket at which the next search for sums to drop begins.
+    hand: usize,
+    /// Counts beginnings and ends of overwriting in place.
+    now: ReadToken,
+}
+
+/// Memory for the sums of buckets with a footer.
+const MOST_BYTES: usize = 64 << 20;
+
+impl SumsTable {
+    pub(super) fn new(geometry: &Geometry, layout: &FooterLayout) -> SumsTable {
+        let each = BlockSums::memory_bytes(layout.blocks()) + size_of::<BucketSums>();
+        SumsTable::with_limit(geometry, layout, (MOST_BYTES / each).max(64))
+    }
+
+    pub(super) fn with_limit(geometry: &Geometry, layout: &FooterLayout, most: usize) -> SumsTable {
+        SumsTable {
+            table: std::iter::repeat_with(|| None).take(geometry.nbuckets as usize).collect(),
+            bucket_sectors: geometry.bucket_sectors.0,
+            block_sectors: geometry.block_sectors.0.max(1),
+            blocks: layout.blocks(),
+            len: 0,
+            most,
+            hand: 0,
+            now: ReadToken(0),
+        }
+    }
+
+    /// Bytes of memory that the table takes for each bucket of the set.
+    pub(crate) const BYTES_EACH: u64 = size_of::<Option<Box<BucketSums>>>() as u64;
+
+    fn bucket(&self, ptr: Ptr) -> BucketNr {
+        BucketNr((ptr.offset().0 / self.bucket_sectors) as u32)
+    }
+
+    fn block(&self, ptr: Ptr) -> usize {
+        (ptr.offset().0 % self.bucket_sectors / self.block_sectors) as usize
+    }
+
+    fn block_bytes(&self) -> usize {
+        Sectors(self.block_sectors).bytes() as usize
+    }
+
+    /// The sums of this generation of a bucket, if the table has them.
+    pub(super) fn get_mut(&mut self, bucket: BucketNr, generation: Gen) -> Option<&mut BucketSums> {
+        let entry = self.table.get_mut(bucket.0 as usize)?.as_deref_mut()?;
+        (entry.generation == generation).then_some(entry)
+    }
+
+    /// The sums to which a pointer refers, if the table has them.
+    pub(super) fn of_ptr(&mut self, ptr: Ptr) -> Option<&mut BucketSums> {
+        self.get_mut(self.bucket(ptr), ptr.generation())
+    }
+
+    /// Puts sums into the table, in the place of those of another generation.
+    pub(super) fn put(&mut self, bucket: BucketNr, generation: Gen, sums: BlockSums, footer: FooterState) {
+        let new = BucketSums {
+            generation,
+            sums,
+            footer,
+            overwritten: false,
+            changed: ReadToken(0),
+            reopened: false,
+            used: true,
+        };
+        let Some(place) = self.table.get_mut(bucket.0 as usize) else { return };
+        if place.replace(Box::new(new)).is_none() {
+            self.len += 1;
+            self.make_room(bucket);
+        }
+    }
+
+    /// Removes the sums of a bucket.
+    pub(super) fn remove(&mut self, bucket: BucketNr) {
+        if self.table.get_mut(bucket.0 as usize).and_then(Option::take).is_some() {
+            self.len -= 1;
+        }
+    }
+
+    /// The buckets whose sums have no footer on the device.
+    pub(super) fn without_footer(&self) -> impl Iterator<Item = BucketNr> {
+        let is_absent = |e: &Option<Box<BucketSums>>| e.as_deref().is_some_and(|e| e.footer == FooterState::Absent);
+        self.table.iter().zip(0..).filter(move |(e, _)| is_absent(e)).map(|(_, bucket)| BucketNr(bucket))
+    }
+
+    /// Drops sums that the device has, too, if the table is over its limit: those that were not used since the last
+    /// search passed them. Sums without a footer are dropped only if their bucket was reopened.
+    fn make_room(&mut self, but: BucketNr) {
+        let mut left = 2 * self.table.len();
+        while self.len > self.most && left > 0 {
+            left -= 1;
+            let bucket = self.hand;
+            self.hand = (self.hand + 1) % self.table.len().max(1);
+            let Some(place) = self.table.get_mut(bucket) else { continue };
+            let Some(entry) = place.as_deref_mut() else { continue };
+            let is_spare = match entry.footer {
+                FooterState::Written => true,
+                FooterState::Absent => entry.reopened,
+                FooterState::Changing => false,
+            };
+            if is_spare && !std::mem::take(&mut entry.used) && bucket != but.0 as usize {
+                *place = None;
+                self.len -= 1;
+            }
+        }
+    }
+
+    /// Records the checksums of data that is being written behind all other data of an open bucket.
+    pub(super) fn appended(&mut self, to: Ptr, data: &[u8]) {
+        let (bucket, generation) = (self.bucket(to), to.generation());
+        let (block, block_bytes) = (self.block(to), self.block_bytes());
+        if self.get_mut(bucket, generation).is_none() {
+            self.put(bucket, generation, BlockSums::unknown(self.blocks), FooterState::Absent);
+        }
+        if let Some(entry) = self.get_mut(bucket, generation) {
+            assert!(entry.footer == FooterState::Absent, "data was added to bucket {bucket} behind its footer");
+            entry.sums.set_data(block, data, block_bytes);
+        }
+    }
+
+    /// Compares the blocks that were read from `from`. Parts of blocks count as unknown.
+    pub(super) fn check(&mut self, from: Ptr, data: &[u8]) -> Checked {
+        let (block_bytes, block_sectors) = (self.block_bytes(), self.block_sectors);
+        let skip = Sectors(from.offset().0.next_multiple_of(block_sectors) - from.offset().0);
+        let block = self.block(from.advanced(skip));
+        let Some(entry) = self.of_ptr(from) else { return Checked::NoSums };
+        entry.used = true;
+        let whole = data.get(skip.bytes() as usize..).unwrap_or_default();
+        let mut unknown = u64::from(skip > Sectors::ZERO);
+        for (i, bytes) in whole.chunks(block_bytes).enumerate() {
+            let Some(expected) = entry.sums.get(block + i).filter(|_| bytes.len() == block_bytes) else {
+                unknown += 1;
+                continue;
+            };
+            let found = format::checksum::crc32c(bytes);
+            if found != expected {
+                let at = skip + Sectors(i as u64 * block_sectors);
+                return Checked::Mismatch(Mismatch { at, expected, found });
+            }
+        }
+        Checked::Compared { unknown }
+    }
+
+    /// The present moment in the sequence of writes in place.
+    pub(super) fn now(&self) -> ReadToken {
+        self.now
+    }
+
+    /// Whether a block of the bucket may have been overwritten in place after `began`.
+    pub(super) fn was_overwritten(&mut self, ptr: Ptr, began: ReadToken) -> bool {
+        self.of_ptr(ptr).is_none_or(|e| e.changed > began)
+    }
+
+    /// The next moment: overwriting in place begins or ends.
+    fn next_moment(&mut self) -> ReadToken {
+        self.now = ReadToken(self.now.0 + 1);
+        self.now
+    }
+
+    /// Makes the checksums of blocks unknown that will be overwritten in place.
+    pub(super) fn overwrites(&mut self, at: Ptr, sectors: Sectors) {
+        let (first, blocks) = (self.block(at), sectors.0.div_ceil(self.block_sectors) as usize);
+        let now = self.next_moment();
+        if let Some(entry) = self.of_ptr(at) {
+            assert!(entry.footer == FooterState::Absent, "data with a footer is overwritten in place");
+            entry.overwritten = true;
+            entry.changed = now;
+            (first..first + blocks).for_each(|block| entry.sums.set(block, None));
+        }
+    }
+
+    /// Records that blocks were overwritten in place; `well` says whether the device has taken the data.
+    pub(super) fn overwrote(&mut self, at: Ptr, data: &[u8], well: bool) {
+        let (block, block_bytes) = (self.block(at), self.block_bytes());
+        let now = self.next_moment();
+        if let Some(entry) = self.of_ptr(at).filter(|_| well) {
+            entry.changed = now;
+            entry.sums.set_data(block, data, block_bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use format::Sector;
+
+    use super::*;
+
+    fn table(most: usize) -> SumsTable {
+        let geometry = Geometry::new(Sectors(16), Sectors(1), 200, 2, 8).unwrap();
+        let layout = FooterLayout::of(&geometry).unwrap();
+        assert_eq!(layout.blocks(), 15);
+        SumsTable::with_limit(&geometry, &layout, most)
+    }
+
+    fn ptr(bucket: u64, block: u64, generation: u8) -> Ptr {
+        Ptr::new(0, Sector(bucket * 16 + block), Gen(generation))
+    }
+
+    #[test]
+    fn blocks_are_compared_with_what_was_written() {
+        let mut t = table(64);
+        let data: Vec<u8> = (0..3 * 512).map(|i| (i / 512 + i) as u8).collect();
+        assert_eq!(t.check(ptr(20, 4, 7), &data), Checked::NoSums);
+        t.appended(ptr(20, 4, 7), &data);
+        assert_eq!(t.check(ptr(20, 4, 7), &data), Checked::Compared { unknown: 0 });
+        assert_eq!(t.check(ptr(20, 5, 7), &data[512..]), Checked::Compared { unknown: 0 });
+        assert_eq!(t.check(ptr(20, 6, 7), &data[1024..]), Checked::Compared { unknown: 0 });
+        assert_eq!(t.check(ptr(20, 7, 7), &data), Checked::Compared { unknown: 3 });
+        assert_eq!(t.check(ptr(20, 4, 8), &data), Checked::NoSums, "another generation");
+        assert_eq!(t.check(ptr(21, 4, 7), &data), Checked::NoSums, "another bucket");
+        let mut wrong = data.clone();
+        wrong[1030] ^= 1;
+        let Checked::Mismatch(Mismatch { at, expected, found }) = t.check(ptr(20, 4, 7), &wrong) else {
+            panic!("a flipped bit was not noticed")
+        };
+        assert_eq!(at, Sectors(2));
+        assert_eq!(expected, format::checksum::crc32c(&data[1024..]));
+        assert_eq!(found, format::checksum::crc32c(&wrong[1024..]));
+        // The next generation of the bucket starts anew.
+        t.appended(ptr(20, 0, 8), &data[..512]);
+        assert_eq!(t.check(ptr(20, 4, 7), &data), Checked::NoSums);
+        assert_eq!(t.check(ptr(20, 0, 8), &data), Checked::Compared { unknown: 2 });
+        assert_eq!(t.len, 1);
+    }
+
+    #[test]
+    fn blocks_that_are_being_overwritten_are_unknown() {
+        let mut t = table(64);
+        let (old, new) = ([1; 1024], [2; 512]);
+        t.appended(ptr(20, 0, 1), &old);
+        t.overwrites(ptr(20, 1, 1), Sectors(1));
+        assert_eq!(t.check(ptr(20, 0, 1), &old), Checked::Compared { unknown: 1 });
+        t.overwrote(ptr(20, 1, 1), &new, false);
+        assert_eq!(t.check(ptr(20, 0, 1), &old), Checked::Compared { unknown: 1 }, "the write failed");
+        t.overwrote(ptr(20, 1, 1), &new, true);
+        assert_eq!(t.check(ptr(20, 1, 1), &new), Checked::Compared { unknown: 0 });
+        assert!(matches!(t.check(ptr(20, 0, 1), &old), Checked::Mismatch(m) if m.at == Sectors(1)));
+        assert!(t.of_ptr(ptr(20, 0, 1)).unwrap().overwritten);
+    }
+
+    #[test]
+    fn the_table_drops_what_it_can_read_again_and_was_not_used() {
+        let mut t = table(3);
+        let sums = || BlockSums::unknown(15);
+        let has = |t: &mut SumsTable| (10..20).filter(|b| t.get_mut(BucketNr(*b), Gen(0)).is_some()).collect::<Vec<_>>();
+        for (bucket, footer) in
+            [(10, FooterState::Absent), (11, FooterState::Changing), (12, FooterState::Written), (13, FooterState::Absent)]
+        {
+            t.put(BucketNr(bucket), Gen(0), sums(), footer);
+        }
+        assert_eq!(has(&mut t), [10, 11, 13], "only the footer can be read again");
+        t.put(BucketNr(14), Gen(0), sums(), FooterState::Written);
+        assert_eq!(has(&mut t), [10, 11, 13, 14], "the limit gives way");
+        t.get_mut(BucketNr(13), Gen(0)).unwrap().reopened = true;
+        t.put(BucketNr(15), Gen(0), sums(), FooterState::Written);
+        assert_eq!(has(&mut t), [10, 11, 15]);
+        t.put(BucketNr(15), Gen(1), sums(), FooterState::Written);
+        assert_eq!((has(&mut t), t.len), (vec![10, 11], 3));
+        t.remove(BucketNr(15));
+        t.remove(BucketNr(15));
+        assert_eq!(t.len, 2);
+    }
+}

@@ -1,0 +1,125 @@
+//! Damaged data in the cache: blocks that do not match their checksum.
+//!
+//! Clean data is invalidated: the next read takes it from the backing device. Dirty data stays in the index, because no
+//! other device has it. It is listed, and every read of it fails, until it is overwritten. Owns this reaction. Must not
+//! know checksums.
+
+use format::{Ptr, Sector, Sectors};
+
+use super::{Cache, Target};
+use crate::data::{DamagedBlock, Mismatch, ReadToken, Verdict};
+use crate::error::EngineError;
+use crate::events::SetEvent;
+use crate::index::{Durability, Kind};
+
+/// Cached data that was read: its position on the device, its place in the cache, and whether it is dirty.
+#[derive(Clone, Copy)]
+pub(crate) struct CachedPiece {
+    pub(crate) start: Sector,
+    pub(crate) ptr: Ptr,
+    pub(crate) dirty: bool,
+}
+
+/// Checks data that was read from the cache: whole blocks, of which the first is that of `piece`. Returns false if the
+/// caller must look the data up again: it was overwritten during the read, or it was damaged and clean.
+///
+/// # Errors
+/// If dirty data is damaged.
+pub(crate) async fn is_sound(
+    target: Target<'_>,
+    piece: CachedPiece,
+    data: &[u8],
+    began: ReadToken,
+) -> Result<bool, EngineError> {
+    let mismatch = match target.cache.data.verify(piece.ptr, data, began).await {
+        Verdict::Verified | Verdict::Unverified => return Ok(true),
+        Verdict::ReadAgain => return Ok(false),
+        Verdict::Damaged(mismatch) => mismatch,
+    };
+    if !target.cache.alloc.buckets().is_current(piece.ptr) {
+        return Ok(false);
+    }
+    let piece =
+        CachedPiece { start: piece.start + mismatch.at, ptr: piece.ptr.advanced(mismatch.at), ..piece };
+    match piece.dirty {
+        true => Err(damaged_dirty(target, piece, mismatch)),
+        false => invalidate_damaged(target, piece, mismatch).await.map(|()| false),
+    }
+}
+
+/// Lists a damaged block of dirty data; returns the error of the request.
+fn damaged_dirty(target: Target<'_>, piece: CachedPiece, mismatch: Mismatch) -> EngineError {
+    let Target { volume, cache, inode } = target;
+    let size = block_size(cache);
+    let CachedPiece { start, ptr, .. } = piece;
+    if cache.data.add_damaged(DamagedBlock { at: (inode, start), size, ptr }) {
+        report(target, piece, mismatch);
+    }
+    let device = cache.device.place().device.clone();
+    let sector = position(target, start);
+    EngineError::DamagedData { volume: volume.name().into(), sector, device, at: ptr.offset() }
+}
+
+/// Makes a damaged block of clean data a hole, where the index still has it.
+async fn invalidate_damaged(
+    target: Target<'_>,
+    piece: CachedPiece,
+    mismatch: Mismatch,
+) -> Result<(), EngineError> {
+    let Target { cache, inode, .. } = target;
+    let (mut at, end) = (piece.start, piece.start + block_size(cache));
+    let mut found = false;
+    while at < end {
+        cache.device.check()?;
+        let here = piece.ptr.advanced(at - piece.start);
+        let blocked = match cache.index.segment(inode, at, end) {
+            Err(e) => e.into(),
+            Ok(seg) => match seg.kind {
+                Kind::Hit { ptr, dirty: false, may_be_durable } if ptr == here => {
+                    let durability = match may_be_durable {
+                        true => Durability::Journaled,
+                        false => Durability::LeafOnly(cache.device.gate().latest()),
+                    };
+                    match cache.index.try_change(inode, at, seg.end, None, durability) {
+                        Ok((done, _)) => {
+                            (at, found) = (done, true);
+                            continue;
+                        }
+                        Err(b) => b,
+                    }
+                }
+                _ => {
+                    at = seg.end;
+                    continue;
+                }
+            },
+        };
+        cache.index.unblock(blocked).await?;
+    }
+    if found {
+        report(target, piece, mismatch);
+    }
+    Ok(())
+}
+
+/// The position on the volume of a position on its device.
+fn position(target: Target<'_>, start: Sector) -> Sector {
+    Sector(start.0.saturating_sub(target.volume.offset.0))
+}
+
+fn block_size(cache: &Cache) -> Sectors {
+    cache.data.checked_block().unwrap_or(cache.geometry.block_sectors)
+}
+
+fn report(target: Target<'_>, piece: CachedPiece, mismatch: Mismatch) {
+    let Target { volume, cache, .. } = target;
+    cache.device.emit(SetEvent::DamagedData {
+        volume: volume.label_or_name(),
+        sector: position(target, piece.start),
+        sectors: block_size(cache),
+        at: piece.ptr.offset(),
+        dirty: piece.dirty,
+        expected: mismatch.expected,
+        found: mismatch.found,
+    });
+}
