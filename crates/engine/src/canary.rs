@@ -33,6 +33,8 @@ table! {
         CleanBeforeBackingFlush,
         /// Clean copies go to disk although the backing device failed to flush what they are copies of.
         FailedFlushTrusted,
+        /// A read relies on data that the backing device may have dropped when it failed a flush.
+        FailedFlushIgnoredByReads,
         /// Clean copies go to disk although the backing device is late with the flush of what they are copies of.
         LateFlushTrusted,
         /// Data is written back although the dirty key may be lost.

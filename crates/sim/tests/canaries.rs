@@ -38,6 +38,7 @@ const RARE: &[Bug] = &[
     Bug::OpenWithoutFlush,
     Bug::FailedWriteUnnoticed,
     Bug::FailedFlushTrusted,
+    Bug::FailedFlushIgnoredByReads,
     Bug::OverwrittenWhileMoved,
     Bug::OverwriteForgetsKeys,
     Bug::BridgeHoldsDirtyOnly,

@@ -205,6 +205,11 @@ impl BackingDevice {
         self.gate.is_durable(tick)
     }
 
+    /// Whether a flush of the device has failed: it may have dropped data that was written and not flushed.
+    pub(crate) fn flush_has_failed(&self) -> bool {
+        self.gate.has_failed()
+    }
+
     /// Whether a flush has been under way for longer than tasks that serve other devices may wait.
     pub(crate) fn is_late(&self) -> bool {
         self.late.get()

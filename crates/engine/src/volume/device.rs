@@ -108,7 +108,7 @@ impl Volume {
         loop {
             let Some((cache, inode)) = self.attached() else {
                 let start = sector + Sectors(self.offset.0);
-                let (buffer, result) = read::read_directly(self, start, sectors, buffer, offset_bytes).await;
+                let (buffer, result) = read::read_settled(self, start, sectors, buffer, offset_bytes).await;
                 return (buffer, self.passed_through(OpKind::Read, sectors, began, result));
             };
             if !cache.device.is_failed() {

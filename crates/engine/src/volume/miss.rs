@@ -30,6 +30,9 @@ pub(super) struct Missed {
     pub(super) skip: usize,
     /// The miss range, which becomes invalid when a change overlaps it.
     pub(super) range: RangeGuard,
+    /// Whether the backing device had failed a flush when the read began. If it fails one later, it may not have this data
+    /// any more.
+    pub(super) flush_failed: bool,
 }
 
 /// Starts to insert the whole blocks of data that a read found missing. `meta`: the data is metadata of a file system.
@@ -62,14 +65,15 @@ pub(super) fn insert_miss(target: Target<'_>, missed: Missed, meta: bool) {
 /// Places, writes and inserts whole blocks, in as many pieces as there are places.
 async fn insert_pieces(target: Target<'_>, kind: DataKind, missed: Missed) {
     let Target { volume, cache, inode } = target;
-    let Missed { start, end, data, skip, range: miss } = missed;
+    let Missed { start, end, data, skip, range: miss, flush_failed } = missed;
     let mut at = start;
     // No data of a detached device may reach the cache device: a wipe may have passed already.
+    let is_current = || miss.is_valid() && volume.flush_has_failed() == flush_failed;
     while at < end && volume.is_attached_as(cache, inode) {
         let Some(placed) = cache.alloc.try_place(kind, (inode, at), end - at) else {
             // No client waits for this insertion, so it may wait for buckets, but not for writeback to make room.
             let give_up = || cache.device.is_stopping() || cache.alloc.is_starved();
-            if miss.is_valid() && !give_up() {
+            if is_current() && !give_up() {
                 cache.alloc.wait(Purpose::Data, give_up).await;
                 continue;
             }
@@ -83,7 +87,8 @@ async fn insert_pieces(target: Target<'_>, kind: DataKind, missed: Missed) {
         let tick = cache.device.gate().wrote();
         let piece_end = at + placed.size;
         if ok {
-            insert_where_hole(target, (at, piece_end), placed.ptr, Durability::LeafOnly(tick), &miss).await;
+            insert_where_hole(target, (at, piece_end), placed.ptr, Durability::LeafOnly(tick), &is_current)
+                .await;
         }
         cache.alloc.release(placed);
         if !ok {
@@ -93,13 +98,13 @@ async fn insert_pieces(target: Target<'_>, kind: DataKind, missed: Missed) {
     }
 }
 
-/// Inserts a clean copy where the index still has a hole and no change has overlapped the range.
+/// Inserts a clean copy where the index still has a hole, as long as the copy is current.
 async fn insert_where_hole(
     target: Target<'_>,
     (start, end): (Sector, Sector),
     ptr: format::Ptr,
     durability: Durability,
-    miss: &RangeGuard,
+    is_current: &dyn Fn() -> bool,
 ) {
     let Target { volume, cache, inode } = target;
     let mut at = start;
@@ -107,7 +112,7 @@ async fn insert_where_hole(
     while at < end {
         // Every condition for the change is checked again after each wait.
         let mine = volume.is_attached_as(cache, inode);
-        if !mine || cache.device.is_stopping() || !(miss.is_valid() || bug(Bug::MissOverNewerWrite)) {
+        if !mine || cache.device.is_stopping() || !(is_current() || bug(Bug::MissOverNewerWrite)) {
             collided = true;
             break;
         }

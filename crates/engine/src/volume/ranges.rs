@@ -126,6 +126,16 @@ impl Ranges {
         self.any(Class::Change, start, end) || self.any(Class::Writeback, start, end)
     }
 
+    /// Waits until every change and writeback that overlaps the range now has ended.
+    pub(crate) async fn present_ended(&self, start: Sector, end: Sector) {
+        let next = self.next_id.get();
+        let is_present = |h: &Held| h.id < next && h.class != Class::Miss && h.overlaps(start, end);
+        let any = || self.held.borrow().iter().any(is_present);
+        if any() {
+            self.changed.wait_until(|| !any()).await;
+        }
+    }
+
     /// Waits until any range is released.
     pub(crate) async fn released(&self) {
         self.changed.changed().await;
@@ -201,6 +211,29 @@ mod tests {
             let after = r.hold_for_miss(Sector(0), Sector(8));
             assert!(!before.is_valid() && !during.is_valid());
             assert!(beside.is_valid() && after.is_valid());
+        });
+    }
+
+    #[test]
+    fn a_wait_for_the_present_operations_is_not_prolonged_by_later_ones() {
+        run(|rt| async move {
+            let r = Rc::new(Ranges::default());
+            let _miss = r.hold_for_miss(Sector(0), Sector(64));
+            let elsewhere = r.hold_for_change(Sector(16), Sector(24)).await;
+            r.present_ended(Sector(0), Sector(16)).await;
+            let change = r.hold_for_change(Sector(0), Sector(8)).await;
+            let writeback = r.try_hold_for_writeback(Sector(12), Sector(16));
+            assert!(writeback.is_some());
+            let theirs = r.clone();
+            let wait = rt.spawn(async move { theirs.present_ended(Sector(7), Sector(13)).await });
+            rt.yield_now().await;
+            drop(change);
+            let _later = r.hold_for_change(Sector(0), Sector(8)).await;
+            rt.yield_now().await;
+            assert!(wait.try_take().is_none(), "the writeback has not ended");
+            drop(writeback);
+            wait.await;
+            drop(elsewhere);
         });
     }
 

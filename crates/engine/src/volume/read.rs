@@ -6,6 +6,11 @@
 //! the whole request starts again. It also starts again if a wipe has overwritten dead sectors meanwhile. Every missing
 //! piece is inserted into the cache after the answer (`miss`).
 //!
+//! A backing device that fails a flush may drop what was written before and not flushed. Two things could bring dropped
+//! data back after a read has returned the older data: a write that carries the data around it, or writeback over gaps,
+//! which were read before the failure; and a clean copy. So after a failed flush a read waits for the operations under
+//! way, and does not use copies that are not known to be flushed. A read during which a flush failed starts again.
+//!
 //! Owns the path of a read up to its answer. Must not know how a missing piece is inserted.
 
 use std::rc::Rc;
@@ -117,6 +122,28 @@ pub(super) async fn read_directly(
     (buffer, result)
 }
 
+/// Reads from the backing device of a volume without a cache. After a failed flush it waits for the operations under
+/// way, and a read during which a flush failed is repeated; see the head of the module.
+pub(super) async fn read_settled(
+    volume: &Volume,
+    start: Sector,
+    sectors: Sectors,
+    mut buffer: Buffer,
+    offset_bytes: usize,
+) -> (Buffer, Result<(), VolumeError>) {
+    loop {
+        let flush_failed = volume.flush_has_failed();
+        if flush_failed {
+            volume.ranges.present_ended(start, start + sectors).await;
+        }
+        let (b, result) = read_directly(volume, start, sectors, buffer, offset_bytes).await;
+        buffer = b;
+        if volume.flush_has_failed() == flush_failed || result.is_err() {
+            return (buffer, result);
+        }
+    }
+}
+
 /// A read request. Its buffer is passed beside it, because the answer returns the buffer.
 pub(super) struct Read {
     start: Sector,
@@ -157,6 +184,7 @@ pub(super) async fn read_cached(
     let (start, end, sectors) = (read.start, read.end, read.sectors());
     let arrived = volume.rt.turn_time();
     cache.foreground_request();
+    let mut waited = false;
     loop {
         if let Err(e) = cache.device.check() {
             return (buffer, Err(e));
@@ -171,6 +199,7 @@ pub(super) async fn read_cached(
         };
         if let Kind::Hit { ptr, dirty, .. } = seg.kind
             && seg.end == end
+            && is_used(volume, seg.kind)
             && blocks_of_data(cache).are_whole(ptr.offset(), sectors)
         {
             let began = volume.rt.turn_time();
@@ -204,10 +233,17 @@ pub(super) async fn read_cached(
                 Err(_) => return read_instead(volume, read, buffer, arrived).await,
             }
         }
+        let flush_failed = volume.flush_has_failed();
+        if flush_failed && !waited && !bug(Bug::FailedFlushIgnoredByReads) {
+            waited = true;
+            volume.ranges.present_ended(start, end).await;
+            continue;
+        }
         let (b, outcome) = read_parts(target, read, seg, buffer).await;
         buffer = b;
+        let is_settled = volume.flush_has_failed() == flush_failed || bug(Bug::FailedFlushIgnoredByReads);
         match outcome {
-            Ok(Some(found)) if cache.device.read_epoch() == epoch => {
+            Ok(Some(found)) if cache.device.read_epoch() == epoch && is_settled => {
                 count_read(target, read, found, arrived);
                 return (buffer, Ok(()));
             }
@@ -221,6 +257,13 @@ pub(super) async fn read_cached(
 pub(super) fn bytes_of(buffer: &Buffer, offset_bytes: usize, sectors: Sectors) -> &[u8] {
     let end = offset_bytes + sectors.bytes() as usize;
     buffer.as_slice().get(offset_bytes..end).unwrap_or_default()
+}
+
+/// Whether a read takes the data of this extent from the cache: after a failed flush of the backing device it does not
+/// use clean copies that may be of data that the device has dropped.
+fn is_used(volume: &Volume, kind: Kind) -> bool {
+    let may_be_dropped = matches!(kind, Kind::Hit { dirty: false, may_be_durable: false, .. });
+    !may_be_dropped || !volume.flush_has_failed() || bug(Bug::FailedFlushIgnoredByReads)
 }
 
 /// Reads clean data from the backing device after the cache device has failed to read it.
@@ -313,8 +356,8 @@ async fn pieces(target: Target<'_>, read: &Read, first: IndexSegment) -> Result<
     let (mut at, mut seg) = (read.start, first);
     loop {
         let hit = match seg.kind {
-            Kind::Hit { ptr, dirty, .. } => Some((ptr, dirty)),
-            Kind::Hole { .. } => None,
+            Kind::Hit { ptr, dirty, .. } if is_used(target.volume, seg.kind) => Some((ptr, dirty)),
+            Kind::Hit { .. } | Kind::Hole { .. } => None,
         };
         match pieces.last_mut() {
             Some(last) if last.hit.is_none() && hit.is_none() => last.end = seg.end,
@@ -386,6 +429,7 @@ async fn read_pieces(
         volume.backing().is_some() && read.decision == Decision::Cache && !cache.device.is_stopping();
     let mut outcome = Ok(true);
     let token = cache.data.read_token();
+    let flush_failed = volume.flush_has_failed();
     for r in start_pieces(target, pieces, caches) {
         let size = r.piece.end - r.piece.start;
         let len = size.bytes() as usize;
@@ -420,7 +464,8 @@ async fn read_pieces(
                     }
                     (None, Some(miss)) => {
                         let (start, end, skip) = (r.piece.start, r.piece.end, r.skip);
-                        insert_miss(target, Missed { start, end, data, skip, range: miss }, read.meta);
+                        let missed = Missed { start, end, data, skip, range: miss, flush_failed };
+                        insert_miss(target, missed, read.meta);
                     }
                     (None, None) => {}
                 }
