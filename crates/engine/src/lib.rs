@@ -42,6 +42,7 @@ mod writeback;
 pub const CANARIES: bool = cfg!(feature = "canary");
 
 pub use damage::{Damage, Flaw, KeyFlaw, NodeFlaw, NodeKeyFlaw};
+pub use data::ChecksumCounters;
 pub use error::{EngineError, NoRoom};
 pub use events::SetEvent;
 pub use refusal::{Cause, DeviceRefusal, MemoryLimit, Refusal};

@@ -84,6 +84,19 @@ pub enum Refusal {
         /// The last error of writeback; none if the volume was stopped.
         source: Option<Cause>,
     },
+    /// All dirty data that is left is damaged.
+    #[error(
+        "{volume}: {left} sectors of dirty data are damaged in the cache, the first at sector {first}. No other device has \
+         them; overwrite them, or give them up with a discard of these sectors"
+    )]
+    OnlyDamagedLeft {
+        /// The name of the volume.
+        volume: String,
+        /// The sectors that are left.
+        left: Sectors,
+        /// The first of them.
+        first: Sector,
+    },
     /// A wipe was cancelled.
     #[error("cancelled before its end")]
     Cancelled,

@@ -287,9 +287,12 @@ mod tests {
         let bytes = encode_footer(&layout, key, id(9, 3), &sums);
         assert_eq!(bytes.len(), 4096);
         assert_eq!(parse_footer(&layout, key, id(9, 3), &bytes), Ok(sums));
-        for (wrong, key) in
-            [(id(8, 3), key), (id(9, 4), key), (FooterId { set_uuid: Uuid([8; 16]), ..id(9, 3) }, key), (id(9, 3), FooterKey(98))]
-        {
+        for (wrong, key) in [
+            (id(8, 3), key),
+            (id(9, 4), key),
+            (FooterId { set_uuid: Uuid([8; 16]), ..id(9, 3) }, key),
+            (id(9, 3), FooterKey(98)),
+        ] {
             assert!(parse_footer(&layout, key, wrong, &bytes).is_err());
         }
         let len = footer_bytes(layout.blocks()).unwrap();

@@ -97,6 +97,23 @@ fn line(event: &SetEvent) -> (&'static str, String) {
                  durable on the cache device yet, so that other devices need not wait"
             ),
         ),
+        SetEvent::DamagedData { volume, sector, sectors, at, dirty, expected, found } => {
+            let what = format!(
+                "{volume}: {sectors} sectors from {sector} on are damaged in the cache (sector {at} of the cache device, \
+                 checksum {expected:#010x}, found {found:#010x})"
+            );
+            match dirty {
+                true => (
+                    "error",
+                    format!(
+                        "{what}; no other device has them, and reads of them fail until they are overwritten"
+                    ),
+                ),
+                false => {
+                    ("warning", format!("{what}; they were dropped and are read from the backing device"))
+                }
+            }
+        }
         SetEvent::GivenUp { device, errors } => (
             "error",
             format!(

@@ -8,8 +8,8 @@ use std::rc::Rc;
 use engine::{CacheSet, EngineError, SetOptions, Volume};
 use format::superblock::{BackingFormat, CacheFormat};
 use format::{
-    BackingSuper, BucketPrio, CacheSuper, Gen, RawSuperblock, Sector, Sectors, Uuid, encode_prio_set,
-    parse_bucket, parse_prio_set,
+    BackingSuper, BucketPrio, CacheSuper, FooterKey, Gen, RawSuperblock, Sector, Sectors, Uuid,
+    encode_prio_set, parse_bucket, parse_prio_set,
 };
 use io::Disk;
 
@@ -53,7 +53,8 @@ impl Hardware {
             replacement: l.replacement,
             discard: l.discard,
         });
-        let superblock = superblock.unwrap_or_else(|e| panic!("{layout:?}: {e}"));
+        let mut superblock = superblock.unwrap_or_else(|e| panic!("{layout:?}: {e}"));
+        superblock.set_checksum_key(l.checksums.then_some(FooterKey(0x5eed)));
         cache.put(SUPERBLOCK, &superblock.encode());
         cache.recognise(superblock.set_magic(), Sectors(l.bucket_sectors));
         let backings = l.backings.iter().enumerate().map(|(i, b)| new_backing(world, l, i, b)).collect();

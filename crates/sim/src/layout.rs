@@ -41,6 +41,9 @@ pub struct Layout {
     pub replacement: Replacement,
     /// Whether buckets are discarded before reuse.
     pub discard: bool,
+    /// Whether data has checksums. Plans from before this field have none.
+    #[serde(default)]
+    pub checksums: bool,
     /// The backing devices.
     pub backings: Vec<BackingLayout>,
 }
@@ -55,6 +58,7 @@ impl Layout {
             logical_block_bytes: 512,
             replacement: Replacement::Lru,
             discard: false,
+            checksums: false,
             backings: vec![BackingLayout {
                 data_sectors: 2048,
                 data_offset: 16,

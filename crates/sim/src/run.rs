@@ -385,6 +385,7 @@ impl<'a> Run<'a> {
     }
 
     fn end_boot(&mut self, machine: Machine, session: &Rc<Session>, boot: &BootPlan, in_order: bool) {
+        self.check_no_damage(session, boot);
         if in_order {
             self.report.stops += 1;
             self.cut_short = 0;
@@ -421,6 +422,18 @@ impl<'a> Run<'a> {
             Cut::Kill => {}
         }
         session.give_up();
+    }
+
+    /// Checks that no data was taken for damaged, unless a device of the plan loses data that it has acknowledged.
+    fn check_no_damage(&self, session: &Session, boot: &BootPlan) {
+        let loses = |f: &Faults| f.lossy_flush.is_some() || f.pull.is_some();
+        if self.plan.lying.is_none()
+            && !boot.faults.as_ref().is_some_and(loses)
+            && let Some(set) = session.set()
+        {
+            let damaged = set.checksum_counters().damaged_blocks;
+            assert!(damaged == 0, "checksums: {damaged} blocks count as damaged, and no device damages any");
+        }
     }
 
     /// Drops memory that belongs to another incarnation of the cache device, as crate `serve` does.

@@ -57,22 +57,23 @@ pub(crate) struct Mismatch {
     pub(crate) found: u32,
 }
 
-/// Counts of checksums.
-#[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct DataCounters {
+/// Counts of checksums since the start of the set.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ChecksumCounters {
     /// Blocks that matched their checksum when they were read.
-    pub(crate) verified_blocks: u64,
+    pub verified_blocks: u64,
     /// Blocks that were read and have no known checksum.
-    pub(crate) unverified_blocks: u64,
+    pub unverified_blocks: u64,
     /// Blocks that did not match, also when they were read a second time.
-    pub(crate) damaged_blocks: u64,
+    pub damaged_blocks: u64,
     /// Blocks that did not match, and matched when they were read a second time.
-    pub(crate) corrected_blocks: u64,
-    /// Footers that were written, and that were read.
-    pub(crate) footers_written: u64,
-    pub(crate) footers_read: u64,
+    pub corrected_blocks: u64,
+    /// Footers that were written.
+    pub footers_written: u64,
+    /// Footers that were read.
+    pub footers_read: u64,
     /// Footers that were replaced by zeros before their bucket was overwritten.
-    pub(crate) footers_voided: u64,
+    pub footers_voided: u64,
 }
 
 /// The checksums of a set that has them.
@@ -81,7 +82,7 @@ struct Checksums {
     key: FooterKey,
     set_uuid: Uuid,
     table: RefCell<SumsTable>,
-    counters: Cell<DataCounters>,
+    counters: Cell<ChecksumCounters>,
     /// Counts footers that were replaced by zeros. A footer that was read before the count changed is not used.
     voided: Cell<u64>,
     damaged: RefCell<DamagedBlocks>,
@@ -123,12 +124,18 @@ impl CachedData {
     }
 
     /// Counts of checksums.
-    pub(crate) fn counters(&self) -> DataCounters {
+    pub(crate) fn counters(&self) -> ChecksumCounters {
         self.sums.as_ref().map(|s| s.counters.get()).unwrap_or_default()
     }
 
     /// Starts a read of cached data.
-    pub(crate) fn read(&self, at: Sector, sectors: Sectors, buffer: Buffer, offset_bytes: usize) -> MeteredIo {
+    pub(crate) fn read(
+        &self,
+        at: Sector,
+        sectors: Sectors,
+        buffer: Buffer,
+        offset_bytes: usize,
+    ) -> MeteredIo {
         self.device.meter().read(self.device.disk(), at, sectors, buffer, offset_bytes)
     }
 
@@ -252,7 +259,7 @@ impl Checksums {
         self.table.borrow_mut().check(from, data)
     }
 
-    fn count(&self, change: impl FnOnce(&mut DataCounters)) {
+    fn count(&self, change: impl FnOnce(&mut ChecksumCounters)) {
         let mut c = self.counters.get();
         change(&mut c);
         self.counters.set(c);
@@ -269,6 +276,3 @@ impl Checksums {
         if unknown == 0 { Verdict::Verified } else { Verdict::Unverified }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -136,7 +136,8 @@ impl SumsTable {
 
     /// The buckets whose sums have no footer on the device.
     pub(super) fn without_footer(&self) -> impl Iterator<Item = BucketNr> {
-        let is_absent = |e: &Option<Box<BucketSums>>| e.as_deref().is_some_and(|e| e.footer == FooterState::Absent);
+        let is_absent =
+            |e: &Option<Box<BucketSums>>| e.as_deref().is_some_and(|e| e.footer == FooterState::Absent);
         self.table.iter().zip(0..).filter(move |(e, _)| is_absent(e)).map(|(_, bucket)| BucketNr(bucket))
     }
 
@@ -170,7 +171,10 @@ impl SumsTable {
             self.put(bucket, generation, BlockSums::unknown(self.blocks), FooterState::Absent);
         }
         if let Some(entry) = self.get_mut(bucket, generation) {
-            assert!(entry.footer == FooterState::Absent, "data was added to bucket {bucket} behind its footer");
+            assert!(
+                entry.footer == FooterState::Absent,
+                "data was added to bucket {bucket} behind its footer"
+            );
             entry.sums.set_data(block, data, block_bytes);
         }
     }
@@ -300,10 +304,15 @@ mod tests {
     fn the_table_drops_what_it_can_read_again_and_was_not_used() {
         let mut t = table(3);
         let sums = || BlockSums::unknown(15);
-        let has = |t: &mut SumsTable| (10..20).filter(|b| t.get_mut(BucketNr(*b), Gen(0)).is_some()).collect::<Vec<_>>();
-        for (bucket, footer) in
-            [(10, FooterState::Absent), (11, FooterState::Changing), (12, FooterState::Written), (13, FooterState::Absent)]
-        {
+        let has = |t: &mut SumsTable| {
+            (10..20).filter(|b| t.get_mut(BucketNr(*b), Gen(0)).is_some()).collect::<Vec<_>>()
+        };
+        for (bucket, footer) in [
+            (10, FooterState::Absent),
+            (11, FooterState::Changing),
+            (12, FooterState::Written),
+            (13, FooterState::Absent),
+        ] {
             t.put(BucketNr(bucket), Gen(0), sums(), footer);
         }
         assert_eq!(has(&mut t), [10, 11, 13], "only the footer can be read again");

@@ -361,12 +361,7 @@ async fn copy(gc: &Rc<Gc>, batch: &mut Vec<MovePiece<'_>>) -> Result<(), EngineE
 
 /// Leaves out the pieces whose data does not match its checksum: damaged data is not moved, because its new place would
 /// get a checksum of the damage. A read of the data reports it.
-async fn leave_out_damaged(
-    gc: &Gc,
-    batch: &[MovePiece<'_>],
-    data: &mut [Option<Buffer>],
-    began: ReadToken,
-) {
+async fn leave_out_damaged(gc: &Gc, batch: &[MovePiece<'_>], data: &mut [Option<Buffer>], began: ReadToken) {
     if !gc.parts.data.has_checksums() {
         return;
     }
@@ -471,8 +466,7 @@ pub(crate) fn promote(gc: &Rc<Gc>, (inode, start): (Inode, Sector), from: Ptr, d
             && let Some(placed) = gc.parts.alloc.try_place(DataKind::Promoted, (inode, at), end - at)
         {
             let offset = (at - start).bytes() as usize;
-            let done =
-                gc.parts.data.write(placed.ptr, placed.size, data.clone(), offset).await;
+            let done = gc.parts.data.write(placed.ptr, placed.size, data.clone(), offset).await;
             gc.parts.device.observe_data(&done.result);
             let mut promoted = done.result.is_ok();
             if promoted {

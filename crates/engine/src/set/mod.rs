@@ -166,6 +166,16 @@ impl CacheSet {
         }
     }
 
+    /// Whether cached data has checksums.
+    pub fn has_checksums(&self) -> bool {
+        self.core.cache.data.has_checksums()
+    }
+
+    /// Counts of checksums.
+    pub fn checksum_counters(&self) -> crate::data::ChecksumCounters {
+        self.core.cache.data.counters()
+    }
+
     /// Flushes sent to the cache device.
     pub fn cache_flushes(&self) -> u64 {
         self.core.cache.device.gate().count()

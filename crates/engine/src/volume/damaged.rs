@@ -60,6 +60,32 @@ fn damaged_dirty(target: Target<'_>, piece: CachedPiece, mismatch: Mismatch) -> 
     EngineError::DamagedData { volume: volume.name().into(), sector, device, at: ptr.offset() }
 }
 
+/// The damaged dirty data of the volume: its first sector, and how many sectors it has. Blocks that were replaced
+/// meanwhile are removed from the list.
+pub(crate) async fn damaged_left(target: Target<'_>) -> Result<Option<(Sector, Sectors)>, EngineError> {
+    let Target { cache, inode, .. } = target;
+    let (mut first, mut left) = (None, Sectors::ZERO);
+    for block in cache.data.damaged().into_iter().filter(|b| b.at.0 == inode) {
+        let (start, end) = (block.at.1, block.at.1 + block.size);
+        let (mut at, mut still) = (start, Sectors::ZERO);
+        while at < end {
+            let seg = cache.index.segment_loaded(inode, at, end).await?;
+            if matches!(seg.kind, Kind::Hit { ptr, dirty: true, .. } if ptr == block.ptr.advanced(at - start))
+            {
+                still += seg.end - at;
+            }
+            at = seg.end;
+        }
+        if still == Sectors::ZERO {
+            cache.data.remove_damaged(&block);
+        } else {
+            left += still;
+            first = Some(first.map_or(start, |f: Sector| f.min(start)));
+        }
+    }
+    Ok(first.map(|first| (position(target, first), left)))
+}
+
 /// Makes a damaged block of clean data a hole, where the index still has it.
 async fn invalidate_damaged(
     target: Target<'_>,

@@ -32,7 +32,7 @@ use io::{Disk, Handle, Nanos, TraceFigures, VolumeError};
 
 pub(crate) use blocks::Blocks;
 pub(crate) use cache::{Cache, Shared, VolumeLoad};
-pub(crate) use damaged::{CachedPiece, is_sound};
+pub(crate) use damaged::{CachedPiece, damaged_left, is_sound};
 pub use device::VolumeRef;
 pub(crate) use ranges::{RangeGuard, Ranges};
 pub(crate) use writeback_state::WritebackState;

@@ -27,8 +27,9 @@ use crate::data::ReadToken;
 use crate::device::BackingDevice;
 use crate::error::EngineError;
 use crate::index::{Durability, Kind};
+use crate::refusal::Refusal;
 use crate::volume::Cache;
-use crate::volume::{CachedPiece, RangeGuard, Volume, is_sound};
+use crate::volume::{CachedPiece, RangeGuard, Volume, damaged_left, is_sound};
 
 /// The limits for the number of runs under way: at least and at most.
 const RUNS_AT_ONCE: (usize, usize) = (4, 32);
@@ -82,7 +83,7 @@ pub(super) async fn write_back(
     let epoch = cache.device.read_epoch();
     let mut runs = collect(volume, cache, &backing, inode, limit).await?;
     if runs.is_empty() {
-        return Ok(Batch::default());
+        return only_damaged_left(volume, cache, inode).await.map(|()| Batch::default());
     }
     runs.iter_mut().for_each(|run| run.filling.epoch = epoch);
     // The dirty keys become durable first: a crash that loses them could bring back an older clean key of the range,
@@ -110,6 +111,19 @@ pub(super) async fn write_back(
         result = result.and(w.result);
     }
     result.map(|()| batch)
+}
+
+/// Fails if a caller waits until nothing is dirty, and all dirty data is damaged.
+async fn only_damaged_left(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) -> Result<(), EngineError> {
+    if volume.writeback().draining.get() == 0 && !volume.is_detaching() {
+        return Ok(());
+    }
+    match damaged_left(volume.target(cache, inode)).await? {
+        Some((first, left)) if left == cache.index.tree().dirty_sectors(inode) => {
+            Err(Refusal::OnlyDamagedLeft { volume: volume.label_or_name(), left, first }.into())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Reads and writes all runs, several at the same time.
@@ -310,7 +324,11 @@ async fn check_pieces(
         }
     }
     let still_valid = span.extents.iter().all(|e| cache.alloc.buckets().is_current(e.ptr));
-    if still_valid && cache.device.read_epoch() == span.filling.epoch { Ok(()) } else { Err(Failure::Replaced) }
+    if still_valid && cache.device.read_epoch() == span.filling.epoch {
+        Ok(())
+    } else {
+        Err(Failure::Replaced)
+    }
 }
 
 /// The parts of a range of ascending extents that remain without the gaps of zeros between them. `whole` is the data of

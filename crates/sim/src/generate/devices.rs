@@ -81,6 +81,7 @@ pub(super) fn layout(rng: &mut Rng, life: Life) -> Layout {
         logical_block_bytes,
         replacement: one_of(rng, &[Replacement::Lru, Replacement::Fifo, Replacement::Random]),
         discard: rng.chance(1, 5),
+        checksums: false,
         backings: (0..devices).map(|_| backing(rng, life, block_sectors)).collect(),
     };
     if life == Life::Churn {

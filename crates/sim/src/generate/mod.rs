@@ -105,6 +105,8 @@ impl Plan {
         let rng = &mut Rng::new(seed ^ 0x6f70_7469_6f6e_7321);
         let life = Life::draw(rng);
         let mut layout = devices::layout(rng, life);
+        // Drawn from another source, so that the seeds without checksums stay as they were before there were any.
+        layout.checksums = Rng::new(seed ^ 0x6368_6563_6b73_756d).chance(1, 3);
         let mut mix = Mix::draw(rng, life, &layout);
         let leanings = Lean::draw(rng, life);
         let mut settings = settings::draw(rng, life);
