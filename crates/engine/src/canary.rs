@@ -77,6 +77,8 @@ table! {
         MovedUnverified,
         /// Data is written back although it does not match its checksum.
         WrittenBackUnverified,
+        /// A bucket that keeps its generation is used again although an old footer of it may be on the device.
+        OldFooterLeftAtStart,
         /// A read uses the data of a bucket that was reused during the read.
         StaleGenerationRead,
         /// A read miss that a write overlapped is inserted over the newer data.

@@ -359,6 +359,11 @@ impl Allocator {
         self.idle.want();
     }
 
+    /// The ready buckets.
+    pub(crate) fn ready_buckets(&self) -> Vec<BucketNr> {
+        self.pool.ready()
+    }
+
     /// The buckets whose last write has ended.
     pub(crate) fn idle_buckets(&self) -> &IdleBuckets {
         &self.idle

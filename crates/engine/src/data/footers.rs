@@ -4,12 +4,15 @@
 
 use std::rc::Rc;
 
-use format::{BlockSums, BucketNr, Ptr, Sectors};
-use format::{encode_footer, parse_footer};
+use format::{BlockSums, BucketNr, Ptr, Sectors, encode_footer, parse_footer};
+use io::IoError;
 
 use super::sums::{BucketSums, FooterState};
 use super::{CachedData, Checksums};
 use crate::canary::{Bug, bug};
+
+/// The number of footers that are replaced by zeros at the same time.
+const AT_ONCE: usize = 64;
 
 /// Writes the footers of buckets whose last write has ended.
 pub(crate) async fn footer_task(data: Rc<CachedData>) {
@@ -37,6 +40,31 @@ impl CachedData {
             }
             self.write_footer(bucket, true).await;
         }
+    }
+
+    /// Replaces the footers of buckets by zeros that are ready at the start and keep their generation: an earlier process may
+    /// have written a footer of this generation, and no durable key for its data. The zeros are durable before any key of
+    /// new data in these buckets, because a flush precedes the key.
+    pub(crate) async fn void_footers(&self, buckets: Vec<BucketNr>) -> Result<(), IoError> {
+        let Some(sums) = &self.sums else { return Ok(()) };
+        if bug(Bug::OldFooterLeftAtStart) {
+            return Ok(());
+        }
+        let disk = self.device.disk();
+        let bytes = sums.layout.block_sectors().bytes() as usize;
+        for some in buckets.chunks(AT_ONCE) {
+            let void = |bucket: &BucketNr| {
+                let (sector, _) = sums.layout.place(self.device.geometry().bucket_start(*bucket));
+                let zeros = disk.runtime().pool().zeroed(bytes);
+                disk.start_write(sector, sums.layout.block_sectors(), zeros, 0, false)
+            };
+            let writes: Vec<_> = some.iter().map(void).collect();
+            for write in writes {
+                write.await.result?;
+            }
+        }
+        self.device.gate().wrote();
+        Ok(())
     }
 
     /// Writes the footer of a bucket if the device has none, no write to the bucket is under way, and it has live data.

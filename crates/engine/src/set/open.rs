@@ -98,6 +98,7 @@ async fn open_device(cache: Disk, options: SetOptions) -> Result<Rc<Core>, Engin
         let device = core.cache.device.place().device.clone();
         return Err(NoRoom::Start { device, ready, needed }.into());
     }
+    core.cache.data.void_footers(core.cache.alloc.ready_buckets()).await?;
     {
         let _lock = core.cache.uuids.lock().await;
         core.cache.device.write_superblock().await?;
