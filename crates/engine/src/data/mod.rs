@@ -36,7 +36,8 @@ pub(crate) enum Verdict {
     Verified,
     /// The checksum of a block is not known, and the blocks whose checksum is known match.
     Unverified,
-    /// The data must be read again: it was overwritten meanwhile, or the device has corrected itself.
+    /// The data must be looked up and read again: it was overwritten meanwhile, its bucket was reused, or the device has
+    /// corrected itself.
     ReadAgain,
     /// A block does not match its checksum, also when it is read a second time.
     Damaged(Mismatch),
@@ -167,6 +168,7 @@ impl CachedData {
             checked => checked,
         };
         match checked {
+            _ if !self.alloc.buckets().is_current(from) => Verdict::ReadAgain,
             Checked::Mismatch(mismatch) => self.read_second(sums, from, mismatch, began).await,
             Checked::Compared { unknown } => sums.count_compared(data.len(), unknown),
             Checked::NoSums => sums.count_compared(data.len(), u64::MAX),
@@ -191,7 +193,8 @@ impl CachedData {
         let buffer = self.device.disk().runtime().pool().take(size.bytes() as usize);
         let done = self.read(block.offset(), size, buffer, 0).await;
         self.device.observe_data(&done.result);
-        let buffer = done.buffer.filter(|_| done.result.is_ok());
+        let is_current = self.alloc.buckets().is_current(from);
+        let buffer = done.buffer.filter(|_| done.result.is_ok() && is_current);
         let checked = buffer.map(|b| sums.check(block, b.as_slice()));
         match checked {
             Some(Checked::Mismatch(second)) if !sums.table.borrow_mut().was_overwritten(block, again) => {
