@@ -18,7 +18,7 @@ use inspect::{Mode, SetView, SliceSource};
 use io::{Disk, Handle, WriteFlags};
 use proptest::prelude::*;
 
-const CACHE_SECTORS: Sectors = Sectors(1 << 14);
+const CACHE_SECTORS: Sectors = Sectors(1 << 13);
 const BACKING_SECTORS: Sectors = Sectors(1 << 14);
 const BLOCK: Sectors = Sectors(8);
 const BUCKET: Sectors = Sectors(64);
@@ -32,8 +32,16 @@ const SUPERBLOCK: usize = 4096;
 /// What an operator and clients do.
 #[derive(Clone, Debug)]
 enum Action {
-    Write { at: u64, blocks: u64 },
-    Read { at: u64, blocks: u64 },
+    Write {
+        at: u64,
+        blocks: u64,
+    },
+    Read {
+        at: u64,
+        blocks: u64,
+    },
+    /// Writes half as much as the cache holds.
+    Fill,
     Label(u8),
     SetLabel(u8),
     Mode(&'static str),
@@ -50,6 +58,7 @@ fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
         8 => blocks().prop_map(|(at, blocks)| Action::Write { at, blocks }),
         4 => blocks().prop_map(|(at, blocks)| Action::Read { at, blocks }),
+        1 => Just(Action::Fill),
         1 => any::<u8>().prop_map(Action::Label),
         1 => any::<u8>().prop_map(Action::SetLabel),
         1 => prop::sample::select(vec!["writeback", "writethrough", "writearound"]).prop_map(Action::Mode),
@@ -269,16 +278,23 @@ impl Bench {
         self.expected.slots.entry(slot.0 as usize).and_modify(|padding| padding.fill(0));
     }
 
+    async fn write(&self, volume: &Rc<Volume>, at: u64, blocks: u64) {
+        let sectors = Sectors(BLOCK.0 * blocks);
+        let buffer = self.rt.pool().zeroed(sectors.bytes() as usize);
+        volume.write(Sector(at * BLOCK.0), sectors, buffer, 0, WriteFlags::default()).await.unwrap();
+    }
+
     async fn act(&mut self, action: Action, set: CacheSet, volume: Rc<Volume>) -> (CacheSet, Rc<Volume>) {
-        let bytes = |blocks: u64| (BLOCK.0 * blocks * 512) as usize;
         match action {
-            Action::Write { at, blocks } => {
-                let (sectors, buffer) = (Sectors(BLOCK.0 * blocks), self.rt.pool().zeroed(bytes(blocks)));
-                let at = Sector(at * BLOCK.0);
-                volume.write(at, sectors, buffer, 0, WriteFlags::default()).await.unwrap();
+            Action::Write { at, blocks } => self.write(&volume, at, blocks).await,
+            Action::Fill => {
+                for at in (0..CACHE_SECTORS.0 / BLOCK.0 / 2).step_by(7) {
+                    self.write(&volume, at, 7).await;
+                }
             }
             Action::Read { at, blocks } => {
-                let (sectors, buffer) = (Sectors(BLOCK.0 * blocks), self.rt.pool().take(bytes(blocks)));
+                let sectors = Sectors(BLOCK.0 * blocks);
+                let buffer = self.rt.pool().take(sectors.bytes() as usize);
                 volume.read(Sector(at * BLOCK.0), sectors, buffer, 0).await.1.unwrap();
             }
             Action::Label(n) => volume.set("label", &format!("label-{n}")).await.unwrap(),
