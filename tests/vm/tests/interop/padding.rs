@@ -110,6 +110,8 @@ fn put_all(places: &[Fixed<'_>]) {
 
 /// A cache device as it is now.
 struct Image {
+    /// The contents from before the rest was read: a bucket gets a new generation before it gets new data.
+    earlier: Vec<u8>,
     bytes: Vec<u8>,
     view: SetView,
 }
@@ -126,9 +128,10 @@ struct Block {
 impl Image {
     /// `None` while a kernel is in the middle of a change.
     fn try_read(cache: &Disk) -> Option<Image> {
+        let earlier = std::fs::read(&cache.path).unwrap();
         let bytes = std::fs::read(&cache.path).unwrap();
         let view = SetView::open(&SliceSource::new("cache", &bytes), Mode::Strict).ok()?;
-        Some(Image { bytes, view })
+        Some(Image { earlier, bytes, view })
     }
 
     /// The first image with this property.
@@ -178,7 +181,7 @@ impl Image {
     }
 
     fn has_pattern(&self, block: &Block) -> bool {
-        self.bytes[block.at.bytes() as usize..][..BLOCK.bytes() as usize] == block.pattern()
+        self.earlier[block.at.bytes() as usize..][..BLOCK.bytes() as usize] == block.pattern()
     }
 }
 
