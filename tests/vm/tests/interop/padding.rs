@@ -2,6 +2,7 @@
 //!
 //! Patterns are put there while nothing runs. Then a kernel registers the set, changes it in every way that writes a superblock
 //! or the UUID table, and stops; after each step the images are read here.
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -362,7 +363,7 @@ fn padding_and_blocks_without_a_key_survive_a_kernel() {
     kernel.load(&backing, &plan, &mut w.model);
     patterns.check_now("writes after a stop");
     kernel.judge(&backing, &mut w.model);
-    reuse(&mut kernel, &backing, &patterns);
+    fill_again(&mut kernel, &backing, &patterns);
     serve_alone(&mut kernel, &backing);
     patterns.check_now("start without the cache");
     kernel.stop();
@@ -413,7 +414,7 @@ fn detach_and_attach(kernel: &mut Kernel, second: &Disk, w: &World, patterns: &P
 }
 
 /// Buckets get new generations and new data, to their last block.
-fn reuse(kernel: &mut Kernel, backing: &Disk, patterns: &Patterns<'_>) {
+fn fill_again(kernel: &mut Kernel, backing: &Disk, patterns: &Patterns<'_>) {
     overwrite(kernel, backing);
     overwrite(kernel, backing);
     kernel.stop_set();
