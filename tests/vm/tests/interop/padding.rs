@@ -1,7 +1,7 @@
 //! Bytes that a kernel preserves and does not read (format section 15).
 //!
-//! Patterns are put there while nothing runs. Then a kernel registers the set, changes it in every way that writes a superblock
-//! or the UUID table, and stops; after each step the images are read here.
+//! Patterns are put there while nothing runs. Then a kernel registers the set, makes changes that write the superblocks and the
+//! UUID table, and stops; after each step the images are read here.
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use std::cell::Cell;
