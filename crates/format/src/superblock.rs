@@ -11,7 +11,7 @@
 mod backing;
 mod cache;
 
-pub use backing::{BackingFormat, BackingState, BackingSuper, CacheMode};
+pub use backing::{BACKING_PADDING_BYTES, BackingFormat, BackingState, BackingSuper, CacheMode};
 pub use cache::{CacheFormat, CacheSuper, Replacement};
 
 use std::mem::{offset_of, size_of};
@@ -35,6 +35,8 @@ pub const DEFAULT_DATA_OFFSET: Sector = Sector(16);
 pub const JOURNAL_SLOTS: usize = 256;
 /// Bytes of a device label.
 pub const LABEL_BYTES: usize = 32;
+/// Bytes of padding behind the feature words of a superblock, from byte 144 on.
+pub const SUPERBLOCK_PADDING_BYTES: usize = 40;
 
 /// A superblock as it lies on the device, unchecked.
 ///
@@ -66,12 +68,9 @@ pub struct RawSuperblock {
     pub feature_incompat: U64,
     /// Features that forbid writing (versions 5 and 6).
     pub feature_ro_compat: U64,
-    /// Backing: see [`BackingSuper::registration`]. Cache: zero. The kernel preserves it as padding.
-    pub registration: U64,
-    /// Backing: every bit of `registration` inverted, if a registration was recorded. Cache: zero.
-    pub registration_inverted: U64,
-    /// Backing: zero. Cache: see [`CacheSuper::checksum_key`]. The kernel preserves it as padding.
-    pub padding: [u8; 24],
+    /// Bytes that the kernel preserves and does not read, under the checksum: see [`CacheSuper::padding`],
+    /// [`BackingSuper::registration`] and [`BackingSuper::padding`].
+    pub padding: [u8; SUPERBLOCK_PADDING_BYTES],
     /// Cache: number of buckets. Backing: first data sector (versions 4 and 6).
     pub nbuckets: U64,
     /// Block size in sectors.
@@ -111,8 +110,7 @@ const _: () = {
     assert!(offset_of!(RawSuperblock, feature_compat) == 120);
     assert!(offset_of!(RawSuperblock, feature_incompat) == 128);
     assert!(offset_of!(RawSuperblock, feature_ro_compat) == 136);
-    assert!(offset_of!(RawSuperblock, registration) == 144);
-    assert!(offset_of!(RawSuperblock, padding) == 160);
+    assert!(offset_of!(RawSuperblock, padding) == 144);
     assert!(offset_of!(RawSuperblock, nbuckets) == 184);
     assert!(offset_of!(RawSuperblock, block_size) == 192);
     assert!(offset_of!(RawSuperblock, bucket_size) == 194);

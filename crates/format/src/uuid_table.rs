@@ -19,6 +19,10 @@ use crate::units::{Inode, RegistrationNr, Sectors, Uuid};
 pub const UUID_ENTRY_BYTES: usize = 128;
 /// Bytes of a slot in tables of journal version 0.
 pub const UUID_ENTRY_V0_BYTES: usize = 64;
+/// Bytes of a slot behind its fields, from byte 72 on, which the kernel preserves and does not read.
+pub const SLOT_RESERVED_BYTES: usize = 56;
+/// Bytes of a slot behind the numbers of its registrations: bytes 96 to 127.
+pub const SLOT_PADDING_BYTES: usize = 32;
 /// UUID of the slots of devices that were detached and volumes that were deleted.
 pub const INVALID_UUID: Uuid =
     Uuid([0xa0, 0x3e, 0xf8, 0xed, 0x3e, 0xe1, 0xb8, 0x78, 0xc8, 0x50, 0xfc, 0x5e, 0xcb, 0x16, 0xcd, 0x99]);
@@ -36,16 +40,20 @@ struct RawUuidEntry {
     invalidated: U32,
     flags: U32,
     sectors: U64,
-    reserved: [u8; 56],
+    reserved: [u8; SLOT_RESERVED_BYTES],
 }
 
-/// Numbers of registrations as they are in the padding of a slot.
+/// The use of the bytes of a slot behind its fields.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct RawNumbers {
+struct RawReserved {
+    /// See [`UuidEntry::registrations`].
     newest: U64,
     before: U64,
+    /// The exclusive or of both with every bit inverted, if there are numbers.
     check: U64,
+    /// No use so far; preserved.
+    padding: [u8; SLOT_PADDING_BYTES],
 }
 
 /// A slot of a table of journal version 0.
@@ -63,6 +71,7 @@ struct RawEntryV0 {
 const _: () = {
     assert!(size_of::<RawUuidEntry>() == UUID_ENTRY_BYTES);
     assert!(align_of::<RawUuidEntry>() == 1);
+    assert!(size_of::<RawReserved>() == SLOT_RESERVED_BYTES);
     assert!(size_of::<RawEntryV0>() == UUID_ENTRY_V0_BYTES);
     assert!(offset_of!(RawUuidEntry, label) == 16);
     assert!(offset_of!(RawUuidEntry, first_reg) == 48);
@@ -91,8 +100,8 @@ pub struct UuidEntry {
     pub flags: u32,
     /// Size of a volume; zero for backing devices.
     pub sectors: Sectors,
-    /// Bytes that the kernel preserves as padding; see [`UuidEntry::registrations`].
-    pub reserved: [u8; 56],
+    /// Bytes that the kernel preserves and does not read; see [`UuidEntry::registrations`] and [`UuidEntry::padding`].
+    pub reserved: [u8; SLOT_RESERVED_BYTES],
 }
 
 impl UuidEntry {
@@ -105,7 +114,7 @@ impl UuidEntry {
         invalidated: 0,
         flags: 0,
         sectors: Sectors::ZERO,
-        reserved: [0; 56],
+        reserved: [0; SLOT_RESERVED_BYTES],
     };
 
     /// Slot of a backing device that registers for the first time at `now` (Unix seconds).
@@ -158,7 +167,7 @@ impl UuidEntry {
     /// The padding has three words: both numbers, and their exclusive or with every bit inverted. If the third word
     /// does not match, there are no numbers.
     pub fn registrations(&self) -> [Option<RegistrationNr>; 2] {
-        let Ok((numbers, _)) = RawNumbers::read_from_prefix(&self.reserved) else { return [None; 2] };
+        let numbers = self.raw_reserved();
         let words = [numbers.newest.get(), numbers.before.get()];
         match numbers.check.get() == !(words[0] ^ words[1]) {
             true => words.map(RegistrationNr::from_word),
@@ -169,13 +178,30 @@ impl UuidEntry {
     /// Records the registration `newest` of a device whose superblock has the number `before`.
     pub fn register(&mut self, newest: RegistrationNr, before: Option<RegistrationNr>) {
         let words = [Some(newest), before].map(RegistrationNr::to_word);
-        let numbers = RawNumbers {
+        self.reserved = zerocopy::transmute!(RawReserved {
             newest: words[0].into(),
             before: words[1].into(),
             check: (!(words[0] ^ words[1])).into(),
-        };
-        let (head, _) = self.reserved.split_at_mut(size_of::<RawNumbers>());
-        head.copy_from_slice(numbers.as_bytes());
+            ..self.raw_reserved()
+        });
+    }
+
+    /// The padding that has no use so far: bytes 96 to 127 of the slot. The kernel preserves it and does not read it
+    /// (format section 15).
+    ///
+    /// The UUID table has no checksum: what is put here needs its own. The padding stays behind in the old slot when a device
+    /// is detached and attached again, which gives it another slot.
+    pub fn padding(&self) -> [u8; SLOT_PADDING_BYTES] {
+        self.raw_reserved().padding
+    }
+
+    /// Sets [`UuidEntry::padding`].
+    pub fn set_padding(&mut self, padding: [u8; SLOT_PADDING_BYTES]) {
+        self.reserved = zerocopy::transmute!(RawReserved { padding, ..self.raw_reserved() });
+    }
+
+    fn raw_reserved(&self) -> RawReserved {
+        zerocopy::transmute!(self.reserved)
     }
 
     /// Reads a slot.

@@ -371,6 +371,34 @@ fn backing_flags_label_and_set() {
     assert_eq!((again.label(), again.set_uuid(), again.last_mount()), ("x".repeat(32), Uuid([9; 16]), 77));
 }
 
+/// Setters leave the padding alone, and the padding them; the checksum covers it.
+#[test]
+fn superblocks_preserve_their_padding() {
+    let mut cache = check_cache(&cache_bytes()).unwrap();
+    assert_eq!(cache.padding(), [0; 40]);
+    let padding: [u8; 40] = std::array::from_fn(|i| i as u8 + 1);
+    cache.set_padding(padding);
+    cache.set_sync(true);
+    cache.prepare_write(1);
+    let bytes = cache.encode();
+    assert_eq!(bytes[144..184], padding);
+    assert_eq!(check_cache(&bytes).unwrap().padding(), padding);
+    let mut damaged = bytes;
+    damaged[183] ^= 1;
+    assert!(check_cache(&damaged).is_err());
+
+    let mut backing = BackingSuper::format(&backing_format()).unwrap();
+    let padding: [u8; 24] = std::array::from_fn(|i| i as u8 + 1);
+    let number = RegistrationNr::from_random(5);
+    backing.set_padding(padding);
+    backing.set_registration(Some(number));
+    backing.set_state(BackingState::Dirty);
+    let bytes = backing.encode();
+    assert_eq!(bytes[160..184], padding);
+    let again = check_backing(&bytes).unwrap();
+    assert_eq!((again.padding(), again.registration()), (padding, Some(number)));
+}
+
 #[test]
 fn labels() {
     assert_eq!(label_text(&label_bytes("data").unwrap()), "data");

@@ -6,7 +6,7 @@ mod common;
 use common::set_magic;
 use format::checksum::crc64;
 use format::superblock::label_bytes;
-use format::uuid_table::{check_uuid_table, encode_uuid_table, parse_uuid_table, used};
+use format::uuid_table::{SLOT_PADDING_BYTES, check_uuid_table, encode_uuid_table, parse_uuid_table, used};
 use format::{
     BucketPrio, Gen, INVALID_UUID, Inode, PrioHeader, RegistrationNr, Sectors, SetMagic, Uuid, UuidEntry,
     encode_prio_set, parse_prio_set,
@@ -93,6 +93,27 @@ fn a_slot_keeps_the_numbers_of_two_registrations() {
     }
     again.reserved[..24].fill(0);
     assert_eq!(again.registrations(), [None, None]);
+}
+
+/// Numbers of registrations, padding and invalidation leave each other alone.
+#[test]
+fn a_slot_preserves_its_padding() {
+    let mut slot = UuidEntry::backing(Uuid([8; 16]), label_bytes("disk").unwrap(), 1);
+    assert_eq!(slot.padding(), [0; SLOT_PADDING_BYTES]);
+    let number = RegistrationNr::from_random(1);
+    slot.register(number, None);
+    let padding = std::array::from_fn(|i| i as u8 + 1);
+    slot.set_padding(padding);
+    assert_eq!(slot.registrations(), [Some(number), None]);
+    let next = RegistrationNr::from_random(2);
+    slot.register(next, Some(number));
+    slot.invalidate(2);
+    let bytes = slot.to_bytes();
+    assert_eq!(bytes[96..128], padding);
+    let again = UuidEntry::from_bytes(&bytes);
+    assert_eq!((again.padding(), again.registrations()), (padding, [Some(next), Some(number)]));
+    // Whoever takes the slot gets none of it.
+    assert_eq!(UuidEntry::backing(Uuid([9; 16]), again.label, 3).padding(), [0; SLOT_PADDING_BYTES]);
 }
 
 #[test]

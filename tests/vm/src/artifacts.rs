@@ -11,7 +11,8 @@
 //!
 //! Nothing is installed on the host and no root is needed: apt gets lists and a cache of its own in that directory.
 //! Once a kernel is there the network is not needed any more. `UBCACHE_VM_KERNEL=<directory>` names an unpacked kernel
-//! instead. Packages that the tests are known to pass with are in `kernels.txt`, with their checksums.
+//! instead; `scripts/vm-kernel` gets the newest one of a suite. Packages that the tests are known to pass with are in
+//! `kernels.txt`, with their checksums.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

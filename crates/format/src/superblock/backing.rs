@@ -1,14 +1,34 @@
 //! Checked superblock of a backing device.
 
-use std::mem::offset_of;
+use std::mem::{offset_of, size_of};
+
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{
-    DEFAULT_DATA_OFFSET, LABEL_BYTES, RawSuperblock, SUPERBLOCK_BYTES, VERSION_BACKING,
-    VERSION_BACKING_FEATURES, VERSION_BACKING_OFFSET, label_text,
+    DEFAULT_DATA_OFFSET, LABEL_BYTES, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_PADDING_BYTES,
+    VERSION_BACKING, VERSION_BACKING_FEATURES, VERSION_BACKING_OFFSET, label_text,
 };
 use crate::bytes::as_u64;
 use crate::error::{Corrupt, Structure, Value};
 use crate::units::{RegistrationNr, Sector, Sectors, Uuid};
+
+/// Bytes of a backing superblock's padding behind the number of the registration: bytes 160 to 183.
+pub const BACKING_PADDING_BYTES: usize = 24;
+
+/// The use of a backing superblock's padding.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawPadding {
+    /// See [`BackingSuper::registration`].
+    registration: U64,
+    /// Every bit of `registration` inverted, if a registration was recorded.
+    registration_inverted: U64,
+    /// No use so far; preserved.
+    rest: [u8; BACKING_PADDING_BYTES],
+}
+
+const _: () = assert!(size_of::<RawPadding>() == SUPERBLOCK_PADDING_BYTES);
 
 const CACHE_MODE_MASK: u64 = 15;
 const STATE_SHIFT: u32 = 61;
@@ -282,15 +302,34 @@ impl BackingSuper {
     /// ([`crate::UuidEntry::registrations`]), unless the cache device is an older copy. If the second word is not the
     /// inverted number, the padding has no number.
     pub fn registration(&self) -> Option<RegistrationNr> {
-        let word = self.raw.registration.get();
-        RegistrationNr::from_word(word).filter(|_| self.raw.registration_inverted.get() == !word)
+        let padding = self.raw_padding();
+        let word = padding.registration.get();
+        RegistrationNr::from_word(word).filter(|_| padding.registration_inverted.get() == !word)
     }
 
     /// Sets [`BackingSuper::registration`].
     pub fn set_registration(&mut self, to: Option<RegistrationNr>) {
         let word = RegistrationNr::to_word(to);
-        self.raw.registration = word.into();
-        self.raw.registration_inverted = (!word).into();
+        let (registration, registration_inverted) = (word.into(), (!word).into());
+        let padding = RawPadding { registration, registration_inverted, ..self.raw_padding() };
+        self.raw.padding = zerocopy::transmute!(padding);
+    }
+
+    /// The padding that has no use so far: bytes 160 to 183 of the superblock. The kernel preserves it and does not read
+    /// it (format section 15).
+    ///
+    /// It is zero on a device that no newer version has used. The superblock's checksum covers it.
+    pub fn padding(&self) -> [u8; BACKING_PADDING_BYTES] {
+        self.raw_padding().rest
+    }
+
+    /// Sets [`BackingSuper::padding`].
+    pub fn set_padding(&mut self, rest: [u8; BACKING_PADDING_BYTES]) {
+        self.raw.padding = zerocopy::transmute!(RawPadding { rest, ..self.raw_padding() });
+    }
+
+    fn raw_padding(&self) -> RawPadding {
+        zerocopy::transmute!(self.raw.padding)
     }
 
     /// The checksum as read, or as computed by formatting. Setters do not change it.

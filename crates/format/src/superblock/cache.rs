@@ -5,8 +5,8 @@ use std::mem::offset_of;
 use zerocopy::little_endian::U64;
 
 use super::{
-    LABEL_BYTES, RawSuperblock, SUPERBLOCK_BYTES, VERSION_CACHE, VERSION_CACHE_FEATURES, VERSION_CACHE_FRESH,
-    label_text,
+    LABEL_BYTES, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_PADDING_BYTES, VERSION_CACHE,
+    VERSION_CACHE_FEATURES, VERSION_CACHE_FRESH, label_text,
 };
 use crate::bytes::{as_u64, u64_at};
 use crate::error::{Corrupt, Structure, Value};
@@ -332,8 +332,8 @@ impl CacheSuper {
         self.raw.label = label;
     }
 
-    /// The key of the footers if data has checksums ([`crate::footer`]). The kernel preserves these bytes of padding and
-    /// does not read them.
+    /// The key of the footers if data has checksums ([`crate::footer`]): the first 16 bytes of the padding, a magic and
+    /// the key.
     pub fn checksum_key(&self) -> Option<FooterKey> {
         let magic = u64_at(&self.raw.padding, 0)?;
         let key = u64_at(&self.raw.padding, 8)?;
@@ -371,6 +371,18 @@ impl CacheSuper {
     /// Unix seconds of the last write, low 32 bits.
     pub fn last_mount(&self) -> u32 {
         self.raw.last_mount.get()
+    }
+
+    /// The padding: bytes 144 to 183 of the superblock. The kernel preserves it and does not read it (format section 15).
+    ///
+    /// It is zero on a device that no newer version has used. The superblock's checksum covers it.
+    pub fn padding(&self) -> [u8; SUPERBLOCK_PADDING_BYTES] {
+        self.raw.padding
+    }
+
+    /// Sets [`CacheSuper::padding`].
+    pub fn set_padding(&mut self, to: [u8; SUPERBLOCK_PADDING_BYTES]) {
+        self.raw.padding = to;
     }
 
     /// The checksum as read, or as computed by formatting. Setters do not change it.

@@ -3,6 +3,7 @@
 //! kernel must have nothing to complain about.
 
 mod crashes;
+mod padding;
 mod sets;
 mod settings;
 mod shapes;
