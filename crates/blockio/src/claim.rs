@@ -4,7 +4,8 @@
 //!
 //! * A block device opened for writing is claimed with `O_EXCL`, which also keeps mounts, md, device
 //!   mapper and the kernel's own bcache off, and is refused while one of them holds it.
-//! * A loop device, and a device that is built on one, is refused while a process has a lock on the file below it.
+//! * A loop device, and a device that is built on one, is refused while a process has a lock on the file below it. Its claim
+//!   covers the part of the file below, so that other loop devices on the same file are refused (`below`).
 //! * A file opened for writing is locked with flock(2) exclusively, and refused while a loop device uses it.
 //! * A read-only opening takes a shared lock on a file. On a block device it only checks for a claim, because `O_EXCL` would
 //!   exclude other readers; the check holds the claim for a moment.
@@ -23,6 +24,7 @@ use std::time::Duration;
 use ::io::DeviceInfo;
 use rustix::fs::FlockOperation;
 
+use crate::below;
 use crate::holder::{self, Holder, Lock};
 use crate::info;
 use crate::loops;
@@ -127,6 +129,9 @@ fn by(holder: &Option<String>) -> String {
 /// An open and claimed device.
 pub(crate) struct Opened {
     pub(crate) file: OwnedFd,
+    /// The claims of files and disks below the device.
+    #[allow(dead_code, reason = "the claims last as long as the files are open")]
+    pub(crate) below: Vec<File>,
     pub(crate) info: DeviceInfo,
     pub(crate) is_block: bool,
     /// Whether the device is a regular file of a file system in memory.
@@ -156,8 +161,12 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, OpenErr
     if is_block && options.access == Access::ReadWrite && info::is_read_only(&info::sysfs_dir(meta.rdev())) {
         return Err(OpenError::ReadOnly { path: path.to_path_buf() });
     }
-    let (file, direct_refused) =
-        if is_block { open_block(path, options, meta.rdev())? } else { open_file(path, options, &meta)? };
+    let (file, direct_refused, below) = if is_block {
+        open_block(path, options, meta.rdev())?
+    } else {
+        let (file, direct_refused) = open_file(path, options, &meta)?;
+        (file, direct_refused, Vec::new())
+    };
 
     let read_only = options.access == Access::ReadOnly;
     let name: Arc<str> = path.display().to_string().into();
@@ -186,6 +195,7 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, OpenErr
     let file = file.into();
     Ok(Opened {
         file,
+        below,
         info,
         is_block,
         in_memory,
@@ -248,7 +258,9 @@ fn open_direct(path: &Path, options: &OpenOptions, flags: i32) -> io::Result<(Fi
     raw_open(path, options, flags).map(|f| (f, !options.buffered))
 }
 
-fn open_block(path: &Path, options: &OpenOptions, rdev: u64) -> Result<(File, bool), OpenError> {
+/// Opens and claims a block device. Beside the file it returns whether direct I/O was refused, and the claims of what lies
+/// below the device.
+fn open_block(path: &Path, options: &OpenOptions, rdev: u64) -> Result<(File, bool, Vec<File>), OpenError> {
     let system = |source| OpenError::System { path: path.to_path_buf(), action: "cannot be opened", source };
     let exclusive = |options: &OpenOptions| {
         retry(
@@ -258,18 +270,25 @@ fn open_block(path: &Path, options: &OpenOptions, rdev: u64) -> Result<(File, bo
             || holder::of_block_device(rdev),
         )
     };
-    let opened = match (options.claim, options.access) {
-        (Claim::None, _) => return open_direct(path, options, 0).map_err(system),
+    let (file, refused) = match (options.claim, options.access) {
+        (Claim::None, _) => {
+            let (file, refused) = open_direct(path, options, 0).map_err(system)?;
+            return Ok((file, refused, Vec::new()));
+        }
         (Claim::ByAccess, Access::ReadWrite) => exclusive(options)?,
         (Claim::ByAccess, Access::ReadOnly) => {
             drop(exclusive(options)?);
             open_direct(path, options, 0).map_err(system)?
         }
     };
-    match loops::locked_below(rdev, options.access == Access::ReadWrite) {
-        None => Ok(opened),
-        Some(holder) => Err(OpenError::InUse { path: path.to_path_buf(), holder: Some(holder.who) }),
+    let writes = options.access == Access::ReadWrite;
+    if let Some(holder) = loops::locked_below(rdev, writes) {
+        return Err(OpenError::InUse { path: path.to_path_buf(), holder: Some(holder.who) });
     }
+    let others = || Some(Holder { who: "another device on the same file or disk".into(), lasting: false });
+    let below = retry(path, || below::claim(rdev, writes), libc::EWOULDBLOCK, others)?;
+    // Like the claim of the device itself, that of a reader ends at once.
+    Ok((file, refused, if writes { below } else { Vec::new() }))
 }
 
 fn open_file(

@@ -56,7 +56,7 @@ pub(crate) fn queue_dir(rdev: u64) -> PathBuf {
     whole_disk(&sysfs_dir(rdev)).join("queue")
 }
 
-fn read_number(path: &Path) -> Option<u64> {
+pub(crate) fn read_number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 

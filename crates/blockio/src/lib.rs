@@ -11,6 +11,7 @@
 //! or its format beyond the units.
 #![deny(clippy::undocumented_unsafe_blocks)]
 
+mod below;
 pub mod bridge;
 mod busy_poll;
 mod claim;

@@ -39,7 +39,7 @@ pub(crate) fn locked_below(rdev: u64, for_writing: bool) -> Option<Holder> {
 }
 
 /// The file below the loop device whose directory in sysfs is `dir`, if it is one.
-fn backing_file(dir: &Path) -> Option<PathBuf> {
+pub(crate) fn backing_file(dir: &Path) -> Option<PathBuf> {
     let text = fs::read_to_string(whole_disk(dir).join("loop/backing_file")).ok()?;
     Some(PathBuf::from(text.trim_end_matches('\n')))
 }

@@ -183,6 +183,33 @@ fn a_loop_device_over_a_locked_file_is_refused() {
     open_again(&driver, &device.path, &WRITE);
 }
 
+/// `up`, `flush` and `make` with a second loop device on a file that the daemon served through the first: two writers, no
+/// error, and data that a flush had acknowledged was lost.
+#[test]
+fn loop_devices_on_the_same_part_of_a_file_exclude_each_other() {
+    let driver = driver();
+    let dir = common::dir();
+    let Some(first) = LoopDevice::new(dir.path(), "disk", Sectors(8192), 512) else { return };
+    let file = dir.path().join("disk");
+    let behind = (Sectors(4096).bytes()).to_string();
+    let also = |args: &[&str]| LoopDevice::on(&file, args).expect("the first loop device was made");
+    let (same, over, half) = (also(&[]), LoopDevice::on(&first.path, &[]).unwrap(), also(&["-o", &behind]));
+    let expected = ": in use by another device on the same file or disk";
+    let writer = open(&driver, &first.path, &WRITE).unwrap();
+    for device in [&same, &over, &half] {
+        for options in [&WRITE, &READ] {
+            let text = holder(&driver, &device.path, options);
+            assert!(text.ends_with(expected), "{text}");
+        }
+        open(&driver, &device.path, &UNCLAIMED).unwrap();
+    }
+    drop(writer);
+    let _half = open_again(&driver, &half.path, &WRITE);
+    assert!(holder(&driver, &first.path, &WRITE).ends_with(expected));
+    let front = also(&["--sizelimit", &behind]);
+    open(&driver, &front.path, &WRITE).expect("it is another part of the file");
+}
+
 #[test]
 fn what_is_no_device_is_refused_by_name() {
     let driver = driver();

@@ -150,8 +150,8 @@ pub struct Session {
     /// The set, unless backing devices run alone.
     pub set: Option<CacheSet>,
     volumes: RefCell<Vec<Rc<Volume>>>,
-    /// Notified when a volume is added.
-    added: Event,
+    /// Notified when a volume is added or removed.
+    changed: Event,
     /// The crash log, which has acknowledged writes without a flush after a crash of this process.
     pub crash_log: CrashLog,
     log: EventLog,
@@ -162,7 +162,7 @@ impl Session {
         Session {
             set,
             volumes: RefCell::default(),
-            added: Event::default(),
+            changed: Event::default(),
             crash_log,
             log: EventLog::default(),
         }
@@ -251,12 +251,13 @@ impl Session {
     /// Adds a volume that is served from now on.
     pub fn add(&self, volume: Rc<Volume>) {
         self.volumes.borrow_mut().push(volume);
-        self.added.notify_all();
+        self.changed.notify_all();
     }
 
     /// Removes a volume that is not served any more. The caller stops it.
     pub fn forget(&self, volume: &Rc<Volume>) {
         self.volumes.borrow_mut().retain(|v| !Rc::ptr_eq(v, volume));
+        self.changed.notify_all();
     }
 
     /// The set.
@@ -313,10 +314,10 @@ impl Session {
         self.log.log(&events);
     }
 
-    /// Waits until [`Session::log_events`] has events to log. An idle set does not wake the caller.
+    /// Waits until [`Session::log_events`] has events to log, or the volumes change. An idle set does not wake the caller.
     pub async fn until_events(&self, rt: &Handle) {
         let volumes = self.volumes();
-        let mut any: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = vec![Box::pin(self.added.changed())];
+        let mut any: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = vec![Box::pin(self.changed.changed())];
         any.extend(self.set.iter().map(|set| Box::pin(set.events_arrived()) as _));
         any.extend(volumes.iter().map(|volume| Box::pin(volume.events_arrived()) as _));
         if self.log.counts() {
@@ -327,6 +328,9 @@ impl Session {
             false => Poll::Pending,
         })
         .await;
+        // A volume that has left the session must not keep its device open until the next event.
+        drop(any);
+        drop(volumes);
         // Events of the same time are logged together. The event of a set's failure comes before those of the failed
         // requests, and a device that fails every request does not wake the caller for each.
         rt.sleep(TOGETHER).await;
@@ -390,6 +394,35 @@ mod tests {
     use io::WriteFlags;
 
     use super::*;
+
+    /// The task that waits for events held every volume of the session until the next event: the device of a volume that was
+    /// detached and left an idle set could not be opened again, and `attach` made it fail.
+    #[test]
+    fn a_wait_for_events_does_not_hold_a_volume_that_has_left() {
+        let driver = Driver::new(DriverOptions::default()).unwrap();
+        let rt = driver.handle();
+        driver.block_on(async {
+            let disk = |name, size| Disk::new(Rc::new(MemDisk::new(name, Sectors(size), 512)), rt.clone());
+            let (cache, backing) = (disk("cache", 1 << 15), disk("backing", 1 << 16));
+            rig::format(&cache, &backing, Sectors(8), Sectors(128)).await;
+            let set = CacheSet::open(cache, SetOptions::default()).await.unwrap();
+            let volume = set.register(backing).await.unwrap();
+            let session = Rc::new(Session::new(Some(set.clone()), CrashLog::nothing()));
+            session.add(volume.clone());
+            session.log_events();
+            let (theirs, handle) = (session.clone(), rt.clone());
+            let _waits = rt.spawn(async move { theirs.until_events(&handle).await });
+            rt.yield_now().await;
+            set.release(&volume).await.unwrap();
+            session.forget(&volume);
+            let deadline = rt.now().after(Nanos::from_secs(20));
+            while Rc::strong_count(&volume) > 1 {
+                assert!(rt.now() < deadline, "{} others hold the volume", Rc::strong_count(&volume) - 1);
+                rt.sleep(Nanos::from_ms(1)).await;
+            }
+            set.stop().await.unwrap();
+        });
+    }
 
     /// A detached volume is served alone, and its device has a write in its volatile cache.
     ///

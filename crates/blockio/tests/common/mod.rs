@@ -36,7 +36,8 @@ pub fn sparse_file(dir: &Path, name: &str, sectors: Sectors) -> PathBuf {
 pub struct LoopDevice {
     /// Its path in `/dev`.
     pub path: PathBuf,
-    file: PathBuf,
+    /// The file that is removed with the device.
+    file: Option<PathBuf>,
 }
 
 impl LoopDevice {
@@ -50,7 +51,7 @@ impl LoopDevice {
         match out {
             Ok(out) if out.status.success() => {
                 let path = PathBuf::from(String::from_utf8(out.stdout).unwrap().trim());
-                Some(LoopDevice { path, file })
+                Some(LoopDevice { path, file: Some(file) })
             }
             other => {
                 rig::skipped(format_args!("no loop device can be made: {other:?}"));
@@ -58,12 +59,22 @@ impl LoopDevice {
             }
         }
     }
+
+    /// A loop device on a file or device that exists, with these options of losetup.
+    #[allow(dead_code, reason = "not every test program needs it")]
+    pub fn on(file: &Path, args: &[&str]) -> Option<LoopDevice> {
+        let out = Command::new("losetup").args(["--find", "--show"]).args(args).arg(file).output().ok()?;
+        let path = out.status.success().then(|| String::from_utf8(out.stdout).unwrap())?;
+        Some(LoopDevice { path: PathBuf::from(path.trim()), file: None })
+    }
 }
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
         let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
-        let _ = std::fs::remove_file(&self.file);
+        if let Some(file) = &self.file {
+            let _ = std::fs::remove_file(file);
+        }
     }
 }
 

@@ -275,3 +275,22 @@ fn a_job_on_a_device_that_stands_still_can_be_cancelled() {
     assert_eq!(daemon.http("GET", "/v1/jobs/77", "").0, 404);
     daemon.stop();
 }
+
+/// The thread of an idle set held the device of a volume that had been detached from it, so every second `attach` to the other
+/// set failed with "in use by this process" and took a healthy volume down.
+#[test]
+fn a_disk_moves_between_two_sets_as_often_as_one_likes() {
+    let place = Place::new();
+    let other = place.dir.sparse("other", 8 << 20);
+    run(&["make", "-C", &other, "--bucket", "8k"]).ok();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &other, &place.hdd]).ok();
+    for _ in 0..5 {
+        for to in [&other, &place.ssd] {
+            daemon.run(&["detach", "one"]).ok();
+            daemon.run(&["attach", to, "one"]).ok();
+            assert_eq!(daemon.state_of(&place.hdd), "served");
+        }
+    }
+    daemon.stop();
+}
