@@ -5,6 +5,8 @@
 //! also found within a few random seeds, and must be. `docs/simulation.md` has the table.
 
 #[allow(dead_code)]
+mod checksums;
+#[allow(dead_code)]
 mod contract;
 #[allow(dead_code)]
 mod hung_device;
@@ -58,10 +60,20 @@ const RARE: &[Bug] = &[
     Bug::RingBucketFreedEarly,
     Bug::OverwrittenInWriteback,
     Bug::StaleGenerationRead,
+    Bug::FooterBeforeOverwrite,
+    Bug::FooterLeftAtOverwrite,
+    Bug::OldFooterLeftAtStart,
+    // Random plans damage no data.
+    Bug::MovedUnverified,
+    Bug::WrittenBackUnverified,
 ];
 
 /// Bugs that a scenario finds; they need no plan.
 const SCENARIOS: &[(Bug, fn())] = &[
+    (Bug::FooterBeforeOverwrite, checksums::a_footer_waits_for_data_that_was_overwritten_in_place),
+    (Bug::FooterLeftAtOverwrite, checksums::data_that_is_overwritten_in_place_does_not_count_as_damaged),
+    (Bug::MovedUnverified, checksums::damaged_data_is_not_packed),
+    (Bug::WrittenBackUnverified, checksums::damaged_dirty_data_is_neither_served_nor_written_back),
     (Bug::MissOverPendingHole, contract::a_durable_write_past_the_cache_waits_for_the_hole_below_a_copy),
     (Bug::LateFlushTrusted, hung_device::a_flush_that_hangs_does_not_fill_the_journal),
     (Bug::CrashLogAfterError, older_devices::a_crash_log_does_not_count_after_the_device_failed),

@@ -81,7 +81,7 @@ fn damaged_clean_data_is_read_from_the_backing_device() {
 
 /// Dirty data that is damaged fails, is not written back, and counts again when it is overwritten.
 #[test]
-fn damaged_dirty_data_is_neither_served_nor_written_back() {
+pub fn damaged_dirty_data_is_neither_served_nor_written_back() {
     for is_reopened in [false, true] {
         let mut scenario = Scenario::new(1, layout(CacheMode::Writeback), 0);
         scenario.boot_and_stop(move |b| async move {
@@ -128,8 +128,59 @@ fn damaged_dirty_data_is_neither_served_nor_written_back() {
 
 /// Data is overwritten in place at all moments of the life of its bucket: nothing counts as damaged, neither at once nor
 /// after a power loss.
+/// The footer is durable, and what was overwritten before is not: the older data is there, and must not count as damaged.
 #[test]
-fn data_that_is_overwritten_in_place_does_not_count_as_damaged() {
+pub fn a_footer_waits_for_data_that_was_overwritten_in_place() {
+    for n in 0..40 {
+        let mut scenario = Scenario::new(n, layout(CacheMode::Writeback), 0);
+        scenario.boot(|b| async move {
+            let mut options = SetOptions::default();
+            options.tunables.overwrite_in_place = Overwrite::Always;
+            options.tunables.journal_delay_ms = 60_000;
+            b.open_with(options).await;
+            b.tune(0, "sequential_cutoff", "0").await;
+            b.tune(0, "writeback_running", "0").await;
+            assert!(b.clients[0].write(0, 1, true).await && b.clients[0].write(0, 1, false).await);
+            // The bucket is full, and gets its footer.
+            assert!(b.clients[0].write(100, 6, false).await);
+            b.sleep_ms(1000).await;
+            assert_eq!(b.set().checksum_counters().footers_written, 1);
+        });
+        scenario.power_cut(Retained::Some(n)).judge().happy_end();
+    }
+}
+
+/// Packing reads damaged data and would give its copy a checksum of its own.
+#[test]
+pub fn damaged_data_is_not_packed() {
+    let mut scenario = Scenario::new(1, layout(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.overwrite_in_place = Overwrite::Off;
+        b.open_with(options).await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        b.tune(0, "writeback_running", "0").await;
+        // In each bucket of seven blocks two are left.
+        for n in 0..70 {
+            assert!(b.clients[0].write(n, 1, false).await);
+        }
+        for n in (0..70).filter(|n| n % 7 > 1) {
+            assert!(b.clients[0].write(n, 1, false).await);
+        }
+        b.set().set("copy_gc_enabled", "1").await.unwrap();
+        assert!(flip(&b, 14..15) >= 1);
+        b.set().gc().await.unwrap();
+        assert!(b.set().counters().moved_extents > 4, "{:?}", b.set().counters());
+        b.clients[0].set_tolerant(true);
+        assert!(b.clients[0].read(14, 1).await.is_none(), "the damage was served");
+        assert!(b.clients[0].read(0, 14).await.is_some() && b.clients[0].read(15, 55).await.is_some());
+        assert!(b.clients[0].write(14, 1, true).await);
+    });
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
+}
+
+#[test]
+pub fn data_that_is_overwritten_in_place_does_not_count_as_damaged() {
     for retained in [Retained::Nothing, Retained::Everything, Retained::Some(3), Retained::Some(8)] {
         let mut scenario = Scenario::new(3, layout(CacheMode::Writeback), 0);
         for round in 0..3 {
@@ -167,7 +218,8 @@ fn verified_blocks(image: &Image, l: &Layout) -> Vec<u64> {
         let start = bucket * l.bucket_sectors;
         let (at, size) = layout.place(Sector(start));
         let footer = read(image, at.0, size.0);
-        let id = FooterId { set_uuid: SET_UUID, bucket: BucketNr(bucket as u32), generation: Gen(footer[40]) };
+        let id =
+            FooterId { set_uuid: SET_UUID, bucket: BucketNr(bucket as u32), generation: Gen(footer[40]) };
         let Ok(sums) = parse_footer(&layout, FooterKey(0x5eed), id, &footer) else { continue };
         for block in 0..layout.blocks() {
             let at = start + block as u64 * l.block_sectors;

@@ -27,7 +27,8 @@ use crate::device::{CacheDevice, MeteredIo};
 use damaged::DamagedBlocks;
 pub(crate) use damaged::{DamagedBlock, Part};
 pub(crate) use footers::footer_task;
-use sums::{Checked, SumsTable};
+use sums::Checked;
+pub(crate) use sums::SumsTable;
 
 /// What the checksum says about data that was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

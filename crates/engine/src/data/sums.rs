@@ -47,7 +47,7 @@ pub(super) struct BucketSums {
 }
 
 /// The sums of all buckets that are in memory.
-pub(super) struct SumsTable {
+pub(crate) struct SumsTable {
     table: Vec<Option<Box<BucketSums>>>,
     bucket_sectors: u64,
     block_sectors: u64,
@@ -66,8 +66,7 @@ const MOST_BYTES: usize = 64 << 20;
 
 impl SumsTable {
     pub(super) fn new(geometry: &Geometry, layout: &FooterLayout) -> SumsTable {
-        let each = BlockSums::memory_bytes(layout.blocks()) + size_of::<BucketSums>();
-        SumsTable::with_limit(geometry, layout, (MOST_BYTES / each).max(64))
+        SumsTable::with_limit(geometry, layout, (MOST_BYTES / SumsTable::bytes_each(layout)).max(64))
     }
 
     pub(super) fn with_limit(geometry: &Geometry, layout: &FooterLayout, most: usize) -> SumsTable {
@@ -83,8 +82,17 @@ impl SumsTable {
         }
     }
 
-    /// Bytes of memory that the table takes for each bucket of the set.
-    pub(crate) const BYTES_EACH: u64 = size_of::<Option<Box<BucketSums>>>() as u64;
+    /// The largest number of bytes that the table of such a set takes.
+    pub(crate) fn most_bytes(geometry: &Geometry, layout: &FooterLayout) -> u64 {
+        let places = u64::from(geometry.nbuckets) * size_of::<Option<Box<BucketSums>>>() as u64;
+        let all = u64::from(geometry.nbuckets).saturating_mul(SumsTable::bytes_each(layout) as u64);
+        places + all.min(MOST_BYTES as u64)
+    }
+
+    /// Bytes of memory for the sums of a bucket.
+    fn bytes_each(layout: &FooterLayout) -> usize {
+        BlockSums::memory_bytes(layout.blocks()) + size_of::<BucketSums>()
+    }
 
     fn bucket(&self, ptr: Ptr) -> BucketNr {
         BucketNr((ptr.offset().0 / self.bucket_sectors) as u32)
@@ -124,13 +132,6 @@ impl SumsTable {
         if place.replace(Box::new(new)).is_none() {
             self.len += 1;
             self.make_room(bucket);
-        }
-    }
-
-    /// Removes the sums of a bucket.
-    pub(super) fn remove(&mut self, bucket: BucketNr) {
-        if self.table.get_mut(bucket.0 as usize).and_then(Option::take).is_some() {
-            self.len -= 1;
         }
     }
 
@@ -323,8 +324,5 @@ mod tests {
         assert_eq!(has(&mut t), [10, 11, 15]);
         t.put(BucketNr(15), Gen(1), sums(), FooterState::Written);
         assert_eq!((has(&mut t), t.len), (vec![10, 11], 3));
-        t.remove(BucketNr(15));
-        t.remove(BucketNr(15));
-        assert_eq!(t.len, 2);
     }
 }

@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use format::Inode;
+use format::{FooterLayout, Inode};
 use io::{CrashLogRef, Disk, MemoryBudget, Reservation};
 
 use super::core::Core;
@@ -65,7 +65,9 @@ pub(super) async fn open(cache: Disk, options: SetOptions) -> Result<Rc<Core>, E
 async fn open_device(cache: Disk, options: SetOptions) -> Result<Rc<Core>, EngineError> {
     let mut superblock = read_cache(&cache).await?;
     let place = Place { device: cache.info().name.clone(), set: superblock.set_uuid().to_string() };
-    let mut memory = super::memory::reserve(&options.memory, superblock.geometry(), &place)?;
+    let footers = superblock.checksum_key().and_then(|_| FooterLayout::of(superblock.geometry()));
+    let mut memory =
+        super::memory::reserve(&options.memory, superblock.geometry(), footers.as_ref(), &place)?;
     // From now on the set relies on data that an earlier process has left in the volatile cache of the device, so
     // it must be durable.
     if !bug(Bug::OpenWithoutFlush) {
