@@ -32,7 +32,7 @@ use crate::{wall_clock, web};
 pub(crate) use context::Api;
 
 use context::SharedApi;
-use pictures::{buckets, disk_trace, host_history, set_history, volume_history};
+use pictures::{buckets, disk_trace, host_history, latencies, set_history, volume_history};
 
 use change::{
     attach, cache_mode, cancel_job, change_set_tunable, change_volume_tunable, check, detach, flush,
@@ -62,6 +62,7 @@ routes! {
     get "/v1/openapi.json" => openapi,
     get "/v1/status" => status,
     get "/v1/history" => host_history,
+    get "/v1/latencies" => latencies,
     get "/v1/sets" => sets,
     get "/v1/sets/{set}" => one_set,
     get "/v1/sets/{set}/history" => set_history,

@@ -160,6 +160,12 @@ fn figures_are_scraped_explained_and_watched() {
     daemon.run(&["top", "-n", "1"]).ok().says(&["bcache0", "dirty"]);
     let said = daemon.run(&["top", "-n", "2", "--json"]).ok();
     assert_eq!(said.out.lines().count(), 2);
+    let (status, latencies) = daemon.http("GET", "/v1/latencies", "");
+    assert_eq!(status, 200, "{latencies}");
+    for op in ["read", "write"] {
+        let buckets = latencies["volumes"]["bcache0"][op].as_array().unwrap();
+        assert!(buckets.iter().map(|b| b[1].as_u64().unwrap()).sum::<u64>() > 0, "{op}: {latencies}");
+    }
     daemon.run(&["show", "-m"]).ok().says(&["AttachToDev", "Label", "one", "bcache0"]);
     daemon.run(&["show", "-d", "one"]).ok().says(&["reached by", "nbd+unix://", "writeback"]);
     daemon.run(&["detach", "one"]).ok();
