@@ -81,7 +81,8 @@ impl Target {
             }
             false if of_set && self.worker.plan.cache.is_some() => {
                 format!(
-                    "{key} is a tunable of the set, not of {name}: `ubcache set {set} {key}=VALUE` sets it"
+                    "{key} is a tunable of the set, not of {name}: `ubcache set {set} {key}=VALUE` sets it, and so does \
+                     `ubcache set {name} --set-of-volume {key}=VALUE`"
                 )
             }
             false if of_set => format!("{key} is a tunable of sets, and {name} is served without one"),

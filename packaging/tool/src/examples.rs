@@ -347,6 +347,7 @@ pub(crate) const PAGES: &[Page] = &[
         &[
             ("Collect more dirty data; remembered over restarts:", "ubcache set data writeback_percent=20"),
             ("Cache streams until the next restart:", "ubcache set data sequential_cutoff=0 --runtime"),
+            ("Change the set that serves a volume:", "ubcache set data --set-of-volume journal_delay_ms=50"),
         ],
         CLIENT,
         &["ubcache-get(8)", "ubcache-reset(8)", "ubcache.toml(5)", "tunables.md"],
