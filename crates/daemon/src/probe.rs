@@ -58,6 +58,12 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
+    /// Label of the device, or of the set of a cache device; empty if there is none.
+    pub(crate) fn label(&self) -> &str {
+        let (Role::Cache { label, .. } | Role::Backing { label, .. }) = &self.role;
+        label
+    }
+
     /// Key of the device in the state: the UUID of the set for a cache device, else the UUID of the device.
     pub(crate) fn key(&self) -> &str {
         match &self.role {

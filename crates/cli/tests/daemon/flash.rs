@@ -15,7 +15,7 @@ fn flash_only_volumes_are_made_and_destroyed() {
         .refused(&["a volume of 7168 KiB does not fit", "70 % of the cache"]);
     daemon
         .run(&["volume", "create", ssd, "1M", "--label", "one"])
-        .refused(&["label one: belongs to bcache0"]);
+        .refused(&["label one: belongs to one, bcache0"]);
     daemon.run(&["volume", "create", ssd, "100"]).usage();
     let said = daemon.json(&["volume", "create", ssd, "1M", "--label", "scratch", "--dry-run"]);
     assert!(said["volume"].is_null() && said["room"]["taken_bytes"] == 0, "{said}");
