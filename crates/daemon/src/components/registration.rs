@@ -390,3 +390,52 @@ async fn probe_once(paths: Vec<PathBuf>) -> Result<Vec<Probe>, Failure> {
     }
     Ok(probes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::order::Order;
+    use crate::registry::Registry;
+    use crate::shared::Shared;
+    use crate::state::State;
+    use crate::testing::{backing_device, cache_device};
+    use crate::worker::Phase;
+
+    /// The set of a disk had failed and was started again. The disk was still marked as served, so `register` did nothing with
+    /// it, and its volume was gone.
+    #[tokio::test]
+    async fn a_disk_is_served_again_after_its_set_has_failed() {
+        for together in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let (config, state) = ("exports = []", State::open(&dir.path().join("state")).unwrap());
+            let registry = Registry::new(Arc::new(Shared::new(Config::parse(config).unwrap(), state)));
+            let workers = &registry.inventory.workers;
+            let (cache, disk) = (cache_device(dir.path(), 2), backing_device(dir.path(), 2));
+            let register = async |devices: &[&PathBuf]| {
+                let devices = devices.iter().map(|d| (*d).clone()).collect();
+                registry.registration.register(devices, By::NAME, &Asked::inside("a test")).await.unwrap();
+            };
+            let set = format::Uuid([2; 16]).to_string();
+            let volumes = async || workers.serving(&set).unwrap().snapshot().await.unwrap().volumes.len();
+            register(&[&cache, &disk]).await;
+            assert_eq!(volumes().await, 1);
+            let worker = workers.serving(&set).unwrap();
+            worker.order(Order::Panic).unwrap();
+            worker.join();
+            assert!(matches!(worker.phase(), Phase::Failed(_)));
+            assert!(
+                registry.inventory.devices.is_served(&disk),
+                "the state of the disk is that of the failed thread"
+            );
+            if together {
+                register(&[&cache, &disk]).await;
+            } else {
+                register(&[&cache]).await;
+                register(&[&disk]).await;
+            }
+            assert_eq!(volumes().await, 1, "together: {together}");
+            workers.stop_all().await.unwrap();
+        }
+    }
+}
