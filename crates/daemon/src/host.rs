@@ -343,7 +343,7 @@ impl<'a> Host<'a> {
     async fn create(&self, wanted: &NewVolume) -> Result<CreatedVolume, Failure> {
         let set = self.session.needs_set()?;
         let (room, sectors) = (flash::room(set), format::Sectors(wanted.sectors));
-        room.check(set, sectors.bytes())?;
+        room.check(set.uuid(), sectors.bytes())?;
         if wanted.dry_run {
             return Ok(CreatedVolume { name: None, room });
         }

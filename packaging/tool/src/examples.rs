@@ -290,6 +290,10 @@ pub(crate) const PAGES: &[Page] = &[
         &[
             ("Does a volume of 20 GiB fit?", "ubcache volume create /dev/nvme0n1p4 20G --dry-run"),
             ("Make it:", "ubcache volume create /dev/nvme0n1p4 20G --label scratch"),
+            (
+                "Make it before the daemon starts:",
+                "ubcache volume create /dev/nvme0n1p4 20G --label scratch --offline",
+            ),
         ],
         CLIENT,
         &["ubcache-volume-delete(8)", "ubcache-gc(8)", "daemon.md"],

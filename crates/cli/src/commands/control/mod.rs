@@ -7,6 +7,7 @@
 mod flash;
 mod job;
 mod list_names;
+mod offline;
 mod show;
 mod status;
 mod top;
