@@ -236,7 +236,10 @@ pub(crate) const PAGES: &[Page] = &[
     ),
     page(
         "ubcache-wait",
-        &[("Wait until a volume is served, before a mount:", "ubcache wait data && mount /dev/ubcache/data /data")],
+        &[(
+            "Wait until a volume is served, before a mount:",
+            "ubcache wait data && mount /dev/ubcache/data /data",
+        )],
         CLIENT,
         &["ubcache-status(8)", "daemon.md"],
     ),

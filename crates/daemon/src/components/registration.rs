@@ -226,6 +226,7 @@ impl Registration {
             return failed(self.lookup.set_is_not_served(&set));
         };
         self.admission.admit(&probe)?;
+        self.refuse_of_disabled_set(backing, &probe).await?;
         let probe = self.free_to_join(&set, probe, wanted).await?;
         let was_served = self.inventory.workers.stop_backing(&probe).await?;
         let added = worker.add(probe.path.clone()).await;
@@ -250,6 +251,21 @@ impl Registration {
         self.admission.record(&now).await;
         self.admission.remember(&now)?;
         Ok(self.lookup.named(&now.uuid).await?)
+    }
+
+    /// Refuses a device that a disabled set serves: tasks of that set have the device until its cache device is unregistered.
+    async fn refuse_of_disabled_set(&self, backing: &str, probe: &Probe) -> Result<(), Failure> {
+        let Some((worker, _)) = self.inventory.workers.volume_of(&probe.uuid).await else { return Ok(()) };
+        let set = worker.snapshot().await?.set;
+        let (Some(cache), true) = (&worker.plan.cache, set.is_some_and(|s| s.failed.is_some())) else {
+            return Ok(());
+        };
+        failed(format!(
+            "{backing}: {} is disabled, and has the device until its cache device is unregistered; run `ubcache unregister \
+             {}`, then this command again; see the page dead-ssd-clean of the guide",
+            worker.title(),
+            cache.display()
+        ))
     }
 
     /// Checks that a device may be attached to a set. By force it leaves the set of a lost cache device before.
