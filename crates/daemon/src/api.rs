@@ -155,7 +155,7 @@ fn hostname() -> String {
 
 async fn status(State(api): SharedApi) -> Answered {
     let sets = api.registry.views.sets().await;
-    let devices = api.registry.views.devices_with(&sets);
+    let devices = api.registry.views.devices_with_growth(&sets).await;
     let errors = api.registry.shared.hub.last(LAST_ERRORS, |e| e.level != "info");
     let jobs: Vec<_> = api.registry.jobs.all().into_iter().filter(JobView::is_running).collect();
     ok(json!({
@@ -216,7 +216,7 @@ async fn name(State(api): SharedApi, Path(name): Path<String>) -> Answered {
 
 async fn devices(State(api): SharedApi) -> Answered {
     let sets = api.registry.views.sets().await;
-    ok(json!({"devices": api.registry.views.devices_with(&sets)}))
+    ok(json!({"devices": api.registry.views.devices_with_growth(&sets).await}))
 }
 
 async fn explain(State(api): SharedApi, Path(volume): Path<String>) -> Answered {
