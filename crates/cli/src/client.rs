@@ -336,11 +336,8 @@ pub(crate) fn described(resolved: &Value) -> String {
     let mut all = [text("name").or(set), text("device"), uuid].into_iter().flatten();
     let first = all.next().unwrap_or_default();
     let rest: Vec<String> = all.collect();
-    let label = match text("label").filter(|label| !label.is_empty()) {
-        Some(label) => format!("{}, ", plain::label(&label)),
-        None => String::new(),
-    };
-    if rest.is_empty() { label + &first } else { format!("{label}{first} ({})", rest.join(", ")) }
+    let more = if rest.is_empty() { String::new() } else { format!(" ({})", rest.join(", ")) };
+    plain::named(&text("label").unwrap_or_default(), first + &more)
 }
 
 /// Makes a path absolute, because the daemon runs in another directory.

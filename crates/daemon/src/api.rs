@@ -32,7 +32,7 @@ use crate::{wall_clock, web};
 pub(crate) use context::Api;
 
 use context::SharedApi;
-use pictures::{buckets, disk_trace, host_history, set_history, volume_history};
+use pictures::{buckets, disk_trace, host_history, latencies, set_history, volume_history};
 
 use change::{
     attach, cache_mode, cancel_job, change_set_tunable, change_volume_tunable, check, detach, flush,
@@ -62,6 +62,7 @@ routes! {
     get "/v1/openapi.json" => openapi,
     get "/v1/status" => status,
     get "/v1/history" => host_history,
+    get "/v1/latencies" => latencies,
     get "/v1/sets" => sets,
     get "/v1/sets/{set}" => one_set,
     get "/v1/sets/{set}/history" => set_history,
@@ -154,7 +155,7 @@ fn hostname() -> String {
 
 async fn status(State(api): SharedApi) -> Answered {
     let sets = api.registry.views.sets().await;
-    let devices = api.registry.views.devices_with(&sets);
+    let devices = api.registry.views.devices_with_growth(&sets).await;
     let errors = api.registry.shared.hub.last(LAST_ERRORS, |e| e.level != "info");
     let jobs: Vec<_> = api.registry.jobs.all().into_iter().filter(JobView::is_running).collect();
     ok(json!({
@@ -215,7 +216,7 @@ async fn name(State(api): SharedApi, Path(name): Path<String>) -> Answered {
 
 async fn devices(State(api): SharedApi) -> Answered {
     let sets = api.registry.views.sets().await;
-    ok(json!({"devices": api.registry.views.devices_with(&sets)}))
+    ok(json!({"devices": api.registry.views.devices_with_growth(&sets).await}))
 }
 
 async fn explain(State(api): SharedApi, Path(volume): Path<String>) -> Answered {

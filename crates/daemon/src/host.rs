@@ -25,7 +25,7 @@ use io::sync::{Either, select};
 use serve::exports::{self, Context, Export, Force, Occupied, Sharing, Spec, Way};
 use serve::session::{Devices, Session, Simulation, open_backing};
 use serve::tunables::in_any_order;
-use serve::{Answer, Command, Failure, Snapshot, message};
+use serve::{Answer, Command, Failure, Snapshot, message, plain};
 
 use crate::config::{Key, Values};
 use crate::order::{CreatedVolume, DiskTrace, NewVolume, Order, Plan};
@@ -78,6 +78,11 @@ impl Tasks<'_> {
     }
 }
 
+/// A volume as messages name it.
+fn shown(volume: &Volume) -> String {
+    plain::named(&volume.tunables().label, volume.name())
+}
+
 /// The key of a volume: the UUID of its backing device, or set and slot of a flash-only volume.
 fn key(session: &Session, volume: &Volume) -> Key {
     let id = match (volume.backing_uuid(), &session.set) {
@@ -110,10 +115,14 @@ impl<'a> Host<'a> {
         };
         if let Some(set) = &host.session.set {
             let key = Key { id: plan.id.clone(), label: String::new(), set: true };
-            tune(&format!("set {}", plan.id), shared.tunables(&key), async |name, value| {
-                set.tunables().check(name, value).map_err(Failure::bad_value)?;
-                Ok(set.set(name, value).await?)
-            })
+            tune(
+                &plain::named(&set.status().label, plan.title()),
+                shared.tunables(&key),
+                async |name, value| {
+                    set.tunables().check(name, value).map_err(Failure::bad_value)?;
+                    Ok(set.set(name, value).await?)
+                },
+            )
             .await;
         }
         for volume in host.session.volumes() {
@@ -126,12 +135,21 @@ impl<'a> Host<'a> {
         Ok(host)
     }
 
+    /// Label of the set, or of the backing device that is served alone.
+    pub(crate) fn label(&self) -> String {
+        match &self.session.set {
+            Some(set) => set.status().label,
+            None => self.session.volumes().first().map(|v| v.tunables().label).unwrap_or_default(),
+        }
+    }
+
     /// Sets the name and the tunables of a volume, and starts its exports.
     async fn serve(&self, volume: Rc<Volume>) -> Result<(), Failure> {
         let key = key(&self.session, &volume);
         let name = self.shared.state().name(&key.id)?;
         volume.set_name(&name);
-        tune(&name, self.shared.tunables(&key), async |tunable, value| {
+        let shown = shown(&volume);
+        tune(&shown, self.shared.tunables(&key), async |tunable, value| {
             volume.tunables().check(tunable, value).map_err(Failure::bad_value)?;
             Ok(volume.set(tunable, value).await?)
         })
@@ -147,7 +165,7 @@ impl<'a> Host<'a> {
                 Ok(running) => exports.push(running),
                 Err(e) => {
                     let why = e.message().unwrap_or_default().to_owned();
-                    message::message("error", &format!("{name}: cannot be exported: {why}"));
+                    message::message("error", &format!("{shown}: cannot be exported: {why}"));
                     problem = Some(why);
                 }
             }
@@ -157,9 +175,9 @@ impl<'a> Host<'a> {
             self.shared.links.add(&key.id, &key.label, Path::new(&device.address));
         }
         match (ways.is_empty(), &problem) {
-            (false, _) => message::note(format!("{name} ready: {}", exports::in_words(&ways))),
+            (false, _) => message::note(format!("{shown} ready: {}", exports::in_words(&ways))),
             (true, None) => {
-                message::note(format!("{name} is served; the configuration has no exports for it"))
+                message::note(format!("{shown} is served; the configuration has no exports for it"))
             }
             (true, Some(_)) => {}
         }
@@ -325,7 +343,7 @@ impl<'a> Host<'a> {
     async fn create(&self, wanted: &NewVolume) -> Result<CreatedVolume, Failure> {
         let set = self.session.needs_set()?;
         let (room, sectors) = (flash::room(set), format::Sectors(wanted.sectors));
-        room.check(set, sectors.bytes())?;
+        room.check(set.uuid(), sectors.bytes())?;
         if wanted.dry_run {
             return Ok(CreatedVolume { name: None, room });
         }
@@ -401,7 +419,7 @@ impl<'a> Host<'a> {
                 if let Err(Occupied { export, why }) = export.stop_if_free().await {
                     self.with(volume, |s| s.exports.push(RunningExport { spec, sharing, export }));
                     self.export_again(ended).await;
-                    return Err(in_use(&volume.name(), why.message().unwrap_or_default()));
+                    return Err(in_use(&shown(volume), why.message().unwrap_or_default()));
                 }
                 ended.push((volume.clone(), spec, sharing));
             }
@@ -424,12 +442,11 @@ impl<'a> Host<'a> {
     /// Starts exports again that ended before another one turned out to be in use.
     async fn export_again(&self, ended: Vec<(Rc<Volume>, Spec, Sharing)>) {
         for (volume, spec, sharing) in ended.into_iter().rev() {
-            let name = volume.name();
             match self.export(spec, sharing, &volume).await {
                 Ok(running) => drop(self.with(&volume, |s| s.exports.push(running))),
                 Err(e) => {
                     let why = e.message().unwrap_or_default().to_owned();
-                    message::message("error", &format!("{name}: cannot be exported: {why}"));
+                    message::message("error", &format!("{}: cannot be exported: {why}", shown(&volume)));
                     self.with(&volume, |s| s.problem = Some(why));
                 }
             }

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use serde::Serialize;
+use serve::plain;
 
 use crate::hub::{Hub, Kind};
 use crate::names::Named;
@@ -49,6 +50,8 @@ pub(crate) struct JobView {
     id: u64,
     kind: &'static str,
     target: String,
+    /// Label of the volume or set that the job works on; empty if there is none.
+    label: String,
     /// Path of the device that the job works on, if it works on one.
     device: Option<PathBuf>,
     uuid: Option<String>,
@@ -112,8 +115,17 @@ impl Job {
             Kind::Job,
             None,
             level,
-            &format!("job {}: {} {}: {how}", self.id, self.kind, self.target),
+            &format!("job {}: {} {}: {how}", self.id, self.kind, self.shown()),
         );
+    }
+
+    fn label(&self) -> &str {
+        self.on.as_ref().map_or("", |n| &n.label)
+    }
+
+    /// The target of the job as messages name it.
+    fn shown(&self) -> String {
+        plain::named(self.label(), &self.target)
     }
 
     pub(crate) fn view(&self) -> JobView {
@@ -134,6 +146,7 @@ impl Job {
             id: self.id,
             kind: self.kind,
             target: self.target.clone(),
+            label: self.label().to_owned(),
             device: self.on.as_ref().and_then(|n| n.device.clone()),
             uuid: self.on.as_ref().and_then(|n| n.uuid.clone()),
             state,
@@ -150,7 +163,7 @@ impl Job {
     /// The failure, if the job failed.
     pub(crate) fn problem(&self) -> Option<String> {
         match &*self.end_now() {
-            Some((End::Failed(why), _)) => Some(format!("{} {}: {why}", self.kind, self.target)),
+            Some((End::Failed(why), _)) => Some(format!("{} {}: {why}", self.kind, self.shown())),
             _ => None,
         }
     }
@@ -159,7 +172,14 @@ impl Job {
     pub(crate) fn in_words(&self) -> String {
         let v = self.view();
         let eta = v.eta_seconds.map(|s| format!(", {s} s left")).unwrap_or_default();
-        format!("{} {}: {} %, {} of {} bytes{eta}", v.kind, v.target, v.percent, v.done_bytes, v.total_bytes)
+        format!(
+            "{} {}: {} %, {} of {} bytes{eta}",
+            v.kind,
+            self.shown(),
+            v.percent,
+            v.done_bytes,
+            v.total_bytes
+        )
     }
 
     /// The kind of the job and its target as text, and the device it works on.

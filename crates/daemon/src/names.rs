@@ -52,11 +52,8 @@ impl fmt::Display for Named {
             more.push(device);
         }
         more.extend(self.uuid.iter().map(|uuid| format!("UUID {uuid}")));
-        if !self.label.is_empty() {
-            more.push(format!("label {}", plain::label(&self.label)));
-        }
         let more = if more.is_empty() { String::new() } else { format!(" ({})", more.join(", ")) };
-        write!(f, "{}", plain::escaped(&(first + &more)))
+        write!(f, "{}", plain::escaped(&plain::named(&self.label, first + &more)))
     }
 }
 
@@ -272,9 +269,6 @@ mod tests {
     #[test]
     fn what_is_printed_is_one_line() {
         let odd = named("bcache1", "/nowhere/a\nb", TWO, "x\n\u{1b}[2J");
-        assert_eq!(
-            odd.to_string(),
-            format!("bcache1 (/nowhere/a\\nb, UUID {TWO}, label \"x\\n\\u{{1b}}[2J\")")
-        );
+        assert_eq!(odd.to_string(), format!("\"x\\n\\u{{1b}}[2J\", bcache1 (/nowhere/a\\nb, UUID {TWO})"));
     }
 }

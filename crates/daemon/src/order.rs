@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use blockio::bridge::Reply;
 use engine::figures::{BucketFigures, BucketMap};
 use io::TraceFigures;
-use serde::Serialize;
+use serve::room::Room;
 use serve::{Answer, Command, Failure};
 
 use crate::jobs::RunningJob;
@@ -99,15 +99,6 @@ pub(crate) struct NewVolume {
     pub(crate) label: String,
     /// Only find out whether there is room.
     pub(crate) dry_run: bool,
-}
-
-/// The room of a set for flash-only volumes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub(crate) struct Room {
-    /// What all flash-only volumes may have together.
-    pub(crate) most_bytes: u64,
-    /// What the present ones have.
-    pub(crate) taken_bytes: u64,
 }
 
 /// A flash-only volume that was made.

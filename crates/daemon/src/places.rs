@@ -5,7 +5,7 @@
 //! refused. Without this rule a client could get another volume after each start. Must not know how an export is started.
 
 use serve::exports::{Sharing, Spec};
-use serve::{Failure, message};
+use serve::{Failure, message, plain};
 
 use crate::config::{Config, Key};
 use crate::names::Named;
@@ -94,7 +94,8 @@ pub(crate) fn claim(shared: &Shared, key: &Key, name: &str) -> Result<Vec<Decide
     let mine: Vec<String> = mine.map(|(spec, _)| spec.to_string()).collect();
     if let Err(e) = shared.state().set_places(&owner, &mine) {
         message::warn(format!(
-            "{name}: cannot remember which exports belong to it: {}",
+            "{}: cannot remember which exports belong to it: {}",
+            plain::named(&key.label, name),
             e.message().unwrap_or_default()
         ));
     }
@@ -137,7 +138,7 @@ mod tests {
         let first = shared(dir.path(), ONE_DIR);
         assert_eq!(comes_up(&first, "u1", "one"), None);
         let said = comes_up(&first, "u2", "").unwrap();
-        for words in ["fuse=/run/one: belongs to bcache0 (UUID u1, label one)", "bcache1 (UUID u2)"] {
+        for words in ["fuse=/run/one: belongs to one, bcache0 (UUID u1)", "bcache1 (UUID u2)"] {
             assert!(said.contains(words), "{said}");
         }
         drop(first);

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use format::BackingState;
+use format::{BackingState, SECTOR_BYTES, Sector};
 use inspect::{DeviceSuper, FileSource, ReadAt};
 use serve::Failure;
 use serve::superblock::HEAD;
@@ -55,9 +55,17 @@ pub(crate) struct Probe {
     pub(crate) identity: Identity,
     /// Sequence number of the superblock.
     pub(crate) sequence: u64,
+    /// Bytes before the data of a backing device.
+    pub(crate) data_offset_bytes: u64,
 }
 
 impl Probe {
+    /// Label of the device, or of the set of a cache device; empty if there is none.
+    pub(crate) fn label(&self) -> &str {
+        let (Role::Cache { label, .. } | Role::Backing { label, .. }) = &self.role;
+        label
+    }
+
     /// Key of the device in the state: the UUID of the set for a cache device, else the UUID of the device.
     pub(crate) fn key(&self) -> &str {
         match &self.role {
@@ -93,6 +101,17 @@ fn appearance(path: &Path) -> Option<u64> {
     number(&about).or_else(|| number(about.parent()?))
 }
 
+/// The size of a block device or file now, without opening it; `None` if it is not there.
+pub(crate) fn size_bytes(path: &Path) -> Option<u64> {
+    let meta = std::fs::metadata(path).ok()?;
+    if meta.is_file() {
+        return Some(meta.len());
+    }
+    let name = path.strip_prefix("/dev").ok()?.to_string_lossy().replace('/', "!");
+    let sectors = std::fs::read_to_string(Path::new("/sys/class/block").join(name).join("size")).ok()?;
+    sectors.trim().parse::<u64>().ok()?.checked_mul(SECTOR_BYTES)
+}
+
 fn probe_now(path: &Path) -> Result<Probe, Failure> {
     let path = path.canonicalize().map_err(|e| Failure::at(path, "cannot be found", e))?;
     let appearance = appearance(&path);
@@ -100,11 +119,12 @@ fn probe_now(path: &Path) -> Result<Probe, Failure> {
     serve::superblock::has_room(&source)?;
     let superblock = inspect::read_superblock(&source).map_err(|e| Failure::because(path.display(), e))?;
     let mut identity = Identity::of(&path);
-    let (uuid, sequence, role) = match superblock {
+    let (uuid, sequence, role, data_offset) = match superblock {
         DeviceSuper::Cache(sb) => {
             let uuid = sb.uuid().to_string();
             identity = identity.with_cache(&uuid);
-            (uuid, sb.seq(), Role::Cache { set: sb.set_uuid().to_string(), label: sb.label() })
+            let role = Role::Cache { set: sb.set_uuid().to_string(), label: sb.label() };
+            (uuid, sb.seq(), role, Sector(0))
         }
         DeviceSuper::Backing(sb) => {
             let attachment = match sb.state() {
@@ -116,10 +136,11 @@ fn probe_now(path: &Path) -> Result<Probe, Failure> {
             };
             let set = (attachment != Attachment::Free).then(|| sb.set_uuid().to_string());
             let role = Role::Backing { set, attachment, label: sb.label() };
-            (sb.uuid().to_string(), sb.seq(), role)
+            (sb.uuid().to_string(), sb.seq(), role, sb.data_offset())
         }
     };
-    Ok(Probe { path, uuid, role, appearance, identity, sequence })
+    let data_offset_bytes = data_offset.0.saturating_mul(SECTOR_BYTES);
+    Ok(Probe { path, uuid, role, appearance, identity, sequence, data_offset_bytes })
 }
 
 /// Probes a device.

@@ -9,7 +9,7 @@ use engine::tunables::number;
 use serde::Serialize;
 use serve::snapshot::{Snapshot, TunableFigure};
 use serve::tunables::{Beyond, Owner, Setting, owners, unknown};
-use serve::{Command, Failure};
+use serve::{Command, Failure, plain};
 
 use crate::components::{Found, Lookup};
 use crate::config::{Config, Key, Values};
@@ -81,12 +81,18 @@ impl Target {
             }
             false if of_set && self.worker.plan.cache.is_some() => {
                 format!(
-                    "{key} is a tunable of the set, not of {name}: `ubcache set {set} {key}=VALUE` sets it"
+                    "{key} is a tunable of the set, not of {name}: `ubcache set {set} {key}=VALUE` sets it, and so does \
+                     `ubcache set {name} --set-of-volume {key}=VALUE`"
                 )
             }
             false if of_set => format!("{key} is a tunable of sets, and {name} is served without one"),
             _ => unknown(key, self.tunables.iter().map(|t| t.key).collect()),
         }
+    }
+
+    /// The set or volume as messages name it.
+    fn shown(&self) -> String {
+        if self.key.set { self.worker.title() } else { plain::named(&self.key.label, &self.name) }
     }
 
     fn command(&self, key: &str, value: &str, beyond: Beyond) -> Command {
@@ -110,14 +116,14 @@ impl Target {
                         let now = self.value_now(&key).await.unwrap_or(value);
                         // The value may have been set before the configuration named it.
                         if was != now {
-                            said.push(format!("{}: {key}: {was} → {now}", self.name));
+                            said.push(format!("{}: {key}: {was} → {now}", self.shown()));
                         }
                     }
                     Err(e) => refused.push((key, value, e)),
                 }
             }
             if refused.is_empty() || refused.len() == before {
-                said.extend(refused.iter().map(|(.., e)| format!("{}: {e}; the value stays", self.name)));
+                said.extend(refused.iter().map(|(.., e)| format!("{}: {e}; the value stays", self.shown())));
                 return;
             }
             left = refused.into_iter().map(|(key, value, _)| (key, value)).collect();
@@ -183,7 +189,7 @@ impl Settings {
             None => Ok(()),
             Some(other) => Err(Failure::Failed(format!(
                 "label {}: belongs to {other}; a label names one device of the host: choose another one",
-                serve::plain::label(label)
+                plain::label(label)
             ))),
         }
     }
@@ -197,9 +203,9 @@ impl Settings {
         let worker = self.lookup.set(set).await?;
         let named = self.lookup.named(&worker.plan.id).await?;
         self.label_is_free(label, |n| n.set.is_some() && n.set == named.set).await?;
-        worker.label(label.to_owned()).await?;
+        worker.label(label).await?;
         self.lookup.relabel(&named.uuid.unwrap_or_default(), label);
-        let text = format!("set {}: label is {} now", worker.plan.id, serve::plain::label(label));
+        let text = format!("set {}: label is {} now", worker.plan.id, plain::label(label));
         self.shared.hub.publish(Kind::Configuration, Some(&worker.plan.id), "", &text);
         Ok(())
     }
@@ -259,11 +265,14 @@ impl Settings {
         let mut notes = Vec::new();
         if key == "label" {
             self.lookup.relabel(&target.key.id, &now);
+            if target.worker.plan.alone.is_some() {
+                target.worker.labelled(&now);
+            }
             self.shared.state().relabel(&target.key.id, &now)?;
             self.shared.links.relabel(&target.key.id, &now);
             notes = self.follow_label(&target, &now).await;
         }
-        let text = format!("{}: {key} is {now} now", target.name);
+        let text = format!("{}: {key} is {now} now", target.shown());
         self.shared.hub.publish(Kind::Configuration, Some(&target.worker.plan.id), "", &text);
         let limited = (!NOT_REMEMBERED.contains(&key) && is_limited(key, value, &now))
             .then(|| format!("{key}={value}: the value is {now} now"));
@@ -287,7 +296,7 @@ impl Settings {
             said.push(format!(
                 "[volume.{}] of the configuration no longer applies to {}: name the section by the new label or by \
                  the UUID {}",
-                serve::plain::label(&old.label),
+                plain::label(&old.label),
                 target.name,
                 old.id
             ));
@@ -340,7 +349,8 @@ impl Settings {
         for volume in figures.volumes {
             let key = worker.volume_key(&volume);
             if old.exports(&key, &volume.name) != next.exports(&key, &volume.name) {
-                said.push(format!("{}: other exports take effect when it is served again", volume.name));
+                let shown = plain::named(&volume.label, &volume.name);
+                said.push(format!("{shown}: other exports take effect when it is served again"));
             }
             let (worker, name) = (worker.clone(), volume.name);
             targets.push(Target { worker, key, name, tunables: volume.tunables });

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serve::{Failure, message};
+use serve::{Failure, message, plain};
 
 use crate::hub::Kind;
 use crate::jobs::Job;
@@ -132,7 +132,7 @@ async fn what_stays(registry: &Arc<Registry>, problems: &[String]) -> u64 {
         let cached = set.figures.volumes.into_iter();
         for volume in cached.filter(|v| v.attached && !v.flash_only && v.held.dirty_bytes > 0) {
             bytes += volume.held.dirty_bytes;
-            volumes.push(volume.name);
+            volumes.push(plain::named(&volume.label, volume.name));
         }
     }
     let text = format!(

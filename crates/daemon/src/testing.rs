@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use format::superblock::CacheFormat;
-use format::{CacheSuper, Replacement, Sectors, Uuid};
+use format::superblock::{BackingFormat, CacheFormat};
+use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
 
 /// Makes a file with the superblock of a new cache device of 8 MiB, of a set whose UUID is all `n`.
 pub(crate) fn cache_device(dir: &Path, n: u8) -> PathBuf {
@@ -17,11 +17,33 @@ pub(crate) fn cache_device(dir: &Path, n: u8) -> PathBuf {
         replacement: Replacement::Lru,
         discard: false,
     };
-    let mut bytes = vec![0; 4096];
-    bytes.extend(CacheSuper::format(&want).unwrap().encode());
-    std::fs::write(&path, bytes).unwrap();
-    std::fs::File::options().write(true).open(&path).unwrap().set_len(8 << 20).unwrap();
+    write(&path, &CacheSuper::format(&want).unwrap().encode());
     path
+}
+
+/// Makes a file with the superblock of a new backing device of 8 MiB, for the set whose UUID is all `n`.
+pub(crate) fn backing_device(dir: &Path, n: u8) -> PathBuf {
+    let path = dir.join(format!("backing-{n}"));
+    let want = BackingFormat {
+        uuid: Uuid([n ^ 0x40; 16]),
+        set_uuid: Uuid([n; 16]),
+        device_sectors: Sectors(16384),
+        block_sectors: Sectors(8),
+        bucket_sectors: Sectors(16),
+        data_offset: Sector(16),
+        cache_mode: CacheMode::Writethrough,
+        label: [0; 32],
+    };
+    write(&path, &BackingSuper::format(&want).unwrap().encode());
+    path
+}
+
+/// Writes a file of 8 MiB with this superblock.
+fn write(path: &Path, superblock: &[u8]) {
+    let mut bytes = vec![0; 4096];
+    bytes.extend(superblock);
+    std::fs::write(path, bytes).unwrap();
+    std::fs::File::options().write(true).open(path).unwrap().set_len(8 << 20).unwrap();
 }
 
 /// The error number of the system that is the cause of an error.

@@ -19,7 +19,7 @@ use blockio::bridge::{
 use blockio::{Driver, DriverOptions};
 use engine::figures::{BucketFigures, BucketMap};
 use serve::snapshot::VolumeFigures;
-use serve::{Answer, Command, Failure, Snapshot, message, session};
+use serve::{Answer, Command, Failure, Snapshot, message, plain, session};
 
 use crate::config::Key;
 use crate::host::{Host, Tasks};
@@ -85,9 +85,25 @@ impl PhaseCell {
     }
 }
 
+/// The label of the set of a thread, or of the device that is served alone, for messages. It is empty until it is known.
+#[derive(Clone, Default)]
+struct LabelCell(Arc<Mutex<String>>);
+
+impl LabelCell {
+    fn set(&self, label: &str) {
+        label.clone_into(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// The set or device as messages name it.
+    fn title(&self, plan: &Plan) -> String {
+        plain::named(&self.0.lock().unwrap_or_else(PoisonError::into_inner), plan.title())
+    }
+}
+
 /// The handle of a set's thread.
 pub(crate) struct Worker {
     pub(crate) plan: Plan,
+    label: LabelCell,
     phase: PhaseCell,
     orders: RemoteSender<Order>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -101,15 +117,13 @@ pub(crate) fn start(
     let (orders, receiver) = channel(QUEUE);
     let (ready, up) = oneshot();
     let phase = PhaseCell(Arc::new(Mutex::new(Phase::Starting)));
-    let theirs = (plan.clone(), phase.clone());
-    let body = move || {
-        let (plan, phase) = theirs;
-        run(&plan, &shared, &phase, receiver, ready);
-    };
+    let label = LabelCell::default();
+    let state = ThreadState { plan: plan.clone(), phase: phase.clone(), label: label.clone() };
+    let body = move || run(&state, &shared, receiver, ready);
     let name = format!("set-{}", plan.id.get(..8).unwrap_or("alone"));
     let thread = std::thread::Builder::new().name(name).spawn(body);
     let thread = thread.map_err(|e| Failure::because("cannot start a thread", e))?;
-    Ok((Worker { plan, phase, orders, thread: Mutex::new(Some(thread)) }, up))
+    Ok((Worker { plan, label, phase, orders, thread: Mutex::new(Some(thread)) }, up))
 }
 
 impl Worker {
@@ -117,9 +131,19 @@ impl Worker {
         self.phase.get()
     }
 
+    /// The set or device that the thread serves, as messages name it.
+    pub(crate) fn title(&self) -> String {
+        self.label.title(&self.plan)
+    }
+
+    /// The label of the set, or of the device that is served alone, has changed.
+    pub(crate) fn labelled(&self, label: &str) {
+        self.label.set(label);
+    }
+
     /// Sends an order; never blocks.
     pub(crate) fn order(&self, order: Order) -> Result<(), Failure> {
-        let title = self.plan.title();
+        let title = self.title();
         self.orders.try_send(order).map_err(|e| match (e, self.phase()) {
             (TrySendError::Full(_), _) => {
                 Failure::Failed(format!("{title}: too many commands are queued; try again later"))
@@ -151,7 +175,7 @@ impl Worker {
     ) -> Result<T, Failure> {
         let (reply, answer) = oneshot();
         self.order(order(reply))?;
-        within(&self.plan.id, deadline, answer).await
+        within(&self.title(), deadline, answer).await
     }
 
     /// Makes the thread carry out a command.
@@ -219,8 +243,10 @@ impl Worker {
     }
 
     /// Writes the label of the set to its cache device.
-    pub(crate) async fn label(&self, label: String) -> Result<(), Failure> {
-        self.ask(ANSWER_WITHIN, |reply| Order::Label(label, reply)).await
+    pub(crate) async fn label(&self, label: &str) -> Result<(), Failure> {
+        self.ask(ANSWER_WITHIN, |reply| Order::Label(label.to_owned(), reply)).await?;
+        self.labelled(label);
+        Ok(())
     }
 
     /// Resets the counters of the cache device.
@@ -257,32 +283,39 @@ impl Worker {
     }
 }
 
-/// Waits for an answer of the set with this id, until a deadline.
+/// Waits for an answer of a thread with this title, until a deadline.
 pub(crate) async fn within<T: Send>(
-    id: &str,
+    title: &str,
     deadline: Duration,
     answer: Awaited<Result<T, Failure>>,
 ) -> Result<T, Failure> {
     match tokio::time::timeout(deadline, answer).await {
         Ok(Ok(result)) => result,
-        Ok(Err(_)) => Err(Failure::Failed(format!("set {id} stopped before it answered"))),
+        Ok(Err(_)) => Err(Failure::Failed(format!("{title} stopped before it answered"))),
         Err(_) => {
-            Err(Failure::Failed(format!("set {id} did not answer within {} seconds", deadline.as_secs())))
+            Err(Failure::Failed(format!("{title} did not answer within {} seconds", deadline.as_secs())))
         }
     }
 }
 
+/// What a thread and its handle share.
+struct ThreadState {
+    plan: Plan,
+    phase: PhaseCell,
+    label: LabelCell,
+}
+
 fn run(
-    plan: &Plan,
+    state: &ThreadState,
     shared: &Arc<Shared>,
-    phase: &PhaseCell,
     orders: RemoteReceiver<Order>,
     ready: Reply<Result<(), Failure>>,
 ) {
+    let ThreadState { plan, phase, label } = state;
     let (hub, id) = (shared.hub.clone(), plan.id.clone());
     message::listen(move |level, text| hub.publish(Kind::Message, Some(&id), level, text));
     let mut ready = Some(ready);
-    let body = AssertUnwindSafe(|| serve(plan, shared, phase, orders, &mut ready));
+    let body = AssertUnwindSafe(|| serve(state, shared, orders, &mut ready));
     let end = match catch_unwind(body) {
         Ok(Ok(())) => Phase::Stopped,
         Ok(Err(e)) => Phase::Failed(e.into()),
@@ -293,8 +326,8 @@ fn run(
         ))),
     };
     let (level, text) = match &end {
-        Phase::Failed(why) => ("error", format!("{} has failed: {why}", plan.title())),
-        _ => ("", format!("{} has stopped", plan.title())),
+        Phase::Failed(why) => ("error", format!("{} has failed: {why}", label.title(plan))),
+        _ => ("", format!("{} has stopped", label.title(plan))),
     };
     phase.set(end.clone());
     // The event is published below; without this, the message would be published a second time.
@@ -312,20 +345,21 @@ fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
 }
 
 fn serve(
-    plan: &Plan,
+    state: &ThreadState,
     shared: &Arc<Shared>,
-    phase: &PhaseCell,
     mut orders: RemoteReceiver<Order>,
     ready: &mut Option<Reply<Result<(), Failure>>>,
 ) -> Result<(), Failure> {
+    let ThreadState { plan, phase, label } = state;
     let (seed, busy_poll) = (session::seed(), shared.config().busy_poll);
     serve::pressure::prepare_this_thread();
     let options = DriverOptions { seed, ring_entries: RING_ENTRIES, busy_poll, ..DriverOptions::default() };
     let driver = Driver::new(options).map_err(|e| Failure::because("cannot start", e))?;
     driver.block_on(async {
         let host = Host::start(&driver, plan, shared).await?;
+        label.set(&host.label());
         phase.set(Phase::Serving);
-        shared.hub.publish(Kind::Set, Some(&plan.id), "", &format!("{} is served", plan.title()));
+        shared.hub.publish(Kind::Set, Some(&plan.id), "", &format!("{} is served", label.title(plan)));
         if let Some(ready) = ready.take() {
             ready.send(Ok(()));
         }

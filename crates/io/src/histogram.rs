@@ -135,6 +135,26 @@ impl Histogram {
         new
     }
 
+    /// The buckets that are not empty: the end of each, and how many times it has. The end of the last bucket is the longest
+    /// time.
+    pub fn buckets(&self) -> impl Iterator<Item = (Nanos, u64)> + '_ {
+        let end = |bucket| if bucket == OVERFLOW { self.max } else { end_of(bucket) };
+        let counts = self.counts.iter().enumerate().filter(|(_, n)| **n > 0);
+        counts.map(move |(bucket, n)| (end(bucket), *n))
+    }
+
+    /// A histogram with these buckets of another one, whose sum of times is not known.
+    pub fn of_buckets(buckets: impl IntoIterator<Item = (Nanos, u64)>) -> Histogram {
+        let mut new = Histogram::default();
+        for (end, n) in buckets {
+            if let Some(count) = new.counts.get_mut(bucket_of(Nanos(end.0.saturating_sub(1)))) {
+                *count = count.saturating_add(n);
+            }
+            new.max = new.max.max(end);
+        }
+        new
+    }
+
     /// Adds the values of another histogram.
     pub fn add(&mut self, other: &Histogram) {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
@@ -208,6 +228,21 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn buckets_have_the_same_quantiles(
+            times in prop::collection::vec(prop_oneof![0u64..1 << 37, Just(1 << 36), Just(u64::MAX)], 0..50),
+        ) {
+            let mut h = Histogram::default();
+            times.iter().for_each(|t| h.record(Nanos(*t)));
+            let copy = Histogram::of_buckets(h.buckets());
+            prop_assert_eq!(copy.count(), h.count());
+            for share in [0.0, 0.5, 0.99, 1.0] {
+                let (exact, copied) = (h.quantile(share), copy.quantile(share));
+                // Without the longest time, only the end of its bucket is known.
+                prop_assert!(copied >= exact && bucket_of(Nanos(copied.0.saturating_sub(1))) <= bucket_of(exact));
+            }
+        }
+
         #[test]
         fn quantiles_are_right_within_a_quarter(
             times in prop::collection::vec(0u64..1 << 36, 1..200), share in 0.0f64..=1.0,

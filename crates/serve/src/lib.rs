@@ -9,7 +9,7 @@
 //! writes after a process crash; `superblock` checks a device before anything is written; `read_only` opens devices for
 //! reading; `message` and `events` write messages to the operator, through the thread of `log_writer` and as often as
 //! `quiet` permits; `plain` escapes foreign text; `secret` reads keys and certificates; `ram` measures the available
-//! memory, and `pressure` prepares a thread to serve when memory is short.
+//! memory, and `pressure` prepares a thread to serve when memory is short; `room` limits flash-only volumes.
 #![forbid(unsafe_code)]
 
 pub mod command;
@@ -24,6 +24,7 @@ pub mod pressure;
 mod quiet;
 pub mod ram;
 pub mod read_only;
+pub mod room;
 pub mod secret;
 pub mod session;
 pub mod snapshot;

@@ -4,6 +4,7 @@
 //! origin: it must neither end a line nor look like a path or a name of a volume. Must not know what is printed.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 
 /// Whether a terminal or a log interprets a character instead of showing it.
 fn acts(c: char) -> bool {
@@ -55,6 +56,11 @@ pub fn label(label: &str) -> Cow<'_, str> {
     Cow::Owned(format!("\"{}\"", escaped(label).replace('"', "\\\"")))
 }
 
+/// A volume, set or device as messages name it: its label if it has one, then its name, path or UUID.
+pub fn named(of: &str, name: impl Display) -> String {
+    if of.is_empty() { name.to_string() } else { format!("{}, {name}", label(of)) }
+}
+
 /// Whether a text has the form of a UUID.
 pub fn is_uuid(text: &str) -> bool {
     let lengths = text.split('-').map(str::len);
@@ -79,6 +85,13 @@ mod tests {
             "a\\nb\\u{1b}[2J\\u{9b}c\\u{202e}d\\u{7f}"
         );
         assert_eq!(escaped_json("{\n \"a\": \"\u{9b}\u{202e}\"\n}"), "{\n \"a\": \"\\u009b\\u202e\"\n}");
+    }
+
+    #[test]
+    fn labels_come_first() {
+        assert_eq!(named("", "bcache0"), "bcache0");
+        assert_eq!(named("data", "bcache0"), "data, bcache0");
+        assert_eq!(named("/dev/sda", "bcache0"), "\"/dev/sda\", bcache0");
     }
 
     #[test]

@@ -236,7 +236,10 @@ pub(crate) const PAGES: &[Page] = &[
     ),
     page(
         "ubcache-wait",
-        &[("Wait until a volume is served, before a mount:", "ubcache wait data && mount /dev/ublkb0 /data")],
+        &[(
+            "Wait until a volume is served, before a mount:",
+            "ubcache wait data && mount /dev/ubcache/data /data",
+        )],
         CLIENT,
         &["ubcache-status(8)", "daemon.md"],
     ),
@@ -290,6 +293,10 @@ pub(crate) const PAGES: &[Page] = &[
         &[
             ("Does a volume of 20 GiB fit?", "ubcache volume create /dev/nvme0n1p4 20G --dry-run"),
             ("Make it:", "ubcache volume create /dev/nvme0n1p4 20G --label scratch"),
+            (
+                "Make it before the daemon starts:",
+                "ubcache volume create /dev/nvme0n1p4 20G --label scratch --offline",
+            ),
         ],
         CLIENT,
         &["ubcache-volume-delete(8)", "ubcache-gc(8)", "daemon.md"],
@@ -347,6 +354,7 @@ pub(crate) const PAGES: &[Page] = &[
         &[
             ("Collect more dirty data; remembered over restarts:", "ubcache set data writeback_percent=20"),
             ("Cache streams until the next restart:", "ubcache set data sequential_cutoff=0 --runtime"),
+            ("Change the set that serves a volume:", "ubcache set data --set-of-volume journal_delay_ms=50"),
         ],
         CLIENT,
         &["ubcache-get(8)", "ubcache-reset(8)", "ubcache.toml(5)", "tunables.md"],

@@ -29,7 +29,7 @@ fn every_change_says_who_made_it_and_to_what() {
     let uuid = daemon.volume("bcache0")["backing_uuid"].as_str().unwrap().to_owned();
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let who = format!("ubcache: audit: uid {uid} gid {gid} pid {}: ", std::process::id());
-    let device = format!("bcache0 ({}, UUID {uuid}, label one)", place.hdd);
+    let device = format!("one, bcache0 ({}, UUID {uuid})", place.hdd);
     for (method, path, body, status, line) in [
         (
             "PUT",

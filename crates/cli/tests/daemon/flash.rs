@@ -1,6 +1,7 @@
 //! Flash-only volumes, and garbage collection by command.
 
 use crate::place::*;
+use crate::world::*;
 
 #[test]
 fn flash_only_volumes_are_made_and_destroyed() {
@@ -15,7 +16,7 @@ fn flash_only_volumes_are_made_and_destroyed() {
         .refused(&["a volume of 7168 KiB does not fit", "70 % of the cache"]);
     daemon
         .run(&["volume", "create", ssd, "1M", "--label", "one"])
-        .refused(&["label one: belongs to bcache0"]);
+        .refused(&["label one: belongs to one, bcache0"]);
     daemon.run(&["volume", "create", ssd, "100"]).usage();
     let said = daemon.json(&["volume", "create", ssd, "1M", "--label", "scratch", "--dry-run"]);
     assert!(said["volume"].is_null() && said["room"]["taken_bytes"] == 0, "{said}");
@@ -52,5 +53,47 @@ fn flash_only_volumes_are_made_and_destroyed() {
     daemon.stop();
     let daemon = place.start();
     assert_eq!(daemon.json(&["volume", "create", ssd, "64k"])["volume"], "bcache1");
+    daemon.stop();
+}
+
+/// A volume could be made in a served set only.
+#[test]
+fn a_flash_only_volume_is_made_offline() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let ssd = place.ssd.as_str();
+    let create = |more: &[&str]| {
+        let command = ["volume", "create", ssd];
+        run(&[&command[..], more, &["--offline"]].concat())
+    };
+    // The daemon has the device.
+    create(&["1M", "--label", "scratch"]).refused(&[ssd, "in use by"]);
+    daemon.stop();
+
+    let before = read(ssd);
+    create(&["7M"]).refused(&["a volume of 7168 KiB does not fit", "70 % of the cache"]);
+    create(&["100"]).usage().says(&["a multiple of 512 bytes, found 100"]);
+    create(&["1M", "--label", "one"]).refused(&["label one: belongs to UUID"]);
+    create(&["1M", "--label", "bcache3"]).usage();
+    create(&["1M", "--socket", "x"]).usage().says(&["cannot be used with"]);
+    run(&["volume", "create", &place.hdd, "1M", "--offline"]).refused(&["expected a cache device"]);
+    create(&["1M", "--label", "scratch", "--dry-run"]).ok().says(&["would make a volume of 1.0 MiB"]);
+    assert!(read(ssd) == before, "nothing was written");
+
+    let said = create(&["1M", "--label", "scratch"]).ok();
+    said.says(&["made a volume of 1.0 MiB, which is served when the set is", "had 0 B of"]);
+    create(&["1M", "--label", "scratch"]).refused(&["label scratch: belongs to UUID"]);
+    let next = create(&["1M", "--dry-run", "--json"]).ok().json();
+    assert_eq!(next["room"]["taken_bytes"], 1 << 20);
+    run(&["check", ssd, &place.hdd]).ok();
+
+    let daemon = place.start();
+    let volume = daemon.volume("scratch");
+    assert_eq!((&volume["flash_only"], &volume["size_bytes"]), (&true.into(), &(1 << 20).into()));
+    let mut client = place.client(volume["name"].as_str().unwrap());
+    client.write(0, &[7; 4096]).unwrap();
+    assert_eq!(client.read(0, 4096).unwrap(), [7; 4096]);
+    drop(client);
     daemon.stop();
 }

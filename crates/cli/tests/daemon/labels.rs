@@ -18,9 +18,9 @@ fn a_set_is_named_by_its_label() {
     daemon.run(&["register", &place.ssd, &place.hdd, &fast, &slow]).ok();
     daemon.run(&["get", "quick", "congested_read_threshold_us"]).ok().says(&["2000"]);
     // Labels of volumes and sets are unique together.
-    daemon.run(&["set-label", &place.ssd, "quick"]).refused(&["label quick: belongs to set"]);
-    daemon.run(&["set-label", &place.ssd, "one"]).refused(&["label one: belongs to bcache"]);
-    daemon.run(&["set-label", "one", "quick"]).refused(&["label quick: belongs to set"]);
+    daemon.run(&["set-label", &place.ssd, "quick"]).refused(&["label quick: belongs to quick, set"]);
+    daemon.run(&["set-label", &place.ssd, "one"]).refused(&["label one: belongs to one, bcache"]);
+    daemon.run(&["set-label", "one", "quick"]).refused(&["label quick: belongs to quick, set"]);
     daemon.run(&["set-label", &place.ssd, "bcache7"]).usage();
     daemon.run(&["set-label", "quick", "calm"]).ok().says(&[": calm"]);
     daemon.run(&["get", "quick"]).refused(&["no registered device with this label"]);
@@ -29,6 +29,34 @@ fn a_set_is_named_by_its_label() {
     daemon.stop();
     let daemon = place.start();
     daemon.run(&["gc", "calm"]).ok().says(&["buckets freed"]);
+    daemon.stop();
+}
+
+/// The log named volumes and sets by names that change from start to start, and by UUIDs.
+#[test]
+fn the_log_names_labels_first() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let set = daemon.json(&["status"])["sets"][0]["id"].as_str().unwrap().to_owned();
+    assert!(daemon.said().contains("ubcache: one, bcache0 ready: "), "{}", daemon.said());
+    daemon.run(&["set-label", &place.ssd, "quick"]).ok();
+    daemon.run(&["set", "quick", "journal_delay_ms=20"]).ok();
+    daemon.run(&["set", "one", "writeback_percent=20"]).ok();
+    daemon.run(&["drain", "one"]).ok().says(&["one, bcache0 ("]);
+    let audit = format!("set journal_delay_ms=20 on quick, set {set} ({}, UUID ", place.ssd);
+    assert!(daemon.said().contains(&audit), "{}", daemon.said());
+    for event in [
+        format!("quick, set {set}: journal_delay_ms is 20 now"),
+        "one, bcache0: writeback_percent is 20 now".to_owned(),
+        "drain one, bcache0: done".to_owned(),
+    ] {
+        daemon.run(&["events", "--since", "1h"]).ok().says(&[&event]);
+    }
+    daemon.run(&["unregister", &place.ssd]).ok();
+    daemon.run(&["events", "--since", "1h"]).ok().says(&[&format!("quick, set {set} has stopped")]);
+    // The disk waits for its set.
+    assert!(daemon.said().contains(&format!("warning: one, {}: ", place.hdd)), "{}", daemon.said());
     daemon.stop();
 }
 

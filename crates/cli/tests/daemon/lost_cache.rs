@@ -1,5 +1,8 @@
 //! A cache device is lost for good: `detach --force` and `attach --force` release a clean disk that waits for it.
 
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
 use crate::place::*;
 use crate::world::*;
 
@@ -106,5 +109,88 @@ fn a_served_disk_is_not_detached_by_force() {
     daemon.run(&["detach", "one", "--force"]).refused(&["is served: detach it without --force"]);
     daemon.run(&["unregister", "one"]).ok();
     daemon.run(&["detach", &place.hdd, "--force"]).refused(&["is served: register the device"]);
+    daemon.stop();
+}
+
+/// A cache device that fails every request while a file exists: a file of nbdfuse over nbdkit.
+struct FaultySsd {
+    fuse: Child,
+    mount_point: PathBuf,
+    errors: String,
+    file: String,
+}
+
+impl FaultySsd {
+    /// Over a file; `None` if this machine cannot have it.
+    fn over(dir: &Dir, image: &str) -> Option<FaultySsd> {
+        if let Err(why) = export_fuse::probe().fuse {
+            rig::skipped(why);
+            return None;
+        }
+        let (mount_point, errors) = (dir.root().join("faulty"), dir.path("errors"));
+        std::fs::create_dir(&mount_point).expect("a directory");
+        let file = dir.path("faulty/ssd");
+        let fuse = Command::new("nbdfuse")
+            .arg(&file)
+            .args(["--command", "nbdkit", "-s", "--exit-with-parent", "--filter=error", "file", image])
+            .args([&format!("error-file={errors}"), "error=EIO", "error-rate=100%"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let Ok(fuse) = fuse else {
+            rig::skipped("nbdfuse is missing: install the Debian package libnbd-bin");
+            return None;
+        };
+        let faulty = FaultySsd { fuse, mount_point, errors, file };
+        wait_until("the device", || std::fs::exists(&faulty.file).is_ok_and(|there| there));
+        Some(faulty)
+    }
+
+    fn fail(&self) {
+        std::fs::write(&self.errors, "").expect("a file");
+    }
+}
+
+impl Drop for FaultySsd {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.mount_point).output();
+        let _ = self.fuse.kill();
+        let _ = self.fuse.wait();
+    }
+}
+
+/// The cache device died under a clean volume, which is served from the disk alone. `attach` to a new device waited two
+/// seconds and said `in use by this process`, which is no hint at what to do.
+#[test]
+fn attach_says_that_a_dead_cache_device_is_unregistered_first() {
+    let place = Place::new();
+    let Some(ssd) = FaultySsd::over(&place.dir, &place.ssd) else { return };
+    let new = place.dir.sparse("new", 8 << 20);
+    run(&["make", "-C", &new, "--bucket", "8k"]).ok();
+    let daemon = place.start();
+    daemon.run(&["register", &ssd.file, &place.hdd, &new]).ok();
+    daemon.run(&["set-cachemode", "one", "writethrough"]).ok();
+    let mut client = place.client("bcache0");
+    client.write(0, &DATA).unwrap();
+    ssd.fail();
+    let is_disabled = || {
+        client.write(4096, &DATA).expect("the disk alone serves it");
+        let status = daemon.json(&["status"]);
+        let mut sets = status["sets"].as_array().unwrap().iter();
+        sets.any(|s| s["set"]["failed"].is_string())
+    };
+    wait_until("the failure of the set", is_disabled);
+    // The disk is written without its cache, so it does not wait for the cache device any more.
+    client.write(4096, &DATA).unwrap();
+    drop(client);
+    let refused = daemon.run(&["attach", &new, "one"]);
+    let command = format!("run `ubcache unregister {}`, then this command again", ssd.file);
+    refused.refused(&["is disabled, and has the device", &command, "the page dead-ssd-clean of the guide"]);
+    assert_eq!(daemon.state_of(&place.hdd), "served", "nothing was stopped");
+    daemon.run(&["unregister", &ssd.file]).ok();
+    wait_until("the disk", || daemon.state_of(&place.hdd) == "served");
+    daemon.run(&["attach", &new, "one"]).ok().says(&["attached to"]);
+    assert!(place.client("bcache0").read(0, 8192).unwrap() == [DATA; 2].concat());
     daemon.stop();
 }

@@ -273,7 +273,7 @@ fn a_configuration_with_one_place_for_two_volumes_is_refused() {
     let both = [place.client("bcache0"), place.client("bcache1")];
     let only = format!("exports = [\"fuse={}\"]\n", place.dir.path("one"));
     std::fs::write(place.dir.path("ubcache.toml"), only).unwrap();
-    daemon.run(&["reload"]).refused(&["one: belongs to", "label one", "label two"]);
+    daemon.run(&["reload"]).refused(&["one: belongs to", "one, bcache", "two, bcache"]);
     drop(both);
     place.configure("");
     daemon.run(&["reload"]).ok().says(&["nothing has changed"]);

@@ -179,3 +179,25 @@ fn set_cachemode_says_what_becomes_of_dirty_data() {
     said.says(&["writethrough; 4.0 KiB of dirty data stay in the cache, because writeback_running is 0"]);
     daemon.stop();
 }
+
+/// A disk that had become larger was served with its old size, without a word.
+#[test]
+fn a_grown_disk_has_a_hint() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    assert!(!daemon.run(&["status"]).ok().out.contains("grown"));
+    std::fs::File::options().write(true).open(&place.hdd).unwrap().set_len(12 << 20).unwrap();
+    let command = format!("`ubcache stop bcache0 && ubcache register {}`", place.hdd);
+    let said = daemon.run(&["status", "--check"]).ok();
+    said.says(&["the page grow-disk of the guide", "one, bcache0 (", "4.0 MiB more; unmount it", &command]);
+    let devices = daemon.json(&["status"])["devices"].clone();
+    let grown = devices.as_array().unwrap().iter().find(|d| d["path"] == place.hdd.as_str()).unwrap();
+    assert_eq!(grown["grown_bytes"], 4 << 20);
+    // The commands of the hint serve all of it.
+    daemon.run(&["stop", "bcache0"]).ok();
+    daemon.run(&["register", &place.hdd]).ok();
+    assert_eq!(daemon.volume("bcache0")["size_bytes"], (12 << 20) - 8192);
+    assert!(!daemon.run(&["status"]).ok().out.contains("grown"));
+    daemon.stop();
+}

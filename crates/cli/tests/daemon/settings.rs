@@ -72,6 +72,8 @@ fn tunables_of_sets_and_volumes() {
     daemon.run(&["set", "bcache0", "writeback_percent=x"]).usage().says(&["writeback_percent"]);
     let of_set = format!("`ubcache set {set} journal_delay_ms=VALUE` sets it");
     daemon.run(&["set", "bcache0", "journal_delay_ms=5"]).usage().says(&["is a tunable of the set", &of_set]);
+    let by_volume = "and so does `ubcache set bcache0 --set-of-volume journal_delay_ms=VALUE`";
+    daemon.run(&["get", "bcache0", "journal_delay_ms"]).usage().says(&[by_volume]);
     daemon.run(&["set", &set, "cache_mode=none"]).usage().says(&["`ubcache set VOLUME cache_mode=VALUE`"]);
     daemon.run(&["get", &place.ssd, "journal_delay_ms"]).ok().says(&["20"]);
     daemon.run(&["get", "bcache0", "writeback_percent"]).ok().says(&["10\n"]);
@@ -84,6 +86,28 @@ fn tunables_of_sets_and_volumes() {
     daemon.kill();
     let daemon = place.start();
     daemon.run(&["get", &place.ssd, "journal_delay_ms"]).ok().says(&["20"]);
+    daemon.stop();
+}
+
+/// An operator names a volume, and wants a tunable of its set.
+#[test]
+fn the_set_of_a_volume_is_named_by_the_volume() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let set = daemon.json(&["status"])["sets"][0]["id"].as_str().unwrap().to_owned();
+    daemon.run(&["set", "one", "--set-of-volume", "journal_delay_ms=30"]).ok().says(&[&set, "= 30"]);
+    daemon.run(&["get", "one", "--set-of-volume", "journal_delay_ms"]).ok().says(&["30\n"]);
+    daemon.run(&["get", &set, "journal_delay_ms"]).ok().says(&["30\n"]);
+    daemon.run(&["reset", "--set-of-volume", "one", "journal_delay_ms"]).ok().says(&["= 100"]);
+    // Nothing is set on the volume when the option names its set.
+    let refused = daemon.run(&["set", "one", "--set-of-volume", "writeback_percent=20"]);
+    refused.usage().says(&["is a tunable of volumes, not of set"]);
+    daemon.run(&["get", "one", "writeback_percent"]).ok().says(&["10\n"]);
+    daemon.run(&["set", "two", "--set-of-volume", "journal_delay_ms=30"]).refused(&["no volume two"]);
+    daemon.run(&["detach", "one"]).ok();
+    let alone = daemon.run(&["get", "one", "--set-of-volume", "journal_delay_ms"]);
+    alone.refused(&["one: is served without a set"]);
     daemon.stop();
 }
 
@@ -160,6 +184,12 @@ fn figures_are_scraped_explained_and_watched() {
     daemon.run(&["top", "-n", "1"]).ok().says(&["bcache0", "dirty"]);
     let said = daemon.run(&["top", "-n", "2", "--json"]).ok();
     assert_eq!(said.out.lines().count(), 2);
+    let (status, latencies) = daemon.http("GET", "/v1/latencies", "");
+    assert_eq!(status, 200, "{latencies}");
+    for op in ["read", "write"] {
+        let buckets = latencies["volumes"]["bcache0"][op].as_array().unwrap();
+        assert!(buckets.iter().map(|b| b[1].as_u64().unwrap()).sum::<u64>() > 0, "{op}: {latencies}");
+    }
     daemon.run(&["show", "-m"]).ok().says(&["AttachToDev", "Label", "one", "bcache0"]);
     daemon.run(&["show", "-d", "one"]).ok().says(&["reached by", "nbd+unix://", "writeback"]);
     daemon.run(&["detach", "one"]).ok();

@@ -88,7 +88,7 @@ fn a_drain_that_takes_too_long_says_how_much_stays() {
     daemon.signal(Signal::TERM);
     wait_until("the deadline", || daemon.said().contains("the drain did not end within 1 seconds"));
     let said = daemon.said();
-    assert!(said.contains("409600 bytes stay dirty in the cache (bcache0)"), "{said}");
+    assert!(said.contains("409600 bytes stay dirty in the cache (one, bcache0)"), "{said}");
     slow.thaw();
     let (status, said) = daemon.ended();
     assert_eq!(status.code(), Some(1), "{said}");

@@ -133,7 +133,8 @@ fn over_tcp_only_those_with_the_token_may() {
     assert!(said.contains("127.0.0.1: refused: wrong token"), "{said}");
     // Who it was is not known beyond the token; where it came from is.
     let audited = |l: &&str| {
-        l.starts_with("ubcache: audit: 127.0.0.1:") && l.contains(" with the token: detach one on bcache0")
+        l.starts_with("ubcache: audit: 127.0.0.1:")
+            && l.contains(" with the token: detach one on one, bcache0")
     };
     assert!(said.lines().any(|l| audited(&l)), "{said}");
     assert!(!said.contains(TOKEN) && !said.contains(OTHER), "{said}");

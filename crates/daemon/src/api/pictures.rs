@@ -1,11 +1,12 @@
-//! Handlers for the data of charts: history, contents of buckets, requests to a backing device.
+//! Handlers for the data of charts: history, latencies, contents of buckets, requests to a backing device.
 //!
 //! Owns the shape of these answers: columns of equal length instead of objects, because they have many values and an open
 //! dashboard requests them every second. Must not know how they are drawn.
 
 use axum::extract::{Path, RawQuery, State};
 use engine::figures::BucketMap;
-use io::{Op, Purpose, Traced};
+use engine::stats::OpKind;
+use io::{Histogram, Op, Purpose, Traced};
 use serde_json::{Map, Value, json};
 
 use super::context::SharedApi;
@@ -46,6 +47,21 @@ pub(super) async fn host_history(State(api): SharedApi, RawQuery(query): RawQuer
         "columns": history.after(SeriesOf::Host, "", since),
         "volumes": history.latencies(),
     }))
+}
+
+/// The latencies of the reads and writes of each volume since its start: the buckets of histograms that are not empty.
+pub(super) async fn latencies(State(api): SharedApi) -> Answered {
+    let figures = api.registry.scrape.figures().await;
+    let of = |v: &engine::figures::VolumeFigures, op| buckets_of(&v.latencies.all_of(op));
+    let each = figures
+        .volumes()
+        .map(|(_, v)| (v.name.clone(), json!({"read": of(v, OpKind::Read), "write": of(v, OpKind::Write)})));
+    ok(json!({"volumes": each.collect::<Map<_, _>>()}))
+}
+
+/// Pairs of the end of a bucket in nanoseconds and the number of requests in it.
+fn buckets_of(times: &Histogram) -> Vec<(u64, u64)> {
+    times.buckets().map(|(end, n)| (end.0, n)).collect()
 }
 
 pub(super) async fn volume_history(
@@ -155,6 +171,13 @@ mod tests {
         for wrong in ["since", "since=", "since=x", "since=-1", "sincerely=1", "x=1", "since=1&x=2"] {
             assert!(number(Some(wrong), "since").is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn buckets_are_pairs() {
+        let mut times = Histogram::default();
+        [1, 1, 3000].into_iter().for_each(|us| times.record(Nanos::from_us(us)));
+        assert_eq!(json!(buckets_of(&times)), json!([[1024, 2], [3_145_728, 1]]));
     }
 
     #[test]

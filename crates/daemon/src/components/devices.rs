@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use serve::Failure;
+use serve::{Failure, plain};
 
 use crate::hub::{Hub, Kind};
 use crate::probe::{Probe, Role};
@@ -157,7 +157,7 @@ impl DeviceTable {
         if let Some(why) = why {
             let bad = matches!(state, DeviceState::Failed(_) | DeviceState::Unplugged(_));
             let level = if bad { "error" } else { "warning" };
-            let text = format!("{}: {why}", probe.path.display());
+            let text = format!("{}: {why}", plain::named(probe.label(), probe.path.display()));
             serve::message::message(level, &text);
             self.hub.publish(Kind::Device, None, level, &text);
         }

@@ -149,7 +149,7 @@ impl Placement {
                 tokio::time::sleep(LATE_LOOKS_EVERY).await;
             }
             let scope = Scope { alone: [worker.plan.id.clone()].into(), ..Scope::default() };
-            let _claim = this.changes.wait(&format!("the start of {}", worker.plan.title()), &scope).await;
+            let _claim = this.changes.wait(&format!("the start of {}", worker.title()), &scope).await;
             if worker.phase() == Phase::Serving {
                 this.admission.record(&late).await;
             }

@@ -226,6 +226,7 @@ impl Registration {
             return failed(self.lookup.set_is_not_served(&set));
         };
         self.admission.admit(&probe)?;
+        self.refuse_of_disabled_set(backing, &probe).await?;
         let probe = self.free_to_join(&set, probe, wanted).await?;
         let was_served = self.inventory.workers.stop_backing(&probe).await?;
         let added = worker.add(probe.path.clone()).await;
@@ -250,6 +251,21 @@ impl Registration {
         self.admission.record(&now).await;
         self.admission.remember(&now)?;
         Ok(self.lookup.named(&now.uuid).await?)
+    }
+
+    /// Refuses a device that a disabled set serves: tasks of that set have the device until its cache device is unregistered.
+    async fn refuse_of_disabled_set(&self, backing: &str, probe: &Probe) -> Result<(), Failure> {
+        let Some((worker, _)) = self.inventory.workers.volume_of(&probe.uuid).await else { return Ok(()) };
+        let set = worker.snapshot().await?.set;
+        let (Some(cache), true) = (&worker.plan.cache, set.is_some_and(|s| s.failed.is_some())) else {
+            return Ok(());
+        };
+        failed(format!(
+            "{backing}: {} is disabled, and has the device until its cache device is unregistered; run `ubcache unregister \
+             {}`, then this command again; see the page dead-ssd-clean of the guide",
+            worker.title(),
+            cache.display()
+        ))
     }
 
     /// Checks that a device may be attached to a set. By force it leaves the set of a lost cache device before.
@@ -389,4 +405,53 @@ async fn probe_once(paths: Vec<PathBuf>) -> Result<Vec<Probe>, Failure> {
         }
     }
     Ok(probes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::order::Order;
+    use crate::registry::Registry;
+    use crate::shared::Shared;
+    use crate::state::State;
+    use crate::testing::{backing_device, cache_device};
+    use crate::worker::Phase;
+
+    /// The set of a disk had failed and was started again. The disk was still marked as served, so `register` did nothing with
+    /// it, and its volume was gone.
+    #[tokio::test]
+    async fn a_disk_is_served_again_after_its_set_has_failed() {
+        for together in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let (config, state) = ("exports = []", State::open(&dir.path().join("state")).unwrap());
+            let registry = Registry::new(Arc::new(Shared::new(Config::parse(config).unwrap(), state)));
+            let workers = &registry.inventory.workers;
+            let (cache, disk) = (cache_device(dir.path(), 2), backing_device(dir.path(), 2));
+            let register = async |devices: &[&PathBuf]| {
+                let devices = devices.iter().map(|d| (*d).clone()).collect();
+                registry.registration.register(devices, By::NAME, &Asked::inside("a test")).await.unwrap();
+            };
+            let set = format::Uuid([2; 16]).to_string();
+            let volumes = async || workers.serving(&set).unwrap().snapshot().await.unwrap().volumes.len();
+            register(&[&cache, &disk]).await;
+            assert_eq!(volumes().await, 1);
+            let worker = workers.serving(&set).unwrap();
+            worker.order(Order::Panic).unwrap();
+            worker.join();
+            assert!(matches!(worker.phase(), Phase::Failed(_)));
+            assert!(
+                registry.inventory.devices.is_served(&disk),
+                "the state of the disk is that of the failed thread"
+            );
+            if together {
+                register(&[&cache, &disk]).await;
+            } else {
+                register(&[&cache]).await;
+                register(&[&disk]).await;
+            }
+            assert_eq!(volumes().await, 1, "together: {together}");
+            workers.stop_all().await.unwrap();
+        }
+    }
 }

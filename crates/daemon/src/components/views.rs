@@ -5,13 +5,14 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 use serve::Snapshot;
 
 use super::devices::{Device, DeviceState, WaitsFor};
 use super::inventory::Inventory;
-use crate::probe::{Probe, Role};
+use crate::probe::{Probe, Role, size_bytes};
 use crate::shared::Shared;
 use crate::worker::Phase;
 
@@ -39,6 +40,10 @@ pub(crate) struct DeviceView {
     pub(crate) cache_failed: bool,
     /// Dirty data of this backing device in the cache, in bytes; `None` if its set is not served.
     pub(crate) dirty_bytes: Option<u64>,
+    /// Bytes by which this device is larger than what is served of it; `None` if it is not, or was not looked at.
+    pub(crate) grown_bytes: Option<u64>,
+    #[serde(skip)]
+    pub(crate) data_offset_bytes: u64,
 }
 
 /// A thread as clients see it.
@@ -71,16 +76,29 @@ fn failed_caches(devices: &BTreeMap<PathBuf, Device>) -> Vec<(String, String)> {
     failed.collect()
 }
 
+/// Time limit of the question how large the served devices are.
+const SIZES_WITHIN: Duration = Duration::from_millis(500);
+/// Growth that is not reported: the end of a device that is no whole block of the cache is not served.
+const LEAST_GROWTH_BYTES: u64 = 4096;
+
+/// The bytes by which a device of this size is larger than what is served of it.
+fn grown(device_bytes: u64, data_offset_bytes: u64, served_bytes: u64) -> Option<u64> {
+    let more = device_bytes.checked_sub(data_offset_bytes)?.checked_sub(served_bytes)?;
+    (more >= LEAST_GROWTH_BYTES).then_some(more)
+}
+
 /// Makes the views of devices and threads.
 #[derive(Clone)]
 pub(crate) struct Views {
     shared: Arc<Shared>,
     inventory: Inventory,
+    /// Held by the task that asks how large devices are.
+    sizing: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Views {
     pub(crate) fn new(shared: Arc<Shared>, inventory: Inventory) -> Views {
-        Views { shared, inventory }
+        Views { shared, inventory, sizing: Arc::default() }
     }
 
     /// Every thread with its figures. The threads are asked concurrently.
@@ -138,6 +156,33 @@ impl Views {
         views
     }
 
+    /// Every registered device as by [`Views::devices_with`], with the growth of those that are served.
+    ///
+    /// The size of a file can be on a file system that hangs. So one task at a time asks for sizes, and has a deadline.
+    pub(crate) async fn devices_with_growth(&self, sets: &[SetView]) -> Vec<DeviceView> {
+        let mut views = self.devices_with(sets);
+        let is_served = |v: &&DeviceView| v.kind == Some("backing") && v.state == "served";
+        let paths: Vec<PathBuf> = views.iter().filter(is_served).map(|v| v.path.clone()).collect();
+        let one = self.sizing.clone();
+        let sizes = async move {
+            let one = one.lock_owned().await;
+            let look = move || {
+                let sizes = paths.into_iter().filter_map(|path| Some((size_bytes(&path)?, path)));
+                let sizes: Vec<(u64, PathBuf)> = sizes.collect();
+                drop(one);
+                sizes
+            };
+            tokio::task::spawn_blocking(look).await.unwrap_or_default()
+        };
+        for (size, path) in tokio::time::timeout(SIZES_WITHIN, sizes).await.unwrap_or_default() {
+            let Some(view) = views.iter_mut().find(|v| v.path == path) else { continue };
+            let mut volumes = sets.iter().flat_map(|set| &set.figures.volumes);
+            let volume = volumes.find(|v| v.backing_uuid.is_some() && v.backing_uuid == view.uuid);
+            view.grown_bytes = volume.and_then(|v| grown(size, view.data_offset_bytes, v.size_bytes));
+        }
+        views
+    }
+
     /// The phase of the thread that serves the device.
     fn phase_of(&self, probe: &Probe) -> Option<Phase> {
         let set = match &probe.role {
@@ -177,6 +222,7 @@ impl Views {
                 DeviceState::Stopped => ("stopped", None),
             };
             let dirty = device.probe.as_ref().is_some_and(Probe::is_dirty);
+            let data_offset_bytes = device.probe.as_ref().map_or(0, |probe| probe.data_offset_bytes);
             let (uuid, role) = device.probe.map(|s| (s.uuid, s.role)).unzip();
             let (kind, set, label) = match role {
                 Some(Role::Cache { set, label }) => (Some("cache"), Some(set), label),
@@ -198,8 +244,23 @@ impl Views {
                 waits_for,
                 cache_failed,
                 dirty_bytes: None,
+                grown_bytes: None,
+                data_offset_bytes,
             }
         });
         views.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rest_of_a_block_is_no_growth() {
+        assert_eq!(grown(1 << 20, 8192, (1 << 20) - 8192), None);
+        assert_eq!(grown((1 << 20) + 4095, 8192, (1 << 20) - 8192), None);
+        assert_eq!(grown(2 << 20, 8192, (1 << 20) - 8192), Some(1 << 20));
+        assert_eq!(grown(4096, 8192, 1 << 20), None, "it has shrunk");
     }
 }

@@ -96,16 +96,17 @@ impl Workers {
             let joined = tokio::task::spawn_blocking(move || old.join());
             let _ = tokio::time::timeout(ANSWER_WITHIN, joined).await;
         }
-        let up = {
+        let (title, up) = {
             let mut workers = self.lock();
             if self.stopping.load(Ordering::SeqCst) {
                 return failed("the daemon is stopping");
             }
             let (worker, up) = worker::start(plan, self.shared.clone())?;
+            let title = worker.title();
             workers.insert(id.clone(), Arc::new(worker));
-            up
+            (title, up)
         };
-        let result = within(&id, UP_WITHIN, up).await;
+        let result = within(&title, UP_WITHIN, up).await;
         if result.is_err() && self.lock().get(&id).is_some_and(|w| w.phase().is_over()) {
             self.lock().remove(&id);
         }
@@ -129,7 +130,7 @@ impl Workers {
         if tokio::time::timeout(ANSWER_WITHIN, joined).await.is_err() {
             return failed(format!(
                 "{} is still stopping after {} seconds: a device does not answer; see `ubcache status`",
-                worker.plan.title(),
+                worker.title(),
                 ANSWER_WITHIN.as_secs()
             ));
         }
@@ -192,7 +193,7 @@ impl Workers {
             let joined = worker.clone();
             let _ = tokio::task::spawn_blocking(move || joined.join()).await;
             if let Phase::Failed(why) = worker.phase() {
-                result = Err(Failure::because(format_args!("set {}", worker.plan.id), why));
+                result = Err(Failure::because(worker.title(), why));
             }
         }
         result

@@ -1,4 +1,4 @@
-//! The settings that are one name out of a few.
+//! Settings with a fixed list of named values.
 //!
 //! Owns the order and the names of the choices, as control files list them (semantics section 16).
 //! Cache modes and replacement policies are stored on disk, so their types belong to the format.
@@ -23,38 +23,38 @@ pub(crate) trait Choice: Copy + PartialEq + 'static {
     }
 }
 
-/// Which requests that read ahead, or run in the background, are cached.
+/// The read-ahead and background requests that are cached.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum ReadaheadPolicy {
     /// All of them.
     #[default]
     All,
-    /// Those for metadata only.
+    /// Requests for metadata only.
     MetaOnly,
 }
 
-/// What becomes of a cached device without dirty data when its cache set fails. (A device with dirty
-/// data is stopped in any case.)
+/// The reaction of a cached device without dirty data to the failure of its set. A device with dirty data is stopped in
+/// any case.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum StopWhenFailed {
-    /// It goes on without a cache.
+    /// The device is served without a cache.
     #[default]
     Auto,
-    /// It is stopped, too.
+    /// Every request of the device fails.
     Always,
 }
 
-/// What an error does that a cache set cannot survive.
+/// The reaction to an error that makes a set fail.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum OnError {
     /// The set is disabled and unregistered.
     #[default]
     Unregister,
-    /// The whole process ends at once.
+    /// Accepted, as the kernel does; it has the effect of `Unregister`.
     Panic,
 }
 
-/// Which requests go through the cache, where the cache mode leaves a choice.
+/// The rule for requests that the cache mode lets through the cache or past it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Admission {
     /// By the kernel's rules: streams and congestion bypass.
@@ -64,24 +64,24 @@ pub enum Admission {
     Cost,
 }
 
-/// Whether writeback reads what lies between dirty data and writes all of it in one request.
+/// Whether writeback reads the gaps between dirty data and writes everything in one request.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Bridge {
     /// Never.
     Off,
-    /// Where it is cheaper than separate requests.
+    /// Gaps are bridged if that is cheaper than separate requests.
     #[default]
     Auto,
     /// Wherever `writeback_bridge_limit` allows it.
     Always,
 }
 
-/// Who says how fast dirty data is written back.
+/// The controller of the writeback rate.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Controller {
     /// The kernel's controller alone.
     Kernel,
-    /// The same, but while clients keep the devices busy, writeback rests as much as the room in the cache allows.
+    /// The kernel's controller; writeback also pauses while clients keep the devices busy and the cache has room.
     #[default]
     Yield,
 }
@@ -91,7 +91,7 @@ pub enum Controller {
 pub enum Overwrite {
     /// Never: each write goes to a new place.
     Off,
-    /// Where few buckets are unused or requests cost the cache device little, unless it rotates.
+    /// Overwrites in place if few buckets are empty or requests to the cache device are cheap; never on a rotating device.
     #[default]
     Auto,
     /// Wherever it can be.

@@ -1,6 +1,6 @@
 //! Inserts into the cache the data that a read found missing.
 //!
-//! The insertion runs in the background, after the read was answered. The data was read from the backing device under a
+//! The insertion runs in a background task, for which the answer does not wait. The data was read from the backing device under a
 //! *miss* range: if a change overlapped the range, the copy may be old and is dropped (`cache_miss_collisions`). The
 //! key goes to its leaf only, not to the journal: if a crash loses it, the next read is a miss.
 //!

@@ -4,7 +4,7 @@
 //! time. A request that is one extent is read into the caller's buffer without a copy. After a read from the cache, the
 //! read checks the generation of the bucket: if it has changed, the bucket may have been reused during the read, and
 //! the whole request starts again. It also starts again if a wipe has overwritten dead sectors meanwhile. Every missing
-//! piece is inserted into the cache after the answer (`miss`).
+//! piece is inserted into the cache by a background task, for which the answer does not wait (`miss`).
 //!
 //! A backing device that fails a flush may drop what was written before and not flushed. Two things could bring dropped
 //! data back after a read has returned the older data: a write that carries the data around it, or writeback over gaps,

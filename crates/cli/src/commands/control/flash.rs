@@ -1,8 +1,12 @@
 //! `gc`, `volume create` and `volume delete`: the space of a cache device.
 
+use std::path::Path;
+
 use clap::{Args, Subcommand};
+use format::Sectors;
 use serde_json::{Value, json};
 
+use super::offline::{self, NewVolume};
 use super::{answer, text};
 use crate::client::{Control, described, segment};
 use crate::failure::Failure;
@@ -72,7 +76,8 @@ impl Volume {
 /// Make a flash-only volume in a set, and serve it
 ///
 /// Its data is on the cache device alone and is never written back. All flash-only volumes of a set together may have the
-/// share cutoff_writeback_sync of the cache (70 % by default); a volume that does not fit is refused.
+/// share cutoff_writeback_sync of the cache (70 % by default); a volume that does not fit is refused. With --offline the set
+/// must not be served; its default tunables apply, and the volume is served when the set is.
 #[derive(Args, Debug)]
 #[command(after_help = "Example: ubcache volume create /dev/nvme0n1p4 20G --label scratch")]
 struct Create {
@@ -87,16 +92,38 @@ struct Create {
     /// Print whether it fits, and do nothing
     #[arg(long)]
     dry_run: bool,
+    /// Make the volume without the daemon, in a set that no process serves: SET is its cache device
+    #[arg(long, conflicts_with_all = ["socket", "api", "token_file", "ca"])]
+    offline: bool,
     #[command(flatten)]
     control: Control,
 }
 
 impl Create {
     fn run(&self) -> Result<(), Failure> {
+        if self.offline {
+            return self.run_offline();
+        }
         let path = format!("/v1/sets/{}/volumes", segment(&self.control.device_name(&self.set)?));
         let wanted = json!({"size_bytes": self.size, "label": self.label, "dry_run": self.dry_run});
         let body = self.control.post(&path, &wanted)?;
-        answer(&self.control, &body, || {
+        self.print(&body)
+    }
+
+    fn run_offline(&self) -> Result<(), Failure> {
+        if self.size == 0 || !self.size.is_multiple_of(512) {
+            return Err(Failure::Usage(format!(
+                "size: expected a multiple of 512 bytes, found {}",
+                self.size
+            )));
+        }
+        let wanted =
+            NewVolume { sectors: Sectors(self.size / 512), label: &self.label, dry_run: self.dry_run };
+        self.print(&offline::create(Path::new(&self.set), &wanted)?)
+    }
+
+    fn print(&self, body: &Value) -> Result<(), Failure> {
+        answer(&self.control, body, || {
             let (room, set) = (&body["room"], described(&body["resolved"]));
             let taken = format!(
                 "flash-only volumes had {} of {} before",
@@ -106,6 +133,9 @@ impl Create {
             let size = size::human(self.size);
             match body["volume"].as_str() {
                 Some(name) => format!("{name}: {size} in {set}; {taken}\n"),
+                None if self.offline && !self.dry_run => {
+                    format!("{set}: made a volume of {size}, which is served when the set is; {taken}\n")
+                }
                 None => format!("{set}: would make a volume of {size}; {taken}\n"),
             }
         })

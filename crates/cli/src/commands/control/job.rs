@@ -29,7 +29,9 @@ fn progress_line(job: &Value) -> String {
 
 /// The target of a job: the volume or the set, and the device with its UUID.
 fn target_of(job: &Value) -> String {
-    described(&json!({"name": job["target"], "device": job["device"], "uuid": job["uuid"]}))
+    // A daemon of an older version does not tell the label.
+    let label = &job["label"];
+    described(&json!({"name": job["target"], "label": label, "device": job["device"], "uuid": job["uuid"]}))
 }
 
 /// The result of a wipe as text; empty if there was none.

@@ -7,6 +7,7 @@
 mod flash;
 mod job;
 mod list_names;
+mod offline;
 mod show;
 mod status;
 mod top;
@@ -305,25 +306,43 @@ fn notes(changed: &Value) {
     changed["notes"].as_array().into_iter().flatten().for_each(|note| out::note(text(note)));
 }
 
-/// The path of the tunables of a volume or a set.
-fn tunables_path(control: &Control, name: &str) -> Result<String, Failure> {
-    let name = segment(&control.device_name(name)?);
-    let of_volume = format!("/v1/volumes/{name}/tunables");
-    if control.ask("GET", &of_volume, None)?.status == 404 {
-        let of_set = format!("/v1/sets/{name}/tunables");
-        if control.ask("GET", &of_set, None)?.status == 200 {
-            return Ok(of_set);
+/// The volume or set whose tunables a command names.
+#[derive(Args, Debug)]
+struct TunablesOf {
+    /// Volume (name, label or device) or set (UUID, label or cache device)
+    volume: String,
+    /// Take the tunables of the set that serves the volume
+    #[arg(long)]
+    set_of_volume: bool,
+}
+
+impl TunablesOf {
+    /// The path of the tunables.
+    fn path(&self, control: &Control) -> Result<String, Failure> {
+        let name = segment(&control.device_name(&self.volume)?);
+        let of_set = |set: &str| format!("/v1/sets/{set}/tunables");
+        if self.set_of_volume {
+            let body = control.get(&format!("/v1/volumes/{name}"))?;
+            let set = body["volume"]["set"].as_str().map(|set| of_set(&segment(set)));
+            let shown = plain::escaped(&self.volume);
+            return set.ok_or_else(|| Failure::Failed(format!("{shown}: is served without a set")));
         }
+        let of_volume = format!("/v1/volumes/{name}/tunables");
+        if control.ask("GET", &of_volume, None)?.status == 404
+            && control.ask("GET", &of_set(&name), None)?.status == 200
+        {
+            return Ok(of_set(&name));
+        }
+        // The next request refuses an unknown name. A refused request that would change something is recorded in the audit.
+        Ok(of_volume)
     }
-    // The next request refuses an unknown name. A refused request that would change something is recorded in the audit.
-    Ok(of_volume)
 }
 
 /// Show tunables of a volume or a set
 #[derive(Args, Debug)]
 pub(crate) struct Get {
-    /// Volume (name, label or device) or set (UUID or cache device)
-    volume: String,
+    #[command(flatten)]
+    of: TunablesOf,
     /// Name of a tunable; all of them if none is given
     key: Option<String>,
     #[command(flatten)]
@@ -332,7 +351,7 @@ pub(crate) struct Get {
 
 impl Get {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let path = tunables_path(&self.control, &self.volume)?;
+        let path = self.of.path(&self.control)?;
         match &self.key {
             Some(key) => {
                 let body = self.control.get(&format!("{path}/{}", segment(key)))?;
@@ -382,8 +401,8 @@ fn writeback_rate(volume: &Value) -> String {
 /// The daemon stores the values unless --runtime is given; `reset` undoes a change.
 #[derive(Args, Debug)]
 pub(crate) struct Set {
-    /// Volume (name, label or device) or set (UUID or cache device)
-    volume: String,
+    #[command(flatten)]
+    of: TunablesOf,
     /// Names and values
     #[arg(value_name = "KEY=VALUE", required = true)]
     settings: Vec<String>,
@@ -401,7 +420,7 @@ impl Set {
             .iter()
             .map(|s| s.split_once('=').ok_or_else(|| Failure::Usage(format!("{s}: expected KEY=VALUE"))));
         let wanted = wanted.collect::<Result<Vec<_>, _>>()?;
-        let path = tunables_path(&self.control, &self.volume)?;
+        let path = self.of.path(&self.control)?;
         // The daemon takes one at a time: nothing is to be changed if a later one cannot be right.
         if wanted.len() > 1 {
             wanted
@@ -474,8 +493,8 @@ impl Changed {
 /// Undo `set`: the configuration or the default applies again
 #[derive(Args, Debug)]
 pub(crate) struct Reset {
-    /// Volume (name, label or device) or set (UUID or cache device)
-    volume: String,
+    #[command(flatten)]
+    of: TunablesOf,
     /// Names
     #[arg(required = true)]
     keys: Vec<String>,
@@ -485,7 +504,7 @@ pub(crate) struct Reset {
 
 impl Reset {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let path = tunables_path(&self.control, &self.volume)?;
+        let path = self.of.path(&self.control)?;
         let mut changed = Changed::default();
         for key in &self.keys {
             changed.add(self.control.delete(&format!("{path}/{}", segment(key)))?);

@@ -90,6 +90,7 @@ fn screen(status: &Value) -> String {
         said.push_str("\nnot served:\n");
         said.push_str(&table(&[vec![head()], rest].concat()));
     }
+    said.push_str(&growth(status));
     for job in each(&status["jobs"]) {
         said.push_str(&format!(
             "\njob {}: {} {}: {} %\n",
@@ -109,6 +110,29 @@ fn screen(status: &Value) -> String {
     said
 }
 
+/// The disks that are larger than what is served of them, with what serves all of it. Empty if there are none.
+fn growth(status: &Value) -> String {
+    let grown = each(&status["devices"]).filter_map(|d| Some((d, d["grown_bytes"].as_u64()?)));
+    let lines: Vec<String> = grown
+        .map(|(d, more)| {
+            let path = text(&d["path"]);
+            let name = d["name"].as_str().unwrap_or(path);
+            format!(
+                "  {} ({path}): {} more; unmount it, then `ubcache stop {name} && ubcache register {path}`\n",
+                plain::named(text(&d["label"]), name),
+                size::human(more)
+            )
+        })
+        .collect();
+    if lines.is_empty() {
+        return String::new();
+    }
+    format!(
+        "\ngrown disks, served with their old size (see the page grow-disk of the guide):\n{}",
+        lines.concat()
+    )
+}
+
 /// The lines about a set itself. A set that is disabled is called failed, whatever its thread does.
 fn heading(set: &Value, status: &Value) -> String {
     let figures = &set["set"];
@@ -123,7 +147,8 @@ fn heading(set: &Value, status: &Value) -> String {
         let path = device.map_or(text(&set["id"]), |d| text(&d["path"]));
         return format!("without a cache: {path}: {state}\n");
     }
-    let mut said = format!("set {}: {state}\n", text(&set["id"]));
+    let name = format!("set {}", text(&set["id"]));
+    let mut said = format!("{}: {state}\n", plain::named(text(&figures["label"]), name));
     if figures.is_object() {
         said.push_str(&format!(
             "  cache {}: {}, {} cached, {} dirty\n",

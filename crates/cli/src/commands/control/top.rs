@@ -2,8 +2,9 @@
 //!
 //! Owns the counters of the last update and the rates, which are differences of counters between two updates. On a terminal a
 //! screen shows the rates (module `screen`); elsewhere each update prints another table. Must not know keys and columns of the
-//! screen.
+//! screen, nor the form of histograms (module `latency`).
 
+mod latency;
 mod screen;
 
 use std::collections::BTreeMap;
@@ -11,6 +12,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use io::Histogram;
 use serde_json::{Value, json};
 use serve::plain;
 
@@ -22,9 +24,11 @@ use crate::{out, size};
 
 /// Show the activity of volumes, updated regularly
 ///
-/// IOPS and bytes are means over the time between two updates. Latencies are means over the reads and writes that were
-/// answered in that time. Hits are the share of the reads, without those that bypassed the cache, that the cache answered.
-/// On a terminal the keys in the last line sort the volumes, and q quits.
+/// IOPS and bytes are means over the time between two updates. Latencies are those of the reads and writes that were answered
+/// in that time: p50 is the latency that half of them did not exceed, p99 the latency that 99 % did not exceed, at most a
+/// quarter too large. Hits are the share of the reads, without those that bypassed the cache, that the cache answered.
+/// On a terminal the keys in the last line sort the volumes, and q quits: of the letters p and t, the small one is for reads and
+/// the capital one for writes; r and R are reads, w and W writes. The table and --json have the mean latencies, too.
 #[derive(Args, Debug)]
 pub(crate) struct Top {
     /// Seconds between two updates
@@ -109,23 +113,31 @@ struct OpActivity {
     bytes_per_s: u64,
     /// Mean latency of the answered ones in milliseconds; `None` without any.
     mean_ms: Option<f64>,
+    /// Latency in milliseconds that half of the answered ones did not exceed.
+    p50_ms: Option<f64>,
+    /// Latency in milliseconds that 99 % of the answered ones did not exceed.
+    p99_ms: Option<f64>,
 }
 
 impl Activity {
-    /// The activity of a volume in the past; `seconds` is `None` at the first update, which has no earlier counters.
-    fn of(volume: &Value, past: Counts, seconds: Option<f64>) -> Activity {
-        let op = |requests, bytes, answered: u64, us: u64| OpActivity {
+    /// The activity of a volume in the past, with the latencies of its reads and writes; `seconds` is `None` at the first
+    /// update, which has no earlier counters.
+    fn of(volume: &Value, past: Counts, times: [Histogram; 2], seconds: Option<f64>) -> Activity {
+        let op = |requests, bytes, answered: u64, us: u64, times: &Histogram| OpActivity {
             per_s: per_second(requests, seconds),
             bytes_per_s: per_second(bytes, seconds),
             mean_ms: (answered > 0).then(|| us as f64 / answered as f64 / 1000.0),
+            p50_ms: latency::quantile_ms(times, 0.5),
+            p99_ms: latency::quantile_ms(times, 0.99),
         };
+        let [reads, writes] = &times;
         Activity {
             label: plain::label(text(&volume["label"])).into_owned(),
             name: text(&volume["name"]).to_owned(),
             state: volume["state"].as_str().unwrap_or("flash-only").to_owned(),
             ops: [
-                op(past.reads, past.read_bytes, past.reads_answered, past.read_us),
-                op(past.writes, past.written_bytes, past.writes_answered, past.write_us),
+                op(past.reads, past.read_bytes, past.reads_answered, past.read_us, reads),
+                op(past.writes, past.written_bytes, past.writes_answered, past.write_us, writes),
             ],
             hits: past.hits,
             misses: past.misses,
@@ -150,12 +162,14 @@ struct Update {
 struct Sampler<'a> {
     control: &'a Control,
     before: BTreeMap<String, Counts>,
+    latencies: latency::Latencies,
     looked: Option<Instant>,
 }
 
 impl Sampler<'_> {
     fn update(&mut self) -> Result<Update, Failure> {
         let status = self.control.get("/v1/status")?;
+        let latencies = latency::Latencies::ask(self.control)?;
         let now = Instant::now();
         let seconds = self.looked.map(|l| now.duration_since(l).as_secs_f64());
         let mut counts = BTreeMap::new();
@@ -163,10 +177,10 @@ impl Sampler<'_> {
         for volume in volumes(&status) {
             let (name, now) = (text(&volume["name"]).to_owned(), Counts::of(volume));
             let past = now.since(self.before.get(&name).copied().unwrap_or(now));
-            activities.push(Activity::of(volume, past, seconds));
+            activities.push(Activity::of(volume, past, latencies.since(&self.latencies, &name), seconds));
             counts.insert(name, now);
         }
-        (self.before, self.looked) = (counts, Some(now));
+        (self.before, self.latencies, self.looked) = (counts, latencies, Some(now));
         Ok(Update { status, seconds, volumes: activities })
     }
 }
@@ -178,7 +192,9 @@ fn volumes(status: &Value) -> impl Iterator<Item = &Value> {
 
 impl Top {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let mut sampler = Sampler { control: &self.control, before: BTreeMap::new(), looked: None };
+        let latencies = latency::Latencies::default();
+        let mut sampler =
+            Sampler { control: &self.control, before: BTreeMap::new(), latencies, looked: None };
         let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb" || term.is_empty());
         let terminal = std::io::stdout().is_terminal() && std::io::stdin().is_terminal() && !dumb;
         if terminal && !self.control.json {
@@ -216,9 +232,13 @@ fn as_json(update: &Update) -> Value {
             "reads_per_s": reads.per_s,
             "read_bytes_per_s": reads.bytes_per_s,
             "read_latency_mean_ms": reads.mean_ms,
+            "read_latency_p50_ms": reads.p50_ms,
+            "read_latency_p99_ms": reads.p99_ms,
             "writes_per_s": writes.per_s,
             "written_bytes_per_s": writes.bytes_per_s,
             "write_latency_mean_ms": writes.mean_ms,
+            "write_latency_p50_ms": writes.p50_ms,
+            "write_latency_p99_ms": writes.p99_ms,
             "hits": v.hits,
             "misses": v.misses,
             "dirty_bytes": v.dirty_bytes,
@@ -248,8 +268,9 @@ fn jobs(status: &Value) -> Vec<String> {
 }
 
 /// A latency in milliseconds.
-fn milliseconds(mean: Option<f64>) -> String {
-    mean.map_or_else(|| "-".to_owned(), |ms| if ms < 10.0 { format!("{ms:.2}") } else { format!("{ms:.0}") })
+fn milliseconds(latency: Option<f64>) -> String {
+    latency
+        .map_or_else(|| "-".to_owned(), |ms| if ms < 10.0 { format!("{ms:.2}") } else { format!("{ms:.0}") })
 }
 
 /// The text, or a dash for an empty one.
@@ -264,9 +285,13 @@ fn plain_table(update: &Update) -> String {
         "Reads/s",
         "Read bytes/s",
         "Read mean ms",
+        "Read p50 ms",
+        "Read p99 ms",
         "Writes/s",
         "Written bytes/s",
         "Write mean ms",
+        "Write p50 ms",
+        "Write p99 ms",
         "Hits",
         "Dirty",
         "Writeback",
@@ -281,9 +306,13 @@ fn plain_table(update: &Update) -> String {
             reads.per_s.to_string(),
             size::human(reads.bytes_per_s),
             milliseconds(reads.mean_ms),
+            milliseconds(reads.p50_ms),
+            milliseconds(reads.p99_ms),
             writes.per_s.to_string(),
             size::human(writes.bytes_per_s),
             milliseconds(writes.mean_ms),
+            milliseconds(writes.p50_ms),
+            milliseconds(writes.p99_ms),
             v.hit_percent().map_or_else(|| "-".into(), |r| format!("{r} %")),
             size::human(v.dirty_bytes),
             v.writeback.clone(),
@@ -297,6 +326,8 @@ fn plain_table(update: &Update) -> String {
 
 #[cfg(test)]
 mod tests {
+    use io::Nanos;
+
     use super::*;
 
     #[test]
@@ -312,15 +343,25 @@ mod tests {
         assert_eq!(Counts::of(&volume(5, 0)).since(past).reads, 5, "began anew");
         let status = json!({"version": "1", "uptime_seconds": 1, "sets": [{"volumes": [volume(1, 1)]}], "jobs": [],
             "problems": [{}, {}]});
-        let volumes = vec![Activity::of(&volume(1, 1), past, Some(2.0))];
+        let mut reads = Histogram::default();
+        (0..98).for_each(|_| reads.record(Nanos::from_us(1000)));
+        (0..2).for_each(|_| reads.record(Nanos::from_us(26_000)));
+        let volumes = vec![Activity::of(&volume(1, 1), past, [reads, Histogram::default()], Some(2.0))];
         let update = Update { status, seconds: Some(2.0), volumes };
         let said = plain_table(&update);
-        assert!(said.contains("one    bcache0  50       4.0 KiB       1.50"), "{said}");
+        assert!(
+            said.contains("one    bcache0  50       4.0 KiB       1.50          1.05         26"),
+            "{said}"
+        );
         assert!(said.starts_with("ubcache 1, up 1 s; 2 PROBLEMS, see `ubcache status`\n"), "{said}");
         let as_json = as_json(&update);
         assert_eq!(as_json["volumes"][0]["reads_per_s"], 50);
         assert_eq!(as_json["volumes"][0]["read_latency_mean_ms"], 1.5);
-        assert_eq!(as_json["volumes"][0]["write_latency_mean_ms"], Value::Null);
+        assert_eq!(as_json["volumes"][0]["read_latency_p50_ms"], 1.048_576);
+        assert_eq!(as_json["volumes"][0]["read_latency_p99_ms"], 26.0);
+        for key in ["write_latency_mean_ms", "write_latency_p50_ms", "write_latency_p99_ms"] {
+            assert_eq!(as_json["volumes"][0][key], Value::Null, "{key}");
+        }
     }
 
     #[test]

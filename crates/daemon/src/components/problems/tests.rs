@@ -38,6 +38,8 @@ fn device(path: &str, kind: &'static str, state: &'static str, why: &str) -> Dev
         cache_failed: false,
         dirty: false,
         dirty_bytes: None,
+        grown_bytes: None,
+        data_offset_bytes: 0,
     }
 }
 

@@ -1,22 +1,24 @@
 //! The policy cost-benefit: the buckets whose hits save the least time for the room that they take (decision 017).
 //!
-//! Buckets mix blocks of different heat, so the last use of a bucket (lru) says little: some hot block keeps every
-//! bucket young. Here buckets belong to segments:
+//! A bucket has blocks that are read often and blocks that are not, so the last use of the bucket says little. Here each
+//! bucket belongs to a segment:
 //!
-//! * *Probation*: what reads brought in once. A block that is read again there goes to the protected segment.
-//! * *Protected*: what was read again, and what was written. Each hit adds the time that it saved to the bucket's rate.
-//! * *Draining*: the protected buckets with the lowest rates, next to be reused. A block that is still read there is
-//!   copied to a new protected bucket, on the strength of the read that has just fetched it: nothing has to be looked for.
+//! * *Probation*: buckets with data that a read miss inserted. A block that is read again there is copied to the protected
+//!   segment.
+//! * *Protected*: buckets with data that was read again or written. Each hit adds the time that it saved to the rate of its
+//!   bucket.
+//! * *Draining*: the protected buckets with the lowest rates, which are evicted next. A block that is read there is copied
+//!   to a new protected bucket; the read already has its data.
 //!
-//! The oldest bucket on probation is reused first, unless it has more hits than the coldest protected one; some of both is
-//! always kept. *Ghosts* remember which blocks were missed before: while the protected segment has less than its share,
-//! what is missed again goes there at once, and so what is read in loops larger than the cache stays in part instead of
-//! being replaced just before it is read again.
+//! The oldest bucket on probation is evicted first, unless its rate is more than twice that of the coldest protected
+//! bucket. Both segments always keep a share. *Ghosts* record which blocks missed. While the protected segment is below
+//! its share, a block that misses again is protected at once. So a part of a loop that is larger than the cache stays
+//! cached.
 //!
-//! While a quarter of the buckets holds nothing, nothing is copied.
+//! While at least a quarter of the buckets is empty, no block is copied.
 //!
-//! Time is counted in *ticks*, the agings of priorities: a 1024th of the cache in requests. Owns no bucket's state but
-//! this; must not know what is in a bucket, nor what time it is.
+//! Time is counted in *ticks*: one for each aging of priorities, that is, each 1024th of the cache in requests. Owns the
+//! rates and segments. Must not know the content of a bucket, or a clock.
 //!
 //! *Invariants:* a scan asks for every bucket, also if none is wanted, and yields as many buckets as wanted if so many are
 //! eligible.
@@ -26,39 +28,39 @@ use format::{BucketNr, Inode, Sector};
 use super::saving::UNKNOWN_WORTH;
 use super::{Candidates, FillKind, ReplacementPolicy, Space};
 
-/// Ticks after which hits become a rate: an eighth of the cache.
+/// The number of ticks in a window; an eighth of the cache in requests.
 const WINDOW_TICKS: u32 = 128;
-/// Windows that the two averages of a rate remember. The smaller one counts: the long one does not take a quiet moment
-/// for cold, the short one sees when the hot set has moved on.
+/// The windows of the two averages. The smaller average counts: the long one stays high during a short pause, the short
+/// one falls soon after the hot set changes.
 const SHORT_WINDOWS: u32 = 6;
 const LONG_WINDOWS: u32 = 16;
 /// Rates are kept in these parts of the unit of worth for each window.
 const RATE_PARTS: u64 = 16;
-/// Share of the clean buckets that is on probation at least, and at most.
+/// Divisors: at least 1/20 and at most 1/4 of the clean buckets are on probation.
 const PROBATION_LEAST_PART: usize = 20;
 const PROBATION_MOST_PART: usize = 4;
-/// Share of the protected buckets that is draining; at least what is wanted next.
+/// Divisor: at least 1/32 of the protected buckets drain, and at least as many as the scan wants.
 const DRAINING_PART: usize = 32;
-/// Buckets that hold nothing, as a part of all, from which on nothing is copied: what fits is not written twice.
+/// Divisor: while 1/4 of the buckets is empty, no block is copied, because data that fits need not be written twice.
 const SPARE_PART: usize = 4;
-/// Hits that a new bucket is credited with, until it is known better.
+/// The hits that a new bucket counts as having until its first window ends.
 const CREDIT_HITS: u64 = 8;
-/// The oldest bucket on probation stays if it has more than so many times the rate of the coldest protected one.
+/// The oldest bucket on probation stays if its rate is more than this many times that of the coldest protected bucket.
 const PROBATION_HANDICAP: u64 = 2;
-/// Ghosts at most (2 bytes each), and for each block that the cache has room for.
+/// The largest number of ghosts (2 bytes each), and the number for each block of the cache.
 const MAX_GHOSTS: u64 = 1 << 24;
 const GHOSTS_PER_BLOCK: u64 = 4;
 /// Largest granule that a ghost stands for: 64 KiB.
 const MAX_GRANULE_SECTORS: u64 = 128;
 
-/// Which data a bucket is for.
+/// The segment of a bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BucketSegment {
-    /// What was read once.
+    /// Data that was read once.
     Probation,
-    /// What was read again, or written.
+    /// Data that was read again, or written.
     Protected,
-    /// Protected, and about to be reused.
+    /// Protected, and evicted next.
     Draining,
 }
 
@@ -80,20 +82,20 @@ struct Heat {
 }
 
 impl Heat {
-    /// Of a bucket of which nothing is known yet but when it began to be filled.
+    /// The state of a bucket that begins to be filled at tick `born`.
     fn new(segment: BucketSegment, born: u32) -> Heat {
         Heat { segment, windows: 0, born, drains: 0, hits: 0, short: 0, long: 0 }
     }
 }
 
-/// What hits were in the last windows, on average.
+/// The number and the total worth of recent hits, halved after each window.
 #[derive(Clone, Copy, Default, Debug)]
 struct Mean {
     hits: u64,
     worth: u64,
 }
 
-/// Granules that were missed. Direct-mapped: whatever is missed later may take the place of an older one.
+/// Fingerprints of the granules that missed. A later miss with the same slot replaces an older one.
 #[derive(Debug)]
 struct Ghosts {
     /// Fingerprints; 0 is none.
@@ -110,7 +112,7 @@ impl Ghosts {
         Ghosts { slots: vec![0; slots as usize], granule_shift: granule.trailing_zeros() }
     }
 
-    /// Notes a miss; says whether it is known that there was one before.
+    /// Records a miss. Returns true if the granule has missed before.
     fn note(&mut self, inode: Inode, at: Sector) -> bool {
         let (index, print) = self.place(inode, at);
         self.slots.get_mut(index).is_some_and(|slot| std::mem::replace(slot, print) == print)
@@ -304,8 +306,7 @@ impl CostBenefit {
         }
     }
 
-    /// Whether the next bucket is to come from the probation segment, of which `limits` says how much is to stay at least
-    /// and at most.
+    /// Whether the next bucket comes from probation. `limits`: the least and the largest number of buckets that stay there.
     fn is_probation_next(&self, left: &Sorted, (least, most): (usize, usize)) -> bool {
         if left.probation.len() > most {
             return true;
@@ -327,7 +328,7 @@ struct Sorted {
     empty: Vec<u32>,
     /// By age.
     probation: Vec<(u32, u32)>,
-    /// By the time that it has been going on.
+    /// By the ticks since draining began.
     draining: Vec<(u32, u32)>,
     /// By rate and priority, falling.
     protected: Vec<(u32, u16, u32)>,
@@ -341,7 +342,7 @@ impl Sorted {
         next.map(|(_, nr)| nr).or_else(|| self.protected.pop().map(|(_, _, nr)| nr))
     }
 
-    /// Sorts; of the protected ones, as many as can matter.
+    /// Sorts the lists. Of the protected buckets only the `2 * drain` coldest are kept.
     fn sort(&mut self, drain: usize) {
         self.probation.sort_unstable_by_key(|(age, nr)| (*age, std::cmp::Reverse(*nr)));
         self.draining.sort_unstable_by_key(|(age, nr)| (*age, std::cmp::Reverse(*nr)));

@@ -48,16 +48,16 @@ const OWN: usize = POLICIES.len() - STORED;
 pub struct Candidate {
     /// It may be invalidated: no metadata, no dirty data, not pinned, generation not too far ahead.
     pub eligible: bool,
-    /// Its priority: 32768 at the last use, lower the longer that is ago.
+    /// Its priority: 32768 at the last use; every aging lowers it.
     pub prio: u16,
     /// Live sectors in it; 0 if nothing refers to it.
     pub live_sectors: u32,
 }
 
-/// What a policy asks for a bucket's state.
+/// Returns the state of a bucket.
 pub type Candidates<'a> = &'a dyn Fn(BucketNr) -> Candidate;
 
-/// What a bucket is filled with.
+/// The kind of data that fills a bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FillKind {
     /// Data that a read brings in for the first time in a while.
@@ -97,7 +97,7 @@ impl Space {
 
 /// A rule by which buckets are chosen to be invalidated, with the state that it keeps.
 ///
-/// Nothing but `begin`, `step` and `finish` may allocate: the other methods are called on the path of a request.
+/// Only `begin`, `step` and `finish` may allocate, because requests call the other methods.
 pub trait ReplacementPolicy {
     /// A policy that knows nothing of the buckets yet.
     fn new(space: &Space) -> Self
@@ -113,7 +113,7 @@ pub trait ReplacementPolicy {
         0
     }
 
-    /// Whether the policy has to be told of fills, hits and misses.
+    /// Whether the policy needs the calls `on_fill`, `on_hit` and `on_miss`.
     fn observes() -> bool
     where
         Self: Sized,

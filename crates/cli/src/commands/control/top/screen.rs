@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::size;
 
 /// Width from which the screen has a column for the name, the state and the writeback of a volume.
-const WIDE: u16 = 110;
+const WIDE: u16 = 120;
 
 /// A column by which the volumes are sorted. Labels ascend; numbers descend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,25 +26,25 @@ enum SortKey {
     Label,
     Reads,
     ReadBytes,
-    ReadLatency,
+    ReadP50,
+    ReadP99,
     Writes,
     WrittenBytes,
-    WriteLatency,
+    WriteP50,
+    WriteP99,
     Hits,
     Dirty,
 }
 
-/// The keys, the columns that they choose, and their names in the last line.
-const KEYS: [(char, SortKey, &str); 9] = [
-    ('l', SortKey::Label, "label"),
-    ('r', SortKey::Reads, "reads"),
-    ('R', SortKey::ReadBytes, "MiB/s"),
-    ('t', SortKey::ReadLatency, "ms"),
-    ('w', SortKey::Writes, "writes"),
-    ('W', SortKey::WrittenBytes, "MiB/s"),
-    ('T', SortKey::WriteLatency, "ms"),
-    ('h', SortKey::Hits, "hits"),
-    ('d', SortKey::Dirty, "dirty"),
+/// The columns that keys choose: the name in the last line, and each key with its column.
+const KEYS: [(&str, &[(char, SortKey)]); 7] = [
+    ("label", &[('l', SortKey::Label)]),
+    ("IOPS", &[('r', SortKey::Reads), ('w', SortKey::Writes)]),
+    ("MiB/s", &[('R', SortKey::ReadBytes), ('W', SortKey::WrittenBytes)]),
+    ("p50", &[('p', SortKey::ReadP50), ('P', SortKey::WriteP50)]),
+    ("p99", &[('t', SortKey::ReadP99), ('T', SortKey::WriteP99)]),
+    ("hits", &[('h', SortKey::Hits)]),
+    ("dirty", &[('d', SortKey::Dirty)]),
 ];
 
 impl SortKey {
@@ -54,10 +54,12 @@ impl SortKey {
             SortKey::Label => None,
             SortKey::Reads => Some(v.ops[0].per_s),
             SortKey::ReadBytes => Some(v.ops[0].bytes_per_s),
-            SortKey::ReadLatency => us(v.ops[0].mean_ms),
+            SortKey::ReadP50 => us(v.ops[0].p50_ms),
+            SortKey::ReadP99 => us(v.ops[0].p99_ms),
             SortKey::Writes => Some(v.ops[1].per_s),
             SortKey::WrittenBytes => Some(v.ops[1].bytes_per_s),
-            SortKey::WriteLatency => us(v.ops[1].mean_ms),
+            SortKey::WriteP50 => us(v.ops[1].p50_ms),
+            SortKey::WriteP99 => us(v.ops[1].p99_ms),
             SortKey::Hits => v.hit_percent(),
             SortKey::Dirty => Some(v.dirty_bytes),
         };
@@ -84,8 +86,9 @@ fn action(key: KeyEvent) -> Action {
         KeyCode::Char('q') | KeyCode::Esc => Action::Quit,
         KeyCode::Char(c) if !control => KEYS
             .iter()
-            .find(|(key, ..)| *key == c)
-            .map_or(Action::Nothing, |(_, sort, _)| Action::Sort(*sort)),
+            .flat_map(|(_, keys)| *keys)
+            .find(|(key, _)| *key == c)
+            .map_or(Action::Nothing, |(_, sort)| Action::Sort(*sort)),
         _ => Action::Nothing,
     }
 }
@@ -158,10 +161,12 @@ fn draw(frame: &mut Frame<'_>, update: &Update, sort: SortKey) {
 /// The last line: the keys, with the one in use reversed.
 fn keys(sort: SortKey) -> Line<'static> {
     let mut spans = vec!["sort ".into()];
-    for (key, by, name) in KEYS {
-        let text = format!("{key}:{name}");
-        spans.push(if by == sort { text.reversed() } else { text.into() });
-        spans.push(" ".into());
+    for (name, keys) in KEYS {
+        for (n, (key, by)) in keys.iter().enumerate() {
+            spans.extend((n > 0).then(|| ",".into()));
+            spans.push(if *by == sort { key.to_string().reversed() } else { key.to_string().into() });
+        }
+        spans.push(format!(":{name} ").into());
     }
     spans.push("q:quit".into());
     Line::from(spans)
@@ -177,19 +182,21 @@ fn mebibytes(bytes: u64) -> String {
 }
 
 fn table(volumes: &[Activity], wide: bool) -> Table<'static> {
-    let mut head = vec![Cell::from(if wide { "\nLabel" } else { "\nLabel/volume" })];
+    let mut head = vec![Cell::from("\nLabel")];
     let mut widths = vec![Constraint::Min(8)];
     if wide {
         head.push(Cell::from("\nVolume"));
         widths.push(Constraint::Length(9));
     }
-    let columns: [(&str, u16); 8] = [
-        ("Read\nIOPS", 7),
-        ("Read\nMiB/s", 6),
-        ("Read\nmean ms", 7),
-        ("Write\nIOPS", 7),
-        ("Write\nMiB/s", 6),
-        ("Write\nmean ms", 7),
+    let columns: [(&str, u16); 10] = [
+        ("Read\nIOPS", 6),
+        ("Read\nMiB/s", 5),
+        ("Read\np50 ms", 6),
+        ("Read\np99 ms", 6),
+        ("Write\nIOPS", 6),
+        ("Write\nMiB/s", 5),
+        ("Write\np50 ms", 6),
+        ("Write\np99 ms", 6),
         ("Hits\n%", 4),
         ("\nDirty", 10),
     ];
@@ -214,7 +221,8 @@ fn row(v: &Activity, wide: bool) -> Row<'static> {
     for op in v.ops {
         cells.push(right(op.per_s.to_string()));
         cells.push(right(mebibytes(op.bytes_per_s)));
-        cells.push(right(milliseconds(op.mean_ms)));
+        cells.push(right(milliseconds(op.p50_ms)));
+        cells.push(right(milliseconds(op.p99_ms)));
     }
     cells.push(right(v.hit_percent().map_or_else(|| "-".to_owned(), |p| p.to_string())));
     cells.push(right(size::human(v.dirty_bytes)));
@@ -234,7 +242,14 @@ mod tests {
     use super::*;
 
     fn volume(label: &str, name: &str, reads: u64, dirty_bytes: u64) -> Activity {
-        let op = OpActivity { per_s: reads, bytes_per_s: reads * 4096, mean_ms: (reads > 0).then_some(0.25) };
+        let ms = |ms| (reads > 0).then_some(ms);
+        let op = OpActivity {
+            per_s: reads,
+            bytes_per_s: reads * 4096,
+            mean_ms: ms(0.5),
+            p50_ms: ms(0.25),
+            p99_ms: ms(reads as f64 / 10.0),
+        };
         Activity {
             label: label.into(),
             name: name.into(),
@@ -267,11 +282,11 @@ mod tests {
         assert_eq!(lines[0].trim_end(), "ubcache 1, up 5 s; means of the last 1.0 s");
         assert_eq!(
             lines[2].split_whitespace().collect::<Vec<_>>().join(" "),
-            "Label/volume IOPS MiB/s mean ms IOPS MiB/s mean ms % Dirty"
+            "Label IOPS MiB/s p50 ms p99 ms IOPS MiB/s p50 ms p99 ms % Dirty"
         );
         assert_eq!(
             lines[3].split_whitespace().collect::<Vec<_>>().join(" "),
-            "one 256 1.0 0.25 0 0.0 - 50 5.0 GiB"
+            "one 256 1.0 0.25 26 0 0.0 - - 50 5.0 GiB"
         );
         assert!(lines[4].starts_with("bcache2"), "without a label: {}", lines[4]);
         assert_eq!(lines[22].trim_end(), "job 3: drain bcache0: 9 %");
@@ -292,9 +307,13 @@ mod tests {
     fn keys_sort() {
         let first = |sort| lines((80, 24), sort)[3].split_whitespace().next().unwrap_or("").to_owned();
         assert_eq!([SortKey::Label, SortKey::Dirty, SortKey::Reads].map(first), ["one", "one", "bcache2"]);
+        // The first volume by its label has the shorter latency.
+        assert_eq!([SortKey::ReadP99, SortKey::WriteP99].map(first), ["bcache2", "one"]);
         let key = |c, modifiers| action(KeyEvent::new(KeyCode::Char(c), modifiers));
         assert_eq!(key('d', KeyModifiers::NONE), Action::Sort(SortKey::Dirty));
         assert_eq!(key('R', KeyModifiers::SHIFT), Action::Sort(SortKey::ReadBytes));
+        assert_eq!(key('p', KeyModifiers::NONE), Action::Sort(SortKey::ReadP50));
+        assert_eq!(key('T', KeyModifiers::SHIFT), Action::Sort(SortKey::WriteP99));
         assert_eq!(key('q', KeyModifiers::NONE), Action::Quit);
         assert_eq!(key('c', KeyModifiers::CONTROL), Action::Quit);
         assert_eq!(key('x', KeyModifiers::NONE), Action::Nothing);
