@@ -58,7 +58,8 @@ fn a_new_set_has_one_journal_entry_that_names_its_metadata() {
             let buffer = rt.pool().take(g.bucket_sectors.bytes() as usize);
             let (buffer, result) = disk.read(g.bucket_start(bucket), buffer).await;
             result.unwrap();
-            let scan = format::parse_bucket(buffer.as_slice(), cache.device.magic(), g.block_sectors).unwrap();
+            let scan =
+                format::parse_bucket(buffer.as_slice(), cache.device.magic(), g.block_sectors).unwrap();
             assert_eq!(scan.entries.len(), wanted, "ring bucket {index}");
             for (at, entry) in scan.entries {
                 let mut prio_bucket = [0; 8];
