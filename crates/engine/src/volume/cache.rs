@@ -163,3 +163,42 @@ impl VolumeLoad {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use format::Sector;
+
+    use super::*;
+    use crate::set::SetOptions;
+    use crate::testing::{TestDisk, Watching, backing_device, open_set, run};
+
+    /// The time that a hit saves is measured when priorities age, if the policy observes hits.
+    #[test]
+    fn savings_are_measured_when_priorities_age() {
+        run(|rt| async move {
+            for (replacement, observes) in [("kernel", false), ("reuse", true)] {
+                let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+                let backing = backing_device(&TestDisk::new(4096), &rt);
+                let volume = crate::set::attach(&set.core, backing.clone()).await.unwrap();
+                let cache = set.core.cache.clone();
+                cache.tunables.borrow_mut().set("replacement", replacement).unwrap();
+                set.core.tunables_changed();
+                // The costs of a device are known after 64 answers.
+                let devices =
+                    [(cache.device.disk(), cache.device.meter()), (backing.disk(), backing.meter())];
+                for (disk, meter) in devices {
+                    for _ in 0..64 {
+                        let buffer = rt.pool().take(512);
+                        meter.read(disk, Sector(0), Sectors(1), buffer, 0).await.result.unwrap();
+                    }
+                }
+                let is_measured = || volume.load().saving() != Saving::default();
+                cache.count_for_aging(Sectors::ZERO);
+                assert!(!is_measured(), "priorities do not age");
+                cache.count_for_aging(Sectors(1));
+                assert_eq!(is_measured(), observes, "{replacement}");
+                set.stop().await.unwrap();
+            }
+        });
+    }
+}
