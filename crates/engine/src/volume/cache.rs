@@ -170,7 +170,7 @@ mod tests {
 
     use super::*;
     use crate::set::SetOptions;
-    use crate::testing::{TestDisk, Watching, backing_device, open_set, run};
+    use crate::testing::{TestDisk, Watching, backing_device, components, open_set, run};
 
     /// The time that a hit saves is measured when priorities age, if the policy observes hits.
     #[test]
@@ -199,6 +199,59 @@ mod tests {
                 assert_eq!(is_measured(), observes, "{replacement}");
                 set.stop().await.unwrap();
             }
+        });
+    }
+
+    /// A volume is busy from the first of its requests under way to the end of the last.
+    #[test]
+    fn a_volume_is_busy_while_a_request_is_under_way() {
+        run(|rt| async move {
+            let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+            let disk = TestDisk::new(4096);
+            let volume = crate::set::attach(&set.core, backing_device(&disk, &rt)).await.unwrap();
+            let cache = components(set, &rt);
+            let minute = io::Nanos::from_secs(60);
+            rt.sleep(minute).await;
+            assert_eq!(cache.busiest_share(), 0.0);
+            let read = |at| {
+                let (volume, buffer) = (volume.clone(), rt.pool().take(512));
+                rt.spawn(async move { volume.read(Sector(at), Sectors(1), buffer, 0).await.1 })
+            };
+            for requests in [1, 2, 3] {
+                disk.hold(true);
+                let reads: Vec<_> = (0..requests).map(|n| read(requests * 100 + n * 8)).collect();
+                disk.held(requests as usize, &rt).await;
+                rt.sleep(minute).await;
+                assert!(cache.busiest_share() > 0.9, "{requests} requests are under way");
+                disk.hold(false);
+                for read in reads {
+                    read.await.unwrap();
+                }
+                rt.sleep(minute).await;
+                assert!(cache.busiest_share() < 0.1, "no request is under way");
+            }
+        });
+    }
+
+    /// The cache is used as long as the costs of either device are unknown.
+    #[test]
+    fn unknown_costs_favour_the_cache() {
+        run(|rt| async move {
+            let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+            let backing = backing_device(&TestDisk::new(4096), &rt);
+            let volume = crate::set::attach(&set.core, backing.clone()).await.unwrap();
+            let cache = components(set, &rt);
+            let favours = || {
+                let found = volume.compare(&cache, Sectors(8));
+                (found.streams_faster, found.answers_first)
+            };
+            assert_eq!(favours(), (true, true));
+            for _ in 0..64 {
+                let buffer = rt.pool().take(512);
+                backing.meter().read(backing.disk(), Sector(0), Sectors(1), buffer, 0).await.result.unwrap();
+            }
+            assert!(backing.meter().model(CostModel::is_known));
+            assert_eq!(favours(), (true, true), "the costs of the cache device are unknown");
         });
     }
 }

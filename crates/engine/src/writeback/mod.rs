@@ -352,6 +352,8 @@ fn rate_inputs(volume: &Volume, cache: &Cache, inode: format::Inode) -> RateInpu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::EngineError;
+    use crate::refusal::Refusal;
     use crate::set::SetOptions;
     use crate::testing::{TestDisk, Watching, backing_device, components, open_set, run};
 
@@ -427,6 +429,25 @@ mod tests {
                 volume.backing().unwrap().disk().read(Sector(16), rt.pool().take(4080 * 512)).await;
             result.unwrap();
             assert!(found.as_slice() == &expected[16 * 512..]);
+        });
+    }
+
+    /// A drain that gives up says why, and so does the state of writeback.
+    #[test]
+    fn a_drain_that_fails_has_the_error_of_the_device() {
+        run(|rt| async move {
+            let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+            let disk = TestDisk::new(4096);
+            let volume = crate::set::attach(&set.core, backing_device(&disk, &rt)).await.unwrap();
+            volume.settings_mut().writeback_running = false;
+            let data = rt.pool().zeroed(512);
+            volume.write(Sector(0), Sectors(1), data, 0, io::WriteFlags::default()).await.unwrap();
+            assert!(volume.writeback().last_error().is_none());
+            disk.fail_flushes(100);
+            let failure = volume.drained().await.unwrap_err();
+            let EngineError::Refused(refusal) = &failure else { panic!("{failure}") };
+            assert!(matches!(&**refusal, Refusal::NotWrittenBack { source: Some(_), .. }), "{failure}");
+            assert!(volume.writeback().last_error().is_some());
         });
     }
 
