@@ -150,6 +150,9 @@ impl TestDisk {
         }
         let range = request.byte_range();
         let at = request.sector.bytes() as usize;
+        if matches!(request.op, Op::WriteZeroes { .. }) {
+            self.bytes.borrow_mut()[at..at + request.sectors.bytes() as usize].fill(0);
+        }
         if let Some(buffer) = &mut request.buffer {
             let mut bytes = self.bytes.borrow_mut();
             let disk = &mut bytes[at..at + range.len()];

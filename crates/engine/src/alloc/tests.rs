@@ -531,3 +531,27 @@ fn the_oldest_pointer_decides() {
         assert_eq!((buckets.generation(b), buckets.may_invalidate(b)), (Gen(newest), may), "{pointers:?}");
     }
 }
+
+/// The bucket of metadata of a file system ages more slowly than the buckets of other data.
+#[test]
+fn only_metadata_of_file_systems_ages_slowly() {
+    use crate::testing::{Watching, components, open_set, run};
+    run(|rt| async move {
+        let set = open_set(&Watching::new(16_384), &rt, (16, false), crate::set::SetOptions::default()).await;
+        let alloc = components(set, &rt).alloc.clone();
+        rt.sleep(io::Nanos::from_secs(60)).await;
+        let kinds = [DataKind::Dirty, DataKind::Clean, DataKind::Promoted, DataKind::Meta, DataKind::Volume];
+        let filled = kinds.map(|kind| {
+            let placed = alloc.try_place(kind, (Inode(0), Sector(0)), Sectors(16)).unwrap();
+            let bucket = alloc.buckets().bucket_of(placed.ptr);
+            alloc.release(placed);
+            bucket
+        });
+        let before = filled.map(|b| alloc.buckets().prio(b));
+        for _ in 0..64 {
+            alloc.buckets_mut().age();
+        }
+        let aged = filled.map(|b| alloc.buckets().prio(b));
+        assert_eq!([0, 1, 2, 3, 4].map(|i| before[i] - aged[i]), [64, 64, 64, 8, 64]);
+    });
+}

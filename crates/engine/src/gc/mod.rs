@@ -321,6 +321,22 @@ mod tests {
         });
     }
 
+    /// With `gc_always_rewrite` a walk replaces each leaf once, and not the leaf that it has made.
+    #[test]
+    fn a_walk_replaces_each_leaf_once() {
+        run(|rt| async move {
+            let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+            let gc = components(set, &rt).gc.clone();
+            rt.sleep(io::Nanos::from_secs(60)).await;
+            for always_rewrites in [true, false, true] {
+                gc.set(GcSettings { packs: false, always_rewrites });
+                let before = gc.parts.index.counters().rewrites;
+                collect(&gc).await.unwrap();
+                assert_eq!(gc.parts.index.counters().rewrites - before, u64::from(always_rewrites));
+            }
+        });
+    }
+
     /// A node of 4 KiB takes 211 words, which are 70 extents; one of 32 KiB 1704 words, which are 568.
     #[test]
     fn leaves_are_joined_that_fill_a_node_to_two_thirds() {

@@ -491,6 +491,31 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::events::SetEvent;
+    use crate::set::SetOptions;
+    use crate::testing::{Watching, components, open_set, run};
+
+    /// A read of data to be moved counts against the limit of errors, as every request for data does.
+    #[test]
+    fn a_read_that_fails_is_counted_and_has_no_data() {
+        run(|rt| async move {
+            let device = Watching::new(16_384);
+            let cache = components(open_set(&device, &rt, (16, false), SetOptions::default()).await, &rt);
+            let (start, size) = (Sector(0), Sectors(8));
+            let ptr = Ptr::new(0, Sector(8000), format::Gen(0));
+            let found = LiveExtent { inode: Inode(0), start, size, ptr, dirty: false };
+            let one = || [MovePiece { found: &found, at: start, from: ptr, placed: Placed { ptr, size } }];
+            for fails in [false, true] {
+                device.refuses.set(if fails { |r| (r.op == io::Op::Read).then_some(5) } else { |_| None });
+                cache.device.events().take();
+                let data = read(&cache.gc, &one()).await;
+                assert_eq!(data.iter().map(Option::is_none).collect::<Vec<_>>(), [fails]);
+                let events = cache.device.events().take();
+                let errors = events.iter().filter(|e| matches!(e, SetEvent::DeviceError { .. }));
+                assert_eq!(errors.count(), usize::from(fails));
+            }
+        });
+    }
 
     #[test]
     fn dirty_data_is_packed_that_takes_twice_its_buckets_or_half_as_many_more() {

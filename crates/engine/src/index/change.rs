@@ -245,3 +245,23 @@ impl Index {
         (self.leaf_words() / 8).clamp(48, 2048)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::set::SetOptions;
+    use crate::testing::{Watching, components, open_set, run};
+
+    #[test]
+    fn a_node_has_room_for_its_words_and_no_more() {
+        run(|rt| async move {
+            for bucket_sectors in [8, 16, 128] {
+                let device = Watching::new(bucket_sectors * 1024);
+                let set = open_set(&device, &rt, (bucket_sectors, false), SetOptions::default()).await;
+                let index = components(set, &rt).index.clone();
+                let node = index.geometry.node_sectors.bytes() as usize;
+                let size = |words| format::bset::padded_bytes(words, index.geometry.block_sectors).unwrap();
+                assert!(size(index.leaf_words()) <= node && size(index.leaf_words() + 1) > node);
+            }
+        });
+    }
+}

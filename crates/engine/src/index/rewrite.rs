@@ -533,3 +533,37 @@ fn replace_children(children: &mut Vec<NodeId>, old: &[NodeId], new: &[NodeId]) 
     assert_eq!(children.get(first..first + old.len()), Some(old), "replaced children are adjacent");
     children.splice(first..first + old.len(), new.iter().copied());
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::change::Durability;
+    use crate::set::SetOptions;
+    use crate::testing::{Watching, components, open_set, run};
+
+    /// A replacement commits the journal first, so the new leaf does not need the holes of the old leaf.
+    #[test]
+    fn a_new_leaf_has_no_holes() {
+        run(|rt| async move {
+            let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+            let index = components(set, &rt).index.clone();
+            rt.sleep(io::Nanos::from_secs(60)).await;
+            let holes = || {
+                let tree = index.tree();
+                let id = tree.next_leaf(None).expect("a tree has a leaf");
+                let extents = tree.node(id).leaf().extents.iter().flat_map(Extents::iter);
+                (id, extents.filter(|(_, e)| e.is_tombstone()).count())
+            };
+            for at in [0, 100, 200] {
+                let change =
+                    index.try_change(Inode(0), Sector(at), Sector(at + 8), None, Durability::Journaled);
+                assert!(change.is_ok());
+            }
+            let (id, before) = holes();
+            assert_eq!(before, 3);
+            rewrite(&index, &[id]).await.unwrap();
+            let (new, after) = holes();
+            assert!(new != id && after == 0);
+        });
+    }
+}

@@ -390,9 +390,7 @@ impl Core {
         for v in self.volumes().iter() {
             v.set_cutoff_writeback(t.cutoff_writeback);
         }
-        let memory_limit = usize::try_from(t.btree_cache_limit).unwrap_or(usize::MAX);
-        drop(t);
-        self.cache.index.set_memory_limit(memory_limit);
+        self.cache.index.set_memory_limit(usize::try_from(t.btree_cache_limit).unwrap_or(usize::MAX));
         self.cache.alloc.walks().recheck();
     }
 }

@@ -3,7 +3,7 @@
 use std::rc::Weak;
 use std::sync::Arc;
 
-use format::{BucketNr, BucketPrio, Gen};
+use format::{Bkey, BucketNr, BucketPrio, Gen, JournalSeq, Jset, Ptr};
 use io::Nanos;
 use io::sync::{Either, select};
 
@@ -40,6 +40,45 @@ fn a_new_set_has_priorities_of_its_metadata() {
             }
             set.stop().await.unwrap();
         }
+    });
+}
+
+/// The first journal entry is in the second bucket of the ring (format section 9.2). It names the metadata behind the ring
+/// and no prio set of another cache device.
+#[test]
+fn a_new_set_has_one_journal_entry_that_names_its_metadata() {
+    run(|rt| async move {
+        let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+        let cache = &set.core.cache;
+        let (g, disk) = (&cache.geometry, cache.device.disk());
+        let first = g.first_dynamic().0;
+        let ptr = |bucket| Ptr::new(0, g.bucket_start(BucketNr(bucket)), Gen(1));
+        for (index, wanted) in [0, 1, 0].into_iter().enumerate() {
+            let bucket = g.journal_bucket(index as u32).unwrap();
+            let buffer = rt.pool().take(g.bucket_sectors.bytes() as usize);
+            let (buffer, result) = disk.read(g.bucket_start(bucket), buffer).await;
+            result.unwrap();
+            let scan =
+                format::parse_bucket(buffer.as_slice(), cache.device.magic(), g.block_sectors).unwrap();
+            assert_eq!(scan.entries.len(), wanted, "ring bucket {index}");
+            for (at, entry) in scan.entries {
+                let mut prio_bucket = [0; 8];
+                prio_bucket[0] = u64::from(first);
+                let metadata = first + g.prio_buckets;
+                let wanted = Jset {
+                    seq: JournalSeq(1),
+                    last_seq: JournalSeq(1),
+                    version: 1,
+                    uuid_bucket: Bkey::uuid_bucket(g.meta_sectors, ptr(metadata)),
+                    btree_root: Bkey::root(g.node_sectors, ptr(metadata + 1)),
+                    btree_level: 0,
+                    prio_bucket,
+                    keys: Vec::new(),
+                };
+                assert_eq!((at, entry), (0, wanted));
+            }
+        }
+        set.stop().await.unwrap();
     });
 }
 

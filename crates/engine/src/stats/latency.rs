@@ -329,6 +329,8 @@ impl RequestStats {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const SEQUENTIAL: Outcome = Outcome::Bypass(BypassReason::Sequential);
@@ -394,5 +396,40 @@ mod tests {
         read(&mut s, u64::MAX / 1_000_000_000);
         assert_eq!(misses(&mut s, u64::MAX), 1);
         assert_eq!(s.total().of(OpKind::Read, Outcome::Miss).requests, 7, "the total stays");
+    }
+
+    proptest! {
+        /// The window against a list of all requests: a request counts in its slot of ten seconds and in the next thirty.
+        #[test]
+        fn the_window_agrees_with_a_list(
+            began_ms in 0_u64..20_000,
+            steps in prop::collection::vec((0_u64..60_000, 0..3, 0_usize..4, 1_u64..9), 1..80),
+        ) {
+            let began = Nanos::from_ms(began_ms);
+            let mut s = RequestStats::new(began);
+            let (mut now, mut list) = (began, Vec::new());
+            for (pause_ms, kind, op, sectors) in steps {
+                // Some pauses are none, and some are longer than the window.
+                let ms = if pause_ms > 59_000 { (pause_ms - 59_000) * 1000 } else { pause_ms.saturating_sub(20_000) };
+                now = now.after(Nanos::from_ms(ms));
+                let op = OpKind::ALL[op];
+                match kind {
+                    0 => s.record(op, Outcome::Hit, Sectors(sectors), now, now),
+                    1 => s.record(op, SEQUENTIAL, Sectors(sectors), now, now),
+                    _ => s.not_cached(Sectors(sectors), now),
+                }
+                let slot = |at: Nanos| at.since(began).0 / SLOT.0;
+                list.push((slot(now), kind, op, sectors));
+                let mut expected = Tallies::default();
+                for (_, kind, op, sectors) in list.iter().filter(|r| r.0 + SLOTS as u64 >= slot(now)) {
+                    match kind {
+                        0 => expected.count(*op, Outcome::Hit, Sectors(*sectors)),
+                        1 => expected.count(*op, SEQUENTIAL, Sectors(*sectors)),
+                        _ => expected.not_cached.count(Sectors(*sectors)),
+                    }
+                }
+                prop_assert_eq!(s.recent(now), expected);
+            }
+        }
     }
 }

@@ -165,3 +165,95 @@ impl VolumeLoad {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use format::Sector;
+
+    use super::*;
+    use crate::set::SetOptions;
+    use crate::testing::{TestDisk, Watching, backing_device, components, open_set, run};
+
+    /// The time that a hit saves is measured when priorities age, if the policy observes hits.
+    #[test]
+    fn savings_are_measured_when_priorities_age() {
+        run(|rt| async move {
+            for (replacement, observes) in [("kernel", false), ("reuse", true)] {
+                let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+                let backing = backing_device(&TestDisk::new(4096), &rt);
+                let volume = crate::set::attach(&set.core, backing.clone()).await.unwrap();
+                let cache = set.core.cache.clone();
+                cache.tunables.borrow_mut().set("replacement", replacement).unwrap();
+                set.core.tunables_changed();
+                // The costs of a device are known after 64 answers.
+                let devices =
+                    [(cache.device.disk(), cache.device.meter()), (backing.disk(), backing.meter())];
+                for (disk, meter) in devices {
+                    for _ in 0..64 {
+                        let buffer = rt.pool().take(512);
+                        meter.read(disk, Sector(0), Sectors(1), buffer, 0).await.result.unwrap();
+                    }
+                }
+                let is_measured = || volume.load().saving() != Saving::default();
+                cache.count_for_aging(Sectors::ZERO);
+                assert!(!is_measured(), "priorities do not age");
+                cache.count_for_aging(Sectors(1));
+                assert_eq!(is_measured(), observes, "{replacement}");
+                set.stop().await.unwrap();
+            }
+        });
+    }
+
+    /// A volume is busy from the first of its requests under way to the end of the last.
+    #[test]
+    fn a_volume_is_busy_while_a_request_is_under_way() {
+        run(|rt| async move {
+            let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+            let disk = TestDisk::new(4096);
+            let volume = crate::set::attach(&set.core, backing_device(&disk, &rt)).await.unwrap();
+            let cache = components(set, &rt);
+            let minute = io::Nanos::from_secs(60);
+            rt.sleep(minute).await;
+            assert_eq!(cache.busiest_share(), 0.0);
+            let read = |at| {
+                let (volume, buffer) = (volume.clone(), rt.pool().take(512));
+                rt.spawn(async move { volume.read(Sector(at), Sectors(1), buffer, 0).await.1 })
+            };
+            for requests in [1, 2, 3] {
+                disk.hold(true);
+                let reads: Vec<_> = (0..requests).map(|n| read(requests * 100 + n * 8)).collect();
+                disk.held(requests as usize, &rt).await;
+                rt.sleep(minute).await;
+                assert!(cache.busiest_share() > 0.9, "{requests} requests are under way");
+                disk.hold(false);
+                for read in reads {
+                    read.await.unwrap();
+                }
+                rt.sleep(minute).await;
+                assert!(cache.busiest_share() < 0.1, "no request is under way");
+            }
+        });
+    }
+
+    /// The cache is used as long as the costs of either device are unknown.
+    #[test]
+    fn unknown_costs_favour_the_cache() {
+        run(|rt| async move {
+            let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+            let backing = backing_device(&TestDisk::new(4096), &rt);
+            let volume = crate::set::attach(&set.core, backing.clone()).await.unwrap();
+            let cache = components(set, &rt);
+            let favours = || {
+                let found = volume.compare(&cache, Sectors(8));
+                (found.streams_faster, found.answers_first)
+            };
+            assert_eq!(favours(), (true, true));
+            for _ in 0..64 {
+                let buffer = rt.pool().take(512);
+                backing.meter().read(backing.disk(), Sector(0), Sectors(1), buffer, 0).await.result.unwrap();
+            }
+            assert!(backing.meter().model(CostModel::is_known));
+            assert_eq!(favours(), (true, true), "the costs of the cache device are unknown");
+        });
+    }
+}

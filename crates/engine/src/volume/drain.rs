@@ -17,7 +17,7 @@ pub(super) async fn stop(volume: &Volume) -> Result<(), EngineError> {
     volume.stopping.set(true);
     volume.writeback.wake();
     volume.idle.wait_until(|| volume.in_flight.get() == 0).await;
-    volume.writeback.stopped(volume.backing.is_none() || volume.attached().is_none()).await;
+    volume.writeback.stopped().await;
     match &volume.backing {
         Some(b) if volume.attached().is_none() => Ok(b.gate().ensure(b.gate().latest()).await?),
         _ => Ok(()),

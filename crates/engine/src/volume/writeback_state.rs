@@ -107,11 +107,8 @@ impl WritebackState {
         self.last_error.borrow().clone()
     }
 
-    /// Waits until the task has ended. `never_ran`: the task may never have been started.
-    pub(crate) async fn stopped(&self, never_ran: bool) {
-        if never_ran && !self.running.get() {
-            return;
-        }
+    /// Waits until the task has ended.
+    pub(crate) async fn stopped(&self) {
         self.progress.wait_until(|| !self.running.get()).await;
     }
 }
@@ -127,8 +124,11 @@ impl Drop for Draining<'_> {
 
 #[cfg(test)]
 mod tests {
+    use io::sync::{Either, select};
+
     use super::*;
     use crate::policy::writeback_rate::WritebackRate;
+    use crate::testing::run;
 
     fn state() -> WritebackState {
         WritebackState::new(VolumeLoad::new(None, WritebackRate::new(Nanos(1))))
@@ -146,6 +146,19 @@ mod tests {
         assert_eq!(speed(100, 500), 200.0);
         assert_eq!([speed(100, 100), speed(0, 100), speed(5, 0)], [400.0; 3]);
         assert_eq!(speed(1, 1000), 300.25);
+    }
+
+    #[test]
+    fn a_stop_waits_for_the_task_and_for_nothing_else() {
+        run(|rt| async move {
+            let w = state();
+            w.stopped().await;
+            w.running.set(true);
+            let (stopped, second) = (std::pin::pin!(w.stopped()), rt.sleep(Nanos::from_secs(1)));
+            assert!(matches!(select(stopped, second).await, Either::Right(())), "the task runs");
+            w.running.set(false);
+            w.stopped().await;
+        });
     }
 
     #[test]

@@ -125,7 +125,48 @@ mod properties;
 
 #[cfg(test)]
 mod tests {
+    use io::Nanos;
+
     use super::*;
+    use crate::set::SetOptions;
+    use crate::testing::{TestDisk, Watching, backing_device, components, open_set, run};
+
+    /// A survey waits for a leaf that a replacement reads. When it continues, the old leaf is empty and the new leaf has the
+    /// keys.
+    #[test]
+    fn a_leaf_that_is_replaced_during_a_survey_is_surveyed() {
+        run(|rt| async move {
+            let device = Watching::new(16_384);
+            let set = open_set(&device, &rt, (16, false), SetOptions::default()).await;
+            let backing = backing_device(&TestDisk::new(8192), &rt);
+            let volume = crate::set::attach(&set.core, backing).await.unwrap();
+            volume.settings_mut().writeback_running = false;
+            let cache = components(set, &rt);
+            rt.sleep(Nanos::from_secs(60)).await;
+            let data = rt.pool().zeroed(8 * 512);
+            volume.write(Sector(0), Sectors(8), data, 0, io::WriteFlags::default()).await.unwrap();
+            cache.journal.commit_keys().await.unwrap();
+            cache.index.write_all_leaves().await.unwrap();
+            let all = |b| (BucketNr(b), Gen(0));
+            let buckets: Vec<_> = (0..cache.geometry.nbuckets).map(all).collect();
+            let before = survey(&cache, &buckets).await.unwrap();
+            assert_eq!(before.bits.iter().map(|b| b.count_ones()).sum::<u32>(), 8);
+
+            let leaf = cache.index.tree().next_leaf(None).unwrap();
+            cache.index.tree_mut().take_extents(leaf);
+            device.disk().hold(true);
+            let rewriting = cache.clone();
+            let rewritten = rt.spawn(async move { rewriting.index.rewrite(&[leaf]).await });
+            device.disk().held(1, &rt).await;
+            let surveying = cache.clone();
+            let surveyed = rt.spawn(async move { survey(&surveying, &buckets).await });
+            rt.sleep(Nanos::from_ms(1)).await;
+            device.disk().hold(false);
+            assert_eq!(surveyed.await.unwrap().bits, before.bits);
+            rewritten.await.unwrap();
+            assert_ne!(cache.index.tree().next_leaf(None), Some(leaf));
+        });
+    }
 
     #[test]
     fn dead_is_what_is_not_live_in_a_bucket() {

@@ -4,7 +4,7 @@ use io::Handle;
 
 use super::*;
 use crate::set::SetOptions;
-use crate::testing::{Watching, components, open_set, run};
+use crate::testing::{TestDisk, Watching, backing_device, components, open_set, run};
 
 /// The range behind the metadata of a new set that the tests erase: two parts of 2048 sectors and a rest.
 const AT: Sector = Sector(8000);
@@ -55,5 +55,75 @@ fn a_range_is_no_hole_if_its_discard_or_a_read_of_it_fails() {
         device.refuses.set(|r| (r.op == Op::Read && r.sector == Sector(12_096)).then_some(5));
         assert!(!makes_hole(&cache, AT, SIZE).await);
         assert_eq!(device.take(Op::Read).len(), 3);
+    });
+}
+
+/// Every bucket behind the metadata of the device is wiped once. The report agrees with the bytes on the device and with
+/// the requests, and nothing is left but metadata and the live data of volumes.
+#[test]
+fn a_report_agrees_with_the_device() {
+    const DATA: u8 = 0xaa;
+    run(|rt| async move {
+        let device = Watching::new(16_384);
+        let set = open_set(&device, &rt, (16, false), SetOptions::default()).await;
+        let volume = crate::set::attach(&set.core, backing_device(&TestDisk::new(8192), &rt)).await.unwrap();
+        volume.settings_mut().writeback_running = false;
+        let cache = components(set, &rt);
+        rt.sleep(Nanos::from_secs(60)).await;
+        let g = cache.geometry;
+        let all = Sector(u64::from(g.first_dynamic().0) * 16)..Sector(u64::from(g.nbuckets) * 16);
+        let is_metadata = |b: u32| cache.alloc.buckets().used(BucketNr(b)) == Use::Metadata;
+        // Old data is everywhere but in metadata.
+        let old = (g.first_dynamic().0..g.nbuckets).filter(|b| !is_metadata(*b));
+        for b in old.collect::<Vec<_>>() {
+            let data = rt.pool().copy_of(&[0x55; 16 * 512]);
+            cache.device.disk().write(g.bucket_start(BucketNr(b)), data, false).await.unwrap();
+        }
+        let mut live = vec![false; 8192];
+        for (at, sectors) in [(0, 40), (8, 3), (100, 16), (200, 1), (300, 250), (32, 20)] {
+            let data = rt.pool().copy_of(&vec![DATA; sectors as usize * 512]);
+            let flags = io::WriteFlags::default();
+            volume.write(Sector(at), Sectors(sectors), data, 0, flags).await.unwrap();
+            live[at as usize..][..sectors as usize].fill(true);
+        }
+        for (at, sectors) in [(310, 100), (104, 4)] {
+            volume.discard(Sector(at), Sectors(sectors)).await.unwrap();
+            live[at as usize..][..sectors as usize].fill(false);
+        }
+        device.requests.take();
+        let wiped = wipe(&cache, &Rc::default()).await.unwrap();
+        let zeroed = device.take(Op::WriteZeroes { may_unmap: true });
+        assert_eq!(wiped.zeroed.0, zeroed.iter().map(|(_, sectors)| sectors).sum::<u64>());
+        assert!(zeroed.iter().all(|(at, n)| all.contains(&Sector(*at)) && at + n <= all.end.0));
+
+        let size = (all.end - all.start).bytes() as usize;
+        let (bytes, result) = cache.device.disk().read(all.start, rt.pool().take(size)).await;
+        result.unwrap();
+        let (mut whole, mut shared, mut data) = (0, 0, 0);
+        for (b, bucket) in (g.first_dynamic().0..).zip(bytes.as_slice().chunks(16 * 512)) {
+            match bucket.iter().all(|byte| *byte == 0) {
+                true => whole += 1,
+                false => shared += 1,
+            }
+            if !is_metadata(b) {
+                assert!(bucket.iter().all(|byte| [0, DATA].contains(byte)), "bucket {b} has old data");
+                data += bucket.iter().filter(|byte| **byte == DATA).count() / 512;
+            }
+        }
+        assert_eq!((wiped.whole_buckets, wiped.shared_buckets), (whole, shared));
+        assert_eq!(data, live.iter().filter(|live| **live).count());
+        assert_eq!(cache.alloc.buckets().to_wipe(), 0);
+    });
+}
+
+#[test]
+fn a_wipe_of_a_failed_set_writes_nothing() {
+    run(|rt| async move {
+        let device = Watching::new(16_384);
+        let cache = set(&device, &rt).await;
+        cache.device.fail(Refusal::Cancelled.into());
+        device.requests.take();
+        wipe(&cache, &Rc::default()).await.unwrap_err();
+        assert_eq!(device.take(Op::WriteZeroes { may_unmap: true }), []);
     });
 }

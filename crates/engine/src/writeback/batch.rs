@@ -461,6 +461,30 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::set::SetOptions;
+    use crate::testing::{Watching, components, open_set, run};
+
+    /// A batch costs as much as a random request for each extent, and nothing while the costs are unknown.
+    #[test]
+    fn a_batch_costs_what_its_extents_cost() {
+        run(|rt| async move {
+            let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+            let cache = components(set, &rt);
+            let meter = cache.device.meter();
+            let batch = Batch { written: Sectors(3 * 2048), extents: 3 };
+            for _ in 0..64 {
+                assert_eq!(batch.cost(&cache), Nanos(0));
+                let buffer = rt.pool().take(512);
+                meter.read(cache.device.disk(), Sector(0), Sectors(1), buffer, 0).await.result.unwrap();
+                if meter.model(|m| m.is_known()) {
+                    break;
+                }
+            }
+            assert!(meter.model(|m| m.is_known()));
+            let one = meter.model(|m| m.costs().random(Sectors(2048)));
+            assert!(one > Nanos(1000) && batch.cost(&cache).0.abs_diff(3 * one.0) < 10);
+        });
+    }
 
     #[test]
     fn runs_under_way_by_what_each_costs() {

@@ -352,6 +352,8 @@ fn rate_inputs(volume: &Volume, cache: &Cache, inode: format::Inode) -> RateInpu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::EngineError;
+    use crate::refusal::Refusal;
     use crate::set::SetOptions;
     use crate::testing::{TestDisk, Watching, backing_device, components, open_set, run};
 
@@ -387,6 +389,65 @@ mod tests {
             nothing_dirty(&volume, &cache).await;
             assert_eq!(volume.state(), Some(BackingState::Clean));
             assert!(cache.alloc.walks().is_wanted());
+        });
+    }
+
+    /// A drain counts every dirty extent once, and counts an extent again that was overwritten while it was written back.
+    #[test]
+    fn a_drain_counts_the_keys_that_it_makes_clean() {
+        run(|rt| async move {
+            let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+            let disk = TestDisk::new(4096);
+            let volume = crate::set::attach(&set.core, backing_device(&disk, &rt)).await.unwrap();
+            volume.settings_mut().writeback_running = false;
+            let cache = components(set, &rt);
+            rt.sleep(Nanos::from_secs(60)).await;
+            let write = async |at, sectors: u64, byte| {
+                let data = rt.pool().copy_of(&vec![byte; sectors as usize * 512]);
+                let flags = io::WriteFlags::default();
+                volume.write(Sector(at), Sectors(sectors), data, 0, flags).await.unwrap();
+            };
+            let mut expected = vec![0; 4096 * 512];
+            for (n, sectors) in [1, 8, 3, 4, 16].into_iter().enumerate() {
+                write(n as u64 * 100, sectors, n as u8 + 1).await;
+                expected[(16 + n * 100) * 512..][..sectors as usize * 512].fill(n as u8 + 1);
+            }
+            disk.hold(true);
+            let drained = rt.spawn({
+                let volume = volume.clone();
+                async move { volume.drained().await }
+            });
+            disk.held(5, &rt).await;
+            write(102, 3, 9).await;
+            expected[(16 + 102) * 512..][..3 * 512].fill(9);
+            disk.hold(false);
+            drained.await.unwrap();
+            let counters = *cache.device.counters();
+            assert_eq!((counters.writeback_keys_done, counters.writeback_keys_failed), (5, 1));
+            assert_eq!(volume.dirty_sectors(), Sectors::ZERO);
+            let (found, result) =
+                volume.backing().unwrap().disk().read(Sector(16), rt.pool().take(4080 * 512)).await;
+            result.unwrap();
+            assert!(found.as_slice() == &expected[16 * 512..]);
+        });
+    }
+
+    /// A drain that gives up says why, and so does the state of writeback.
+    #[test]
+    fn a_drain_that_fails_has_the_error_of_the_device() {
+        run(|rt| async move {
+            let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+            let disk = TestDisk::new(4096);
+            let volume = crate::set::attach(&set.core, backing_device(&disk, &rt)).await.unwrap();
+            volume.settings_mut().writeback_running = false;
+            let data = rt.pool().zeroed(512);
+            volume.write(Sector(0), Sectors(1), data, 0, io::WriteFlags::default()).await.unwrap();
+            assert!(volume.writeback().last_error().is_none());
+            disk.fail_flushes(100);
+            let failure = volume.drained().await.unwrap_err();
+            let EngineError::Refused(refusal) = &failure else { panic!("{failure}") };
+            assert!(matches!(&**refusal, Refusal::NotWrittenBack { source: Some(_), .. }), "{failure}");
+            assert!(volume.writeback().last_error().is_some());
         });
     }
 

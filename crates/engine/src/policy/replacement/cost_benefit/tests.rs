@@ -218,6 +218,9 @@ fn compare(nbuckets: u32, cache: &mut [Candidate], steps: Vec<Step>) -> Result<(
                 prop_assert_eq!(chosen, oracle.choose(wanted, cache));
             }
         }
+        let rates = |b: u32| (u64::from(policy.rate(&policy.heat[b as usize])), b);
+        let described = |b: u32| (oracle.rate(&oracle.buckets[b as usize]), b);
+        prop_assert!((FIRST..nbuckets).map(rates).eq((FIRST..nbuckets).map(described)));
     }
     Ok(())
 }
