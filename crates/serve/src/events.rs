@@ -98,21 +98,20 @@ fn line(event: &SetEvent) -> (&'static str, String) {
             ),
         ),
         SetEvent::DamagedData { volume, sector, sectors, at, dirty, expected, found } => {
-            let what = format!(
-                "{volume}: {sectors} sectors from {sector} on are damaged in the cache (sector {at} of the cache device, \
-                 checksum {expected:#010x}, found {found:#010x})"
-            );
-            match dirty {
-                true => (
-                    "error",
-                    format!(
-                        "{what}; no other device has them, and reads of them fail until they are overwritten"
-                    ),
-                ),
-                false => {
-                    ("warning", format!("{what}; they were dropped and are read from the backing device"))
+            let (level, then) = match dirty {
+                true => {
+                    ("error", "no other device has them, and reads of them fail until they are overwritten")
                 }
-            }
+                false => ("warning", "they were dropped and are read from the backing device"),
+            };
+            let where_from = format!("sector {at} of the cache device");
+            let why = format!("checksum {expected:#010x}, found {found:#010x}");
+            (
+                level,
+                format!(
+                    "{volume}: {sectors} sectors from {sector} on are damaged ({where_from}, {why}); {then}"
+                ),
+            )
         }
         SetEvent::GivenUp { device, errors } => (
             "error",

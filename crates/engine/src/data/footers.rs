@@ -45,7 +45,7 @@ impl CachedData {
     /// Replaces the footers of buckets by zeros that are ready at the start and keep their generation: an earlier process may
     /// have written a footer of this generation, and no durable key for its data. The zeros are durable before any key of
     /// new data in these buckets, because a flush precedes the key.
-    pub(crate) async fn void_footers(&self, buckets: Vec<BucketNr>) -> Result<(), IoError> {
+    pub(crate) async fn erase_footers(&self, buckets: Vec<BucketNr>) -> Result<(), IoError> {
         let Some(sums) = &self.sums else { return Ok(()) };
         if bug(Bug::OldFooterLeftAtStart) {
             return Ok(());
@@ -53,12 +53,12 @@ impl CachedData {
         let disk = self.device.disk();
         let bytes = sums.layout.block_sectors().bytes() as usize;
         for some in buckets.chunks(AT_ONCE) {
-            let void = |bucket: &BucketNr| {
+            let erase = |bucket: &BucketNr| {
                 let (sector, _) = sums.layout.place(self.device.geometry().bucket_start(*bucket));
                 let zeros = disk.runtime().pool().zeroed(bytes);
                 disk.start_write(sector, sums.layout.block_sectors(), zeros, 0, false)
             };
-            let writes: Vec<_> = some.iter().map(void).collect();
+            let writes: Vec<_> = some.iter().map(erase).collect();
             for write in writes {
                 write.await.result?;
             }
@@ -119,7 +119,7 @@ impl CachedData {
     pub(super) async fn load_footer(&self, sums: &Checksums, ptr: Ptr) {
         let id = sums.id(&self.alloc, ptr);
         let (sector, size) = sums.layout.place(self.device.geometry().bucket_start(id.bucket));
-        let voided = sums.voided.get();
+        let erased = sums.erased.get();
         let buffer = self.device.disk().runtime().pool().take(size.bytes() as usize);
         let (bytes, read) = self.device.disk().read(sector, buffer).await;
         sums.count(|c| c.footers_read += 1);
@@ -127,7 +127,7 @@ impl CachedData {
         if read.is_err() {
             return;
         }
-        let is_current = self.alloc.buckets().is_current(ptr) && sums.voided.get() == voided;
+        let is_current = self.alloc.buckets().is_current(ptr) && sums.erased.get() == erased;
         let mut table = sums.table.borrow_mut();
         if is_current && table.of_ptr(ptr).is_none() {
             let (sums, footer) = match parse_footer(&sums.layout, sums.key, id, bytes.as_slice()) {
@@ -155,7 +155,7 @@ impl Checksums {
             Some(FooterState::Changing) => return false,
             Some(FooterState::Written) | None if bug(Bug::FooterLeftAtOverwrite) => {}
             Some(FooterState::Written) | None => {
-                if !self.void(data, id, at).await {
+                if !self.erase(data, id, at).await {
                     return false;
                 }
             }
@@ -174,7 +174,7 @@ impl Checksums {
     }
 
     /// Replaces the footer of a bucket by zeros, durably. Returns whether the device has done so.
-    async fn void(&self, data: &CachedData, id: format::FooterId, at: Ptr) -> bool {
+    async fn erase(&self, data: &CachedData, id: format::FooterId, at: Ptr) -> bool {
         {
             let mut table = self.table.borrow_mut();
             if table.of_ptr(at).is_none() {
@@ -185,14 +185,14 @@ impl Checksums {
                 entry.footer = FooterState::Changing;
             }
         }
-        self.voided.set(self.voided.get() + 1);
+        self.erased.set(self.erased.get() + 1);
         let (sector, _) = self.layout.place(data.device.geometry().bucket_start(id.bucket));
         // The first block has the checksum of the footer.
         let bytes = self.layout.block_sectors().bytes() as usize;
         let zeros = data.device.disk().runtime().pool().zeroed(bytes);
         let written = data.device.disk().write(sector, zeros, true).await;
         data.device.observe_data(&written);
-        self.count(|c| c.footers_voided += 1);
+        self.count(|c| c.footers_erased += 1);
         if let Some(entry) = self.table.borrow_mut().of_ptr(at) {
             entry.footer = if written.is_ok() { FooterState::Absent } else { FooterState::Written };
             entry.reopened = true;

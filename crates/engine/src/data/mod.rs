@@ -75,7 +75,7 @@ pub struct ChecksumCounters {
     /// Footers that were read.
     pub footers_read: u64,
     /// Footers that were replaced by zeros before their bucket was overwritten.
-    pub footers_voided: u64,
+    pub footers_erased: u64,
 }
 
 /// The checksums of a set that has them.
@@ -86,7 +86,7 @@ struct Checksums {
     table: RefCell<SumsTable>,
     counters: Cell<ChecksumCounters>,
     /// Counts footers that were replaced by zeros. A footer that was read before the count changed is not used.
-    voided: Cell<u64>,
+    erased: Cell<u64>,
     damaged: RefCell<DamagedBlocks>,
 }
 
@@ -112,7 +112,7 @@ impl CachedData {
                 set_uuid,
                 table: RefCell::new(SumsTable::new(&geometry, &layout)),
                 counters: Cell::default(),
-                voided: Cell::new(0),
+                erased: Cell::new(0),
                 damaged: RefCell::default(),
             }
         });

@@ -100,7 +100,7 @@ async fn open_device(cache: Disk, options: SetOptions) -> Result<Rc<Core>, Engin
         let device = core.cache.device.place().device.clone();
         return Err(NoRoom::Start { device, ready, needed }.into());
     }
-    core.cache.data.void_footers(core.cache.alloc.ready_buckets()).await?;
+    core.cache.data.erase_footers(core.cache.alloc.ready_buckets()).await?;
     {
         let _lock = core.cache.uuids.lock().await;
         core.cache.device.write_superblock().await?;
@@ -116,15 +116,20 @@ async fn open_device(cache: Disk, options: SetOptions) -> Result<Rc<Core>, Engin
     Ok(core)
 }
 
-/// Builds the components of a set from the recovered state, and connects them.
-fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: Reservation) -> Rc<Core> {
-    let rt = device.disk().runtime().clone();
-    let geometry = device.geometry();
-    let mut tunables = options.tunables;
+/// The tunables of a set; those that the superblock stores are taken from there.
+fn with_stored(mut tunables: SetTunables, device: &CacheDevice) -> SetTunables {
     tunables.discard = device.superblock().discard();
     if let Some(policy) = device.superblock().replacement() {
         tunables.cache_replacement_policy = policy;
     }
+    tunables
+}
+
+/// Builds the components of a set from the recovered state, and connects them.
+fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: Reservation) -> Rc<Core> {
+    let rt = device.disk().runtime().clone();
+    let geometry = device.geometry();
+    let tunables = with_stored(options.tunables, &device);
     let eviction = Eviction::new(geometry, tunables.policy(), options.seed);
     let journal = Rc::new(r.journal);
     let alloc = Rc::new(Allocator::new(device.clone(), journal.clone(), r.buckets, r.prios, eviction));

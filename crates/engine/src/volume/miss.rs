@@ -12,6 +12,7 @@ use io::Buffer;
 use super::Blocks;
 use super::RangeGuard;
 use super::Target;
+use super::read::flush_has_failed;
 use crate::alloc::{DataKind, Purpose};
 use crate::canary::{Bug, bug};
 use crate::index::{Blocked, Durability, IndexSegment, Kind};
@@ -68,7 +69,7 @@ async fn insert_pieces(target: Target<'_>, kind: DataKind, missed: Missed) {
     let Missed { start, end, data, skip, range: miss, flush_failed } = missed;
     let mut at = start;
     // No data of a detached device may reach the cache device: a wipe may have passed already.
-    let is_current = || miss.is_valid() && volume.flush_has_failed() == flush_failed;
+    let is_current = || miss.is_valid() && flush_has_failed(volume) == flush_failed;
     while at < end && volume.is_attached_as(cache, inode) {
         let Some(placed) = cache.alloc.try_place(kind, (inode, at), end - at) else {
             // No client waits for this insertion, so it may wait for buckets, but not for writeback to make room.

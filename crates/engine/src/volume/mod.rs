@@ -568,11 +568,6 @@ impl Volume {
         self.stopping.get()
     }
 
-    /// Whether a flush of the backing device has failed. This never ends while the device is open.
-    pub(crate) fn flush_has_failed(&self) -> bool {
-        self.backing.as_ref().is_some_and(|b| b.flush_has_failed())
-    }
-
     /// Waits until no change is under way, and lets none begin until the guard is dropped.
     pub(crate) async fn block_all(&self) -> RangeGuard {
         self.ranges.hold_all_for_change().await

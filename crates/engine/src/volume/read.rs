@@ -25,6 +25,7 @@ use super::damaged::{CachedPiece, is_sound};
 use super::miss::{Missed, insert_miss};
 use super::{RangeGuard, Volume};
 use crate::canary::{Bug, bug};
+use crate::data::ReadToken;
 use crate::device::{Meter, MeteredIo, ReadEpoch};
 use crate::error::EngineError;
 use crate::index::{IndexSegment, Kind, NotLoaded};
@@ -132,13 +133,13 @@ pub(super) async fn read_settled(
     offset_bytes: usize,
 ) -> (Buffer, Result<(), VolumeError>) {
     loop {
-        let flush_failed = volume.flush_has_failed();
+        let flush_failed = flush_has_failed(volume);
         if flush_failed {
             volume.ranges.present_ended(start, start + sectors).await;
         }
         let (b, result) = read_directly(volume, start, sectors, buffer, offset_bytes).await;
         buffer = b;
-        if volume.flush_has_failed() == flush_failed || result.is_err() {
+        if flush_has_failed(volume) == flush_failed || result.is_err() {
             return (buffer, result);
         }
     }
@@ -233,7 +234,7 @@ pub(super) async fn read_cached(
                 Err(_) => return read_instead(volume, read, buffer, arrived).await,
             }
         }
-        let flush_failed = volume.flush_has_failed();
+        let flush_failed = flush_has_failed(volume);
         if flush_failed && !waited && !bug(Bug::FailedFlushIgnoredByReads) {
             waited = true;
             volume.ranges.present_ended(start, end).await;
@@ -241,7 +242,7 @@ pub(super) async fn read_cached(
         }
         let (b, outcome) = read_parts(target, read, seg, buffer).await;
         buffer = b;
-        let is_settled = volume.flush_has_failed() == flush_failed || bug(Bug::FailedFlushIgnoredByReads);
+        let is_settled = flush_has_failed(volume) == flush_failed || bug(Bug::FailedFlushIgnoredByReads);
         match outcome {
             Ok(Some(found)) if cache.device.read_epoch() == epoch && is_settled => {
                 count_read(target, read, found, arrived);
@@ -259,11 +260,16 @@ pub(super) fn bytes_of(buffer: &Buffer, offset_bytes: usize, sectors: Sectors) -
     buffer.as_slice().get(offset_bytes..end).unwrap_or_default()
 }
 
+/// Whether a flush of the backing device has failed. This never ends while the device is open.
+pub(super) fn flush_has_failed(volume: &Volume) -> bool {
+    volume.backing.as_ref().is_some_and(|b| b.flush_has_failed())
+}
+
 /// Whether a read takes the data of this extent from the cache: after a failed flush of the backing device it does not
 /// use clean copies that may be of data that the device has dropped.
 fn is_used(volume: &Volume, kind: Kind) -> bool {
     let may_be_dropped = matches!(kind, Kind::Hit { dirty: false, may_be_durable: false, .. });
-    !may_be_dropped || !volume.flush_has_failed() || bug(Bug::FailedFlushIgnoredByReads)
+    !may_be_dropped || !flush_has_failed(volume) || bug(Bug::FailedFlushIgnoredByReads)
 }
 
 /// Reads clean data from the backing device after the cache device has failed to read it.
@@ -429,7 +435,7 @@ async fn read_pieces(
         volume.backing().is_some() && read.decision == Decision::Cache && !cache.device.is_stopping();
     let mut outcome = Ok(true);
     let token = cache.data.read_token();
-    let flush_failed = volume.flush_has_failed();
+    let flush_failed = flush_has_failed(volume);
     for r in start_pieces(target, pieces, caches) {
         let size = r.piece.end - r.piece.start;
         let len = size.bytes() as usize;
@@ -441,15 +447,9 @@ async fn read_pieces(
         let done = future.await;
         match (done.result, done.buffer) {
             (Ok(()), Some(data)) => {
-                if let Some((ptr, dirty)) = r.piece.hit
-                    && cache.data.has_checksums()
-                {
-                    let skip = Sectors::from_bytes_floor(r.skip as u64);
-                    let piece = CachedPiece { start: r.piece.start - skip, ptr: ptr.rewound(skip), dirty };
-                    match Box::pin(is_sound(target, piece, data.as_slice(), token)).await {
-                        Ok(sound) => outcome = outcome.map(|whole| whole && sound),
-                        Err(e) => outcome = Err(e),
-                    }
+                match check_piece(target, r.piece, r.skip, (data.as_slice(), token)).await {
+                    Ok(sound) => outcome = outcome.map(|whole| whole && sound),
+                    Err(e) => outcome = Err(e),
                 }
                 let bytes = &data.as_slice()[r.skip..r.skip + len];
                 buffer.as_mut()[at..at + len].copy_from_slice(bytes);
@@ -480,6 +480,19 @@ async fn read_pieces(
         }
     }
     (buffer, outcome)
+}
+
+/// Checks the data of a piece that was read from the cache, with `skip_bytes` before it; see [`is_sound`].
+async fn check_piece(
+    target: Target<'_>,
+    piece: ReadPiece,
+    skip_bytes: usize,
+    (data, began): (&[u8], ReadToken),
+) -> Result<bool, EngineError> {
+    let Some((ptr, dirty)) = piece.hit.filter(|_| target.cache.data.has_checksums()) else { return Ok(true) };
+    let skip = Sectors::from_bytes_floor(skip_bytes as u64);
+    let piece = CachedPiece { start: piece.start - skip, ptr: ptr.rewound(skip), dirty };
+    Box::pin(is_sound(target, piece, data, began)).await
 }
 
 /// Handles a piece that could not be read. Clean data is read from the backing device into `out`; a failed read of
