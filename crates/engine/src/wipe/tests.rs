@@ -116,6 +116,7 @@ fn a_report_agrees_with_the_device() {
     });
 }
 
+/// The error says that the set is disabled, not that the wipe was cancelled.
 #[test]
 fn a_wipe_of_a_failed_set_writes_nothing() {
     run(|rt| async move {
@@ -123,7 +124,10 @@ fn a_wipe_of_a_failed_set_writes_nothing() {
         let cache = set(&device, &rt).await;
         cache.device.fail(Refusal::Cancelled.into());
         device.requests.take();
-        wipe(&cache, &Rc::default()).await.unwrap_err();
+        let failure = wipe(&cache, &Rc::default()).await.unwrap_err();
+        let EngineError::Refused(refusal) = &failure else { panic!("{failure}") };
+        let Refusal::WipeUnfinished { source, .. } = &**refusal else { panic!("{failure}") };
+        assert!(source.to_string().contains("is disabled"), "{source}");
         assert_eq!(device.take(Op::WriteZeroes { may_unmap: true }), []);
     });
 }
