@@ -157,9 +157,14 @@ impl Allocator {
         self.pool.is_short_of_btree()
     }
 
+    /// The sectors of a bucket that data may use.
+    pub(crate) fn data_sectors(&self) -> Sectors {
+        self.open.borrow().data_sectors()
+    }
+
     /// The space that the moving garbage collector can take at once.
     pub(crate) fn moving_reserve(&self) -> Sectors {
-        Sectors(self.pool.reserves.moving as u64 * self.geometry.bucket_sectors.0)
+        Sectors(self.pool.reserves.moving as u64 * self.data_sectors().0)
     }
 
     /// Makes buckets ready at the start. Buckets without a live pointer may be used at once, because every pointer to

@@ -102,6 +102,11 @@ impl OpenBuckets {
         self.data_sectors = data_sectors;
     }
 
+    /// The sectors of a bucket that data may use.
+    pub(super) fn data_sectors(&self) -> Sectors {
+        self.data_sectors
+    }
+
     /// Takes the buckets that were closed since the last call.
     pub(super) fn take_closed(&mut self) -> Vec<BucketNr> {
         std::mem::take(&mut self.closed)

@@ -83,7 +83,8 @@ fn is_fragmented(gc: &Gc) -> bool {
         return false;
     }
     let dirty: u64 = gc.parts.index.tree().all_dirty().map(|(_, n)| n.0).sum();
-    let used = u64::from(buckets.len() - buckets.available()) * gc.geometry.bucket_sectors.0;
+    // The room of a footer is not empty: a bucket with as much data as it can have is full.
+    let used = u64::from(buckets.len() - buckets.available()) * gc.parts.alloc.data_sectors().0;
     is_thin(in_use_percent, used, dirty)
 }
 
@@ -97,7 +98,7 @@ fn is_thin(in_use_percent: u8, used: u64, dirty: u64) -> bool {
 fn is_wasteful(gc: &Gc) -> bool {
     {
         let buckets = gc.parts.alloc.buckets();
-        let filled = u64::from(buckets.len() - buckets.unused()) * gc.geometry.bucket_sectors.0;
+        let filled = u64::from(buckets.len() - buckets.unused()) * gc.parts.alloc.data_sectors().0;
         if gc.parts.alloc.has_plenty() || !is_quarter_empty(filled, buckets.live_total()) {
             return false;
         }
@@ -163,7 +164,7 @@ impl Chosen {
 /// Chooses the buckets to empty: the emptiest ones, as many as fit into the reserve for moved data.
 fn candidates(gc: &Gc, packing: Packing) -> Chosen {
     let buckets = gc.parts.alloc.buckets();
-    let bucket_sectors = gc.geometry.bucket_sectors;
+    let bucket_sectors = gc.parts.alloc.data_sectors();
     let partial: Vec<(Sectors, BucketNr)> = buckets
         .all()
         .filter(|b| buckets.used(*b) == crate::alloc::Use::Data && buckets.pins(*b) == 0)
