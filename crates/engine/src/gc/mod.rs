@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::iter::{once, successors};
 use std::rc::Rc;
 
-use format::{Gen, Geometry, Inode};
+use format::{Gen, Inode};
 use io::Handle;
 use io::sync::Mutex;
 
@@ -67,7 +67,6 @@ pub(crate) struct GcParts {
 /// The garbage collector of one cache set.
 pub(crate) struct Gc {
     rt: Handle,
-    geometry: Geometry,
     parts: GcParts,
     settings: Cell<GcSettings>,
     /// Held during a walk: there is one at a time.
@@ -82,7 +81,6 @@ impl Gc {
     pub(crate) fn new(parts: GcParts) -> Gc {
         Gc {
             rt: parts.device.disk().runtime().clone(),
-            geometry: parts.device.geometry(),
             parts,
             settings: Cell::default(),
             lock: Mutex::default(),
