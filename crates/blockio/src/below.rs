@@ -1,9 +1,9 @@
 //! Claims of what lies below a loop device.
 //!
-//! The kernel lets several loop devices use one file, and a loop device use a disk that a process has claimed. So the claim of
-//! a loop device keeps nobody from the same data. Here the claim also covers the part of the file below: by a lock of the open
-//! file description (`F_OFD_SETLK`) on the bytes that the device shows. Devices that show other parts, such as the partitions
-//! of one image, do not exclude each other. A disk below a loop device is claimed as a whole.
+//! The kernel permits several loop devices on one file, and a loop device on a disk that a process has claimed. `O_EXCL` on a
+//! loop device therefore does not exclude a second loop device with the same data. This module locks the bytes of the file that
+//! the loop device shows, with a lock of the open file description (`F_OFD_SETLK`). Loop devices and partitions that show
+//! different bytes of a file do not exclude each other. A disk below a loop device is claimed as a whole.
 //!
 //! Owns these locks. Must not know who opens the device. Best effort: a file that cannot be opened for writing is not locked.
 

@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -107,8 +108,9 @@ pub(crate) fn size_bytes(path: &Path) -> Option<u64> {
     if meta.is_file() {
         return Some(meta.len());
     }
-    let name = path.strip_prefix("/dev").ok()?.to_string_lossy().replace('/', "!");
-    let sectors = std::fs::read_to_string(Path::new("/sys/class/block").join(name).join("size")).ok()?;
+    // The path can be a link, such as those in /dev/disk/by-id.
+    let (major, minor) = (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
+    let sectors = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/size")).ok()?;
     sectors.trim().parse::<u64>().ok()?.checked_mul(SECTOR_BYTES)
 }
 
@@ -204,6 +206,29 @@ pub(crate) fn block_devices() -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A path of `/dev/disk/by-id` is a link, so its name says nothing about the device.
+    #[test]
+    fn the_size_of_a_device_is_found_through_a_link() {
+        use std::io::{Seek, SeekFrom};
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("file");
+        std::fs::write(&file, vec![0; 5000]).expect("the file is written");
+        assert_eq!(size_bytes(&file), Some(5000));
+        assert_eq!(size_bytes(&dir.path().join("missing")), None);
+        let mut names = std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
+        let device = names.find_map(|entry| {
+            let path = Path::new("/dev").join(entry.file_name());
+            let size = std::fs::File::open(&path).ok()?.seek(SeekFrom::End(0)).ok()?;
+            (size > 0).then_some((path, size))
+        });
+        let Some((path, size)) = device else {
+            return rig::skipped(format_args!("no block device can be read"));
+        };
+        let link = dir.path().join("by-id");
+        std::os::unix::fs::symlink(path, &link).expect("a link");
+        assert_eq!(size_bytes(&link), Some(size));
+    }
 
     /// The finding about a superblock was turned into text.
     #[test]

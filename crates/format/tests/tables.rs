@@ -112,7 +112,7 @@ fn a_slot_preserves_its_padding() {
     assert_eq!(bytes[96..128], padding);
     let again = UuidEntry::from_bytes(&bytes);
     assert_eq!((again.padding(), again.registrations()), (padding, [Some(next), Some(number)]));
-    // Whoever takes the slot gets none of it.
+    // The next device in the slot does not inherit the padding.
     assert_eq!(UuidEntry::backing(Uuid([9; 16]), again.label, 3).padding(), [0; SLOT_PADDING_BYTES]);
 }
 

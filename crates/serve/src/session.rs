@@ -395,6 +395,14 @@ mod tests {
 
     use super::*;
 
+    /// A running set in memory, and a backing device that was made for it.
+    async fn new_set(rt: &Handle) -> (CacheSet, Disk) {
+        let disk = |name, size| Disk::new(Rc::new(MemDisk::new(name, Sectors(size), 512)), rt.clone());
+        let (cache, backing) = (disk("cache", 1 << 15), disk("backing", 1 << 16));
+        rig::format(&cache, &backing, Sectors(8), Sectors(128)).await;
+        (CacheSet::open(cache, SetOptions::default()).await.unwrap(), backing)
+    }
+
     /// The task that waits for events held every volume of the session until the next event: the device of a volume that was
     /// detached and left an idle set could not be opened again, and `attach` made it fail.
     #[test]
@@ -402,10 +410,7 @@ mod tests {
         let driver = Driver::new(DriverOptions::default()).unwrap();
         let rt = driver.handle();
         driver.block_on(async {
-            let disk = |name, size| Disk::new(Rc::new(MemDisk::new(name, Sectors(size), 512)), rt.clone());
-            let (cache, backing) = (disk("cache", 1 << 15), disk("backing", 1 << 16));
-            rig::format(&cache, &backing, Sectors(8), Sectors(128)).await;
-            let set = CacheSet::open(cache, SetOptions::default()).await.unwrap();
+            let (set, backing) = new_set(&rt).await;
             let volume = set.register(backing).await.unwrap();
             let session = Rc::new(Session::new(Some(set.clone()), CrashLog::nothing()));
             session.add(volume.clone());
@@ -432,10 +437,7 @@ mod tests {
         let driver = Driver::new(DriverOptions::default()).unwrap();
         let rt = driver.handle();
         driver.block_on(async {
-            let disk = |name, size| Disk::new(Rc::new(MemDisk::new(name, Sectors(size), 512)), rt.clone());
-            let (cache, backing) = (disk("cache", 1 << 15), disk("backing", 1 << 16));
-            rig::format(&cache, &backing, Sectors(8), Sectors(128)).await;
-            let set = CacheSet::open(cache, SetOptions::default()).await.unwrap();
+            let (set, backing) = new_set(&rt).await;
             let volume = set.register(backing.clone()).await.unwrap();
             let session = Session::new(Some(set.clone()), CrashLog::nothing());
             session.add(volume.clone());

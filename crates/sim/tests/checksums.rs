@@ -12,7 +12,7 @@ use format::{
     BucketNr, CacheMode, FooterId, FooterKey, FooterLayout, Gen, Geometry, Sector, Sectors, parse_footer,
 };
 use io::Rng;
-use sim::disk::Retained;
+use sim::disk::{Fault, Kind, Matching, Retained};
 use sim::hardware::{Layout, SET_UUID};
 use sim::image::Image;
 use sim::scenario::{Boot, Scenario};
@@ -50,7 +50,14 @@ fn damage(events: Vec<SetEvent>) -> Vec<(u64, bool)> {
 }
 
 async fn open(b: &Boot) {
-    b.open().await;
+    open_with(b, |_| ()).await;
+}
+
+/// Opens the set with other options. No stream bypasses the cache, and dirty data stays dirty.
+async fn open_with(b: &Boot, change: impl FnOnce(&mut SetOptions)) {
+    let mut options = SetOptions::default();
+    change(&mut options);
+    b.open_with(options).await;
     b.tune(0, "sequential_cutoff", "0").await;
     b.tune(0, "writeback_running", "0").await;
 }
@@ -126,18 +133,62 @@ pub fn damaged_dirty_data_is_neither_served_nor_written_back() {
     }
 }
 
-/// The footer is durable, and what was overwritten before is not: the older data is there, and must not count as damaged.
+/// The second read of a damaged block fails: there is nothing but the data that did not match.
+#[test]
+fn a_damaged_block_that_cannot_be_read_again_is_damaged() {
+    let mut scenario = Scenario::new(1, layout(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
+        open(&b).await;
+        assert!(b.clients[0].write(100, 1, true).await);
+        assert_eq!(flip(&b, 100..101), 1);
+        b.clients[0].set_tolerant(true);
+        b.cache.set_faults(vec![Fault { matching: Matching::all(Kind::Read), skip: 1, count: u32::MAX }]);
+        assert!(b.clients[0].read(100, 1).await.is_none(), "the damage was served");
+        b.cache.set_faults(Vec::new());
+        assert_eq!(damage(b.set().take_events()), [(100, true)]);
+        assert!(b.clients[0].write(100, 1, true).await && b.clients[0].read(100, 1).await.is_some());
+    });
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
+}
+
+/// A stop writes the footers of all buckets that were overwritten in place, and flushes for all of them together.
+#[test]
+fn a_stop_leaves_no_block_without_a_checksum() {
+    let mut scenario = Scenario::new(1, layout(CacheMode::Writeback), 0);
+    for round in 0..2 {
+        scenario.boot(move |b| async move {
+            open_with(&b, |o| o.tunables.overwrite_in_place = Overwrite::Always).await;
+            if round == 0 {
+                for at in (0..700).chain(0..700) {
+                    assert!(b.clients[0].write(at, 1, false).await);
+                }
+                let flushes = b.cache.counters().flushes;
+                b.stop().await;
+                let more = b.cache.counters().flushes - flushes;
+                assert!(more <= 8, "{more} flushes for a hundred buckets");
+                return;
+            }
+            assert!(b.clients[0].read(0, 700).await.is_some());
+            let counters = b.set().checksum_counters();
+            assert_eq!((counters.verified_blocks, counters.unverified_blocks), (700, 0));
+            b.stop().await;
+        });
+        scenario.power_cut(Retained::Nothing);
+    }
+    scenario.judge().happy_end();
+}
+
+/// A power loss keeps the footer and loses the data that was overwritten before it. The older data is back, and does not
+/// count as damaged.
 #[test]
 pub fn a_footer_waits_for_data_that_was_overwritten_in_place() {
     for n in 0..40 {
         let mut scenario = Scenario::new(n, layout(CacheMode::Writeback), 0);
         scenario.boot(|b| async move {
-            let mut options = SetOptions::default();
-            options.tunables.overwrite_in_place = Overwrite::Always;
-            options.tunables.journal_delay_ms = 60_000;
-            b.open_with(options).await;
-            b.tune(0, "sequential_cutoff", "0").await;
-            b.tune(0, "writeback_running", "0").await;
+            open_with(&b, |o| {
+                (o.tunables.overwrite_in_place, o.tunables.journal_delay_ms) = (Overwrite::Always, 60_000)
+            })
+            .await;
             assert!(b.clients[0].write(0, 1, true).await && b.clients[0].write(0, 1, false).await);
             // The bucket is full, and gets its footer.
             assert!(b.clients[0].write(100, 6, false).await);
@@ -153,11 +204,7 @@ pub fn a_footer_waits_for_data_that_was_overwritten_in_place() {
 pub fn damaged_data_is_not_packed() {
     let mut scenario = Scenario::new(1, layout(CacheMode::Writeback), 0);
     scenario.boot(|b| async move {
-        let mut options = SetOptions::default();
-        options.tunables.overwrite_in_place = Overwrite::Off;
-        b.open_with(options).await;
-        b.tune(0, "sequential_cutoff", "0").await;
-        b.tune(0, "writeback_running", "0").await;
+        open_with(&b, |o| o.tunables.overwrite_in_place = Overwrite::Off).await;
         // In each bucket of seven blocks two are left.
         for n in 0..70 {
             assert!(b.clients[0].write(n, 1, false).await);
@@ -185,11 +232,7 @@ pub fn data_that_is_overwritten_in_place_does_not_count_as_damaged() {
         let mut scenario = Scenario::new(3, layout(CacheMode::Writeback), 0);
         for round in 0..3 {
             scenario.boot(move |b| async move {
-                let mut options = SetOptions::default();
-                options.tunables.overwrite_in_place = Overwrite::Always;
-                b.open_with(options).await;
-                b.tune(0, "sequential_cutoff", "0").await;
-                b.tune(0, "writeback_running", "0").await;
+                open_with(&b, |o| o.tunables.overwrite_in_place = Overwrite::Always).await;
                 for i in 0..100 {
                     assert!(b.clients[0].write((i * 7 + round) % 120, 1 + i % 3, i % 10 == 0).await);
                     if i % 20 == 0 {
@@ -262,11 +305,8 @@ fn damage_blocks(b: &Boot, l: &Layout, rng: &mut Rng) -> u64 {
 /// Random requests, then damage, then reads of everything beside writeback.
 async fn live_with_damage(b: Boot, l: Layout, seed: u64) -> u64 {
     let rng = &mut Rng::new(seed);
-    let mut options = SetOptions::default();
-    options.tunables.overwrite_in_place = if rng.chance(1, 2) { Overwrite::Always } else { Overwrite::Off };
-    b.open_with(options).await;
-    b.tune(0, "sequential_cutoff", "0").await;
-    b.tune(0, "writeback_running", "0").await;
+    let overwrite = if rng.chance(1, 2) { Overwrite::Always } else { Overwrite::Off };
+    open_with(&b, |o| o.tunables.overwrite_in_place = overwrite).await;
     let client = b.clients[0].clone();
     for _ in 0..60 {
         let (at, sectors) = (rng.below(300), 1 + rng.below(12));

@@ -4,14 +4,15 @@
 
 use std::rc::Rc;
 
-use format::{BlockSums, BucketNr, Ptr, Sectors, encode_footer, parse_footer};
+use format::{BlockSums, BucketNr, FooterId, Gen, Ptr, Sectors, encode_footer, parse_footer};
 use io::IoError;
 
 use super::sums::{BucketSums, FooterState};
 use super::{CachedData, Checksums};
 use crate::canary::{Bug, bug};
+use crate::device::Tick;
 
-/// The number of footers that are replaced by zeros at the same time.
+/// The number of footers that are written or replaced by zeros at the same time, at a start and a stop.
 const AT_ONCE: usize = 64;
 
 /// Writes the footers of buckets whose last write has ended.
@@ -30,15 +31,23 @@ pub(crate) async fn footer_task(data: Rc<CachedData>) {
 impl CachedData {
     /// Closes the open buckets, and writes all footers that the device does not have. No data is written meanwhile or
     /// afterwards.
-    pub(crate) async fn write_all_footers(&self) {
+    pub(crate) async fn write_all_footers(self: &Rc<Self>) {
         let Some(sums) = &self.sums else { return };
         self.alloc.close_all();
         let missing: Vec<BucketNr> = sums.table.borrow().without_footer().collect();
-        for bucket in missing {
+        let rt = self.device.disk().runtime();
+        for some in missing.chunks(AT_ONCE) {
+            let write = |bucket: &BucketNr| {
+                let (data, bucket) = (self.clone(), *bucket);
+                rt.spawn(async move { data.write_footer(bucket, true).await })
+            };
+            let writes: Vec<_> = some.iter().map(write).collect();
+            for write in writes {
+                write.await;
+            }
             if self.device.is_failed() {
                 return;
             }
-            self.write_footer(bucket, true).await;
         }
     }
 
@@ -67,32 +76,15 @@ impl CachedData {
         Ok(())
     }
 
-    /// Writes the footer of a bucket if the device has none, no write to the bucket is under way, and it has live data.
-    /// A bucket that was reopened gets its footer only at a stop (`last`): otherwise each overwriting in place could
-    /// cost two more requests.
+    /// Writes the footer of a bucket if it needs one ([`Self::begin_footer`]).
     async fn write_footer(&self, bucket: BucketNr, last: bool) {
         let Some(sums) = &self.sums else { return };
-        let (generation, overwritten) = {
-            let buckets = self.alloc.buckets();
-            let generation = buckets.generation(bucket);
-            let is_idle = buckets.pins(bucket) == 0 && buckets.live(bucket) > Sectors::ZERO;
-            let mut table = sums.table.borrow_mut();
-            let has_sums = |e: &&mut BucketSums| e.sums.known() > 0;
-            match table.get_mut(bucket, generation).filter(has_sums) {
-                Some(e) if is_idle && e.footer == FooterState::Absent && (last || !e.reopened) => {
-                    e.footer = FooterState::Changing;
-                    (generation, e.overwritten)
-                }
-                _ => return,
-            }
-        };
+        let Some((generation, overwritten)) = self.begin_footer(sums, bucket, last) else { return };
         // A pinned bucket is not reused, so the footer cannot end in the data of a later use.
         self.alloc.pin(bucket);
         // An overwriting in place may still be in the volatile cache of the device, and the data before it durable.
-        let flushed = !overwritten
-            || bug(Bug::FooterBeforeOverwrite)
-            || self.device.flush(self.device.gate().latest()).await.is_ok();
-        let id = format::FooterId { set_uuid: sums.set_uuid, bucket, generation };
+        let flushed = bug(Bug::FooterBeforeOverwrite) || self.device.flush(overwritten).await.is_ok();
+        let id = FooterId { set_uuid: sums.set_uuid, bucket, generation };
         let bytes = {
             let mut table = sums.table.borrow_mut();
             let entry = table.get_mut(bucket, generation).filter(|_| flushed);
@@ -109,10 +101,31 @@ impl CachedData {
         if let Some(entry) = sums.table.borrow_mut().get_mut(bucket, generation) {
             // A write that has failed may have reached the device.
             entry.footer = if flushed { FooterState::Written } else { FooterState::Absent };
-            entry.overwritten &= !flushed;
             entry.reopened &= !flushed;
         }
         self.alloc.unpin(bucket);
+    }
+
+    /// Begins the write of a footer if the device has none, no write to the bucket is under way, and it has live data.
+    /// Returns the generation of the bucket and its last overwriting in place. A bucket that was reopened gets its footer
+    /// only at a stop (`last`): otherwise each overwriting in place could cost two more requests.
+    fn begin_footer(&self, sums: &Checksums, bucket: BucketNr, last: bool) -> Option<(Gen, Tick)> {
+        let buckets = self.alloc.buckets();
+        let mut table = sums.table.borrow_mut();
+        if buckets.pins(bucket) > 0 {
+            return None;
+        }
+        if buckets.live(bucket) == Sectors::ZERO {
+            table.remove(bucket);
+            return None;
+        }
+        let generation = buckets.generation(bucket);
+        let is_due = |e: &&mut BucketSums| {
+            e.footer == FooterState::Absent && (last || !e.reopened) && e.sums.known() > 0
+        };
+        let entry = table.get_mut(bucket, generation).filter(is_due)?;
+        entry.footer = FooterState::Changing;
+        Some((generation, entry.overwritten))
     }
 
     /// Reads the footer of the bucket of `ptr` into the table. A bucket without a footer has no known checksums.
@@ -174,7 +187,7 @@ impl Checksums {
     }
 
     /// Replaces the footer of a bucket by zeros, durably. Returns whether the device has done so.
-    async fn erase(&self, data: &CachedData, id: format::FooterId, at: Ptr) -> bool {
+    async fn erase(&self, data: &CachedData, id: FooterId, at: Ptr) -> bool {
         {
             let mut table = self.table.borrow_mut();
             if table.of_ptr(at).is_none() {

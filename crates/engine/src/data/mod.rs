@@ -1,7 +1,7 @@
 //! The cached data on the cache device: every read and write of it, with checksums if the set has them.
 //!
-//! Each block that is written gets a checksum in memory ([`sums`]). When a bucket is full, its checksums are written to
-//! the device as a footer ([`footers`]); decision 034 has the rules. A reader checks what it has read with
+//! Each block that is written gets a checksum in memory ([`sums`]). When the last write to a closed bucket has ended, its
+//! checksums are written to the device as a footer ([`footers`]); decision 034 has the rules. A reader checks its data with
 //! [`CachedData::verify`].
 //!
 //! Owns the checksums and the requests for cached data. Must not know the index: the caller decides what becomes of
@@ -194,19 +194,24 @@ impl CachedData {
         let buffer = self.device.disk().runtime().pool().take(size.bytes() as usize);
         let done = self.read(block.offset(), size, buffer, 0).await;
         self.device.observe_data(&done.result);
-        let is_current = self.alloc.buckets().is_current(from);
-        let buffer = done.buffer.filter(|_| done.result.is_ok() && is_current);
-        let checked = buffer.map(|b| sums.check(block, b.as_slice()));
-        match checked {
-            Some(Checked::Mismatch(second)) if !sums.table.borrow_mut().was_overwritten(block, again) => {
+        if !self.alloc.buckets().is_current(from) {
+            return Verdict::ReadAgain;
+        }
+        // A block that cannot be read a second time has only the data that did not match.
+        let second = match (done.result, done.buffer) {
+            (Ok(()), Some(buffer)) => sums.check(block, buffer.as_slice()),
+            _ => Checked::Mismatch(mismatch),
+        };
+        match second {
+            Checked::Mismatch(second) if !sums.table.borrow_mut().was_overwritten(block, again) => {
                 sums.count(|c| c.damaged_blocks += 1);
                 Verdict::Damaged(Mismatch { at: mismatch.at, ..second })
             }
-            Some(Checked::Compared { unknown: 0 }) => {
+            Checked::Compared { unknown: 0 } => {
                 sums.count(|c| c.corrected_blocks += 1);
                 Verdict::ReadAgain
             }
-            _ => Verdict::ReadAgain,
+            Checked::Mismatch(_) | Checked::Compared { .. } | Checked::NoSums => Verdict::ReadAgain,
         }
     }
 
@@ -233,11 +238,6 @@ impl CachedData {
         self.sums.as_ref().map_or(whole, |s| s.damaged.borrow().first_part(ptr, size))
     }
 
-    /// The size of a block that has a checksum, in a set with checksums.
-    pub(crate) fn checked_block(&self) -> Option<Sectors> {
-        self.sums.as_ref().map(|s| s.layout.block_sectors())
-    }
-
     /// Prepares the overwriting of dirty data in place: no footer for the present data may be on the device. Returns
     /// false if the data must go to a new place instead. The caller holds the range, and has pinned the bucket.
     pub(crate) async fn begin_overwrite(&self, at: Ptr, sectors: Sectors) -> bool {
@@ -245,10 +245,12 @@ impl CachedData {
         sums.prepare_overwrite(self, at, sectors).await
     }
 
-    /// Ends the overwriting of data in place. After an error the content of the place is not known.
+    /// Ends the overwriting of data in place, after the flush gate has counted the write. After an error the content of the
+    /// place is not known.
     pub(crate) fn end_overwrite(&self, at: Ptr, data: &[u8], written: &Result<(), IoError>) {
         if let Some(sums) = &self.sums {
-            sums.table.borrow_mut().overwrote(at, data, written.is_ok());
+            let tick = self.device.gate().latest();
+            sums.table.borrow_mut().overwrote(at, data, written.is_ok().then_some(tick));
         }
     }
 }

@@ -7,6 +7,7 @@
 use format::{BlockSums, BucketNr, FooterLayout, Gen, Geometry, Ptr, Sectors};
 
 use super::{Mismatch, ReadToken};
+use crate::device::Tick;
 
 /// The footer of a bucket on the device, for the generation of the sums in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,8 +36,8 @@ pub(super) struct BucketSums {
     generation: Gen,
     pub(super) sums: BlockSums,
     pub(super) footer: FooterState,
-    /// Whether dirty data was overwritten in place since the last flush that a footer waited for.
-    pub(super) overwritten: bool,
+    /// The last overwriting in place of dirty data; a footer waits for a flush that covers it.
+    pub(super) overwritten: Tick,
     /// The moment of the last overwriting in place.
     changed: ReadToken,
     /// Whether the sums are not complete, because the data was overwritten, or the device had no footer. They get a footer
@@ -123,7 +124,7 @@ impl SumsTable {
             generation,
             sums,
             footer,
-            overwritten: false,
+            overwritten: Tick::default(),
             changed: ReadToken(0),
             reopened: false,
             used: true,
@@ -132,6 +133,13 @@ impl SumsTable {
         if place.replace(Box::new(new)).is_none() {
             self.len += 1;
             self.make_room(bucket);
+        }
+    }
+
+    /// Removes the sums of a bucket.
+    pub(super) fn remove(&mut self, bucket: BucketNr) {
+        if self.table.get_mut(bucket.0 as usize).and_then(Option::take).is_some() {
+            self.len -= 1;
         }
     }
 
@@ -225,18 +233,19 @@ impl SumsTable {
         let now = self.next_moment();
         if let Some(entry) = self.of_ptr(at) {
             assert!(entry.footer == FooterState::Absent, "data with a footer is overwritten in place");
-            entry.overwritten = true;
             entry.changed = now;
             (first..first + blocks).for_each(|block| entry.sums.set(block, None));
         }
     }
 
-    /// Records that blocks were overwritten in place; `well` says whether the device has taken the data.
-    pub(super) fn overwrote(&mut self, at: Ptr, data: &[u8], well: bool) {
+    /// Records that blocks were overwritten in place. `tick`: the moment from which a flush covers the write; none if the
+    /// write has failed.
+    pub(super) fn overwrote(&mut self, at: Ptr, data: &[u8], tick: Option<Tick>) {
         let (block, block_bytes) = (self.block(at), self.block_bytes());
         let now = self.next_moment();
-        if let Some(entry) = self.of_ptr(at).filter(|_| well) {
+        if let (Some(entry), Some(tick)) = (self.of_ptr(at), tick) {
             entry.changed = now;
+            entry.overwritten = entry.overwritten.max(tick);
             entry.sums.set_data(block, data, block_bytes);
         }
     }
@@ -247,6 +256,7 @@ mod tests {
     use format::Sector;
 
     use super::*;
+    use crate::testing::{TestDisk, cache_device, run};
 
     fn table(most: usize) -> SumsTable {
         let geometry = Geometry::new(Sectors(16), Sectors(1), 200, 2, 8).unwrap();
@@ -288,17 +298,20 @@ mod tests {
 
     #[test]
     fn blocks_that_are_being_overwritten_are_unknown() {
-        let mut t = table(64);
-        let (old, new) = ([1; 1024], [2; 512]);
-        t.appended(ptr(20, 0, 1), &old);
-        t.overwrites(ptr(20, 1, 1), Sectors(1));
-        assert_eq!(t.check(ptr(20, 0, 1), &old), Checked::Compared { unknown: 1 });
-        t.overwrote(ptr(20, 1, 1), &new, false);
-        assert_eq!(t.check(ptr(20, 0, 1), &old), Checked::Compared { unknown: 1 }, "the write failed");
-        t.overwrote(ptr(20, 1, 1), &new, true);
-        assert_eq!(t.check(ptr(20, 1, 1), &new), Checked::Compared { unknown: 0 });
-        assert!(matches!(t.check(ptr(20, 0, 1), &old), Checked::Mismatch(m) if m.at == Sectors(1)));
-        assert!(t.of_ptr(ptr(20, 0, 1)).unwrap().overwritten);
+        run(|rt| async move {
+            let mut t = table(64);
+            let (old, new) = ([1; 1024], [2; 512]);
+            t.appended(ptr(20, 0, 1), &old);
+            t.overwrites(ptr(20, 1, 1), Sectors(1));
+            assert_eq!(t.check(ptr(20, 0, 1), &old), Checked::Compared { unknown: 1 });
+            t.overwrote(ptr(20, 1, 1), &new, None);
+            assert_eq!(t.check(ptr(20, 0, 1), &old), Checked::Compared { unknown: 1 }, "the write failed");
+            let tick = cache_device(&TestDisk::new(4096), &rt, Sectors(16)).gate().wrote();
+            t.overwrote(ptr(20, 1, 1), &new, Some(tick));
+            assert_eq!(t.check(ptr(20, 1, 1), &new), Checked::Compared { unknown: 0 });
+            assert!(matches!(t.check(ptr(20, 0, 1), &old), Checked::Mismatch(m) if m.at == Sectors(1)));
+            assert_eq!(t.of_ptr(ptr(20, 0, 1)).unwrap().overwritten, tick);
+        });
     }
 
     #[test]

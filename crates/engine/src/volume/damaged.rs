@@ -6,7 +6,7 @@
 
 use format::{Ptr, Sector, Sectors};
 
-use super::{Cache, Target};
+use super::Target;
 use crate::data::{DamagedBlock, Mismatch, ReadToken, Verdict};
 use crate::error::EngineError;
 use crate::events::SetEvent;
@@ -50,7 +50,7 @@ pub(crate) async fn is_sound(
 /// Lists a damaged block of dirty data; returns the error of the request.
 fn damaged_dirty(target: Target<'_>, piece: CachedPiece, mismatch: Mismatch) -> EngineError {
     let Target { volume, cache, inode } = target;
-    let size = block_size(cache);
+    let size = cache.geometry.block_sectors;
     let CachedPiece { start, ptr, .. } = piece;
     if cache.data.add_damaged(DamagedBlock { at: (inode, start), size, ptr }) {
         report(target, piece, mismatch);
@@ -93,7 +93,7 @@ async fn invalidate_damaged(
     mismatch: Mismatch,
 ) -> Result<(), EngineError> {
     let Target { cache, inode, .. } = target;
-    let (mut at, end) = (piece.start, piece.start + block_size(cache));
+    let (mut at, end) = (piece.start, piece.start + cache.geometry.block_sectors);
     let mut found = false;
     while at < end {
         cache.device.check()?;
@@ -133,16 +133,12 @@ fn position(target: Target<'_>, start: Sector) -> Sector {
     Sector(start.0.saturating_sub(target.volume.offset.0))
 }
 
-fn block_size(cache: &Cache) -> Sectors {
-    cache.data.checked_block().unwrap_or(cache.geometry.block_sectors)
-}
-
 fn report(target: Target<'_>, piece: CachedPiece, mismatch: Mismatch) {
     let Target { volume, cache, .. } = target;
     cache.device.emit(SetEvent::DamagedData {
         volume: volume.label_or_name(),
         sector: position(target, piece.start),
-        sectors: block_size(cache),
+        sectors: cache.geometry.block_sectors,
         at: piece.ptr.offset(),
         dirty: piece.dirty,
         expected: mismatch.expected,

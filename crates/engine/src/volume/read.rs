@@ -6,10 +6,11 @@
 //! the whole request starts again. It also starts again if a wipe has overwritten dead sectors meanwhile. Every missing
 //! piece is inserted into the cache by a background task, for which the answer does not wait (`miss`).
 //!
-//! A backing device that fails a flush may drop what was written before and not flushed. Two things could bring dropped
-//! data back after a read has returned the older data: a write that carries the data around it, or writeback over gaps,
-//! which were read before the failure; and a clean copy. So after a failed flush a read waits for the operations under
-//! way, and does not use copies that are not known to be flushed. A read during which a flush failed starts again.
+//! A backing device that fails a flush may drop data that it had acknowledged and not flushed. A later read then returns the
+//! older data. The dropped data must not come back after that read, but three operations still have it in memory or in the
+//! cache: a write that has read the blocks around its data, writeback that has read gaps, and a clean copy. So after a
+//! failed flush a read waits until the operations under way in its range have ended, and does not use clean copies of
+//! which no leaf on the cache device has a key. A read during which a flush failed starts again.
 //!
 //! Owns the path of a read up to its answer. Must not know how a missing piece is inserted.
 
