@@ -22,6 +22,11 @@ impl IdleBuckets {
         self.wanted.set(true);
     }
 
+    /// Whether the list keeps buckets.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.wanted.get()
+    }
+
     /// Adds a bucket.
     pub(super) fn add(&self, bucket: BucketNr) {
         if self.wanted.get() {

@@ -263,11 +263,14 @@ impl Allocator {
             }
             Some(taken)
         });
-        self.report_idle(open, buckets);
+        if open.has_closed() {
+            self.report_idle(open, buckets);
+        }
         placed
     }
 
     /// Reports buckets that were closed and have no write under way; the others are reported when their last write ends.
+    #[cold]
     fn report_idle(&self, open: &mut OpenBuckets, buckets: &Buckets) {
         let idle = open.take_closed().into_iter().filter(|b| buckets.pins(*b) == 0);
         idle.for_each(|b| self.idle.add(b));
@@ -283,7 +286,7 @@ impl Allocator {
     pub(crate) fn unpin(&self, b: BucketNr) {
         let buckets = &mut *self.buckets.borrow_mut();
         buckets.unpin(b);
-        if buckets.pins(b) == 0 {
+        if self.idle.is_wanted() && buckets.pins(b) == 0 {
             self.idle.add(b);
         }
         if buckets.is_reclaimable(b) {

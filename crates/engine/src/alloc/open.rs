@@ -107,6 +107,11 @@ impl OpenBuckets {
         self.data_sectors
     }
 
+    /// Whether [`Self::take_closed`] returns a bucket.
+    pub(super) fn has_closed(&self) -> bool {
+        !self.closed.is_empty()
+    }
+
     /// Takes the buckets that were closed since the last call.
     pub(super) fn take_closed(&mut self) -> Vec<BucketNr> {
         std::mem::take(&mut self.closed)

@@ -144,9 +144,7 @@ impl CachedData {
     /// Starts a write of whole blocks to a place that the allocator has just given out.
     pub(crate) fn write(&self, to: Ptr, sectors: Sectors, buffer: Buffer, offset_bytes: usize) -> MeteredIo {
         if let Some(sums) = &self.sums {
-            let data = buffer.as_slice().get(offset_bytes..).unwrap_or_default();
-            let data = data.get(..sectors.bytes() as usize).unwrap_or_default();
-            sums.table.borrow_mut().appended(to, data);
+            sums.append(to, sectors, &buffer, offset_bytes);
         }
         self.device.meter().write(self.device.disk(), (to.offset(), sectors), buffer, offset_bytes, false)
     }
@@ -259,6 +257,14 @@ impl Checksums {
     fn id(&self, alloc: &Allocator, ptr: Ptr) -> FooterId {
         let bucket = alloc.buckets().bucket_of(ptr);
         FooterId { set_uuid: self.set_uuid, bucket, generation: ptr.generation() }
+    }
+
+    /// Records the checksums of data that is being written to a new place.
+    #[cold]
+    fn append(&self, to: Ptr, sectors: Sectors, buffer: &Buffer, offset_bytes: usize) {
+        let data = buffer.as_slice().get(offset_bytes..).unwrap_or_default();
+        let data = data.get(..sectors.bytes() as usize).unwrap_or_default();
+        self.table.borrow_mut().appended(to, data);
     }
 
     fn check(&self, from: Ptr, data: &[u8]) -> Checked {

@@ -76,7 +76,7 @@ pub(super) async fn overwrite(target: Target<'_>, write: &Write, ptr: Ptr) -> Op
     let bucket = cache.alloc.buckets().bucket_of(ptr);
     cache.alloc.pin(bucket);
     if cache.data.has_checksums() {
-        let may = cache.data.begin_overwrite(ptr, write.sectors()).await;
+        let may = Box::pin(cache.data.begin_overwrite(ptr, write.sectors())).await;
         // The key may have moved during the wait.
         if !may || place_to_overwrite(target, write) != Some(ptr) {
             cache.alloc.unpin(bucket);
@@ -90,8 +90,9 @@ pub(super) async fn overwrite(target: Target<'_>, write: &Write, ptr: Ptr) -> Op
     if !write.fua && !bug(Bug::OverwriteNotFlushed) {
         cache.device.overwrote();
     }
-    let data = bytes_of(&write.buffer, offset, sectors);
-    cache.data.end_overwrite(ptr, data, &done.result);
+    if cache.data.has_checksums() {
+        cache.data.end_overwrite(ptr, bytes_of(&write.buffer, offset, sectors), &done.result);
+    }
     cache.alloc.unpin(bucket);
     cache.device.observe_data(&done.result);
     // After an error the content of the place is unknown. The caller writes the data to a new place and moves the key

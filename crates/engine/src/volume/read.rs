@@ -238,7 +238,7 @@ pub(super) async fn read_cached(
         let flush_failed = flush_has_failed(volume);
         if flush_failed && !waited && !bug(Bug::FailedFlushIgnoredByReads) {
             waited = true;
-            volume.ranges.present_ended(start, end).await;
+            Box::pin(volume.ranges.present_ended(start, end)).await;
             continue;
         }
         let (b, outcome) = read_parts(target, read, seg, buffer).await;
