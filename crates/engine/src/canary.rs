@@ -193,7 +193,7 @@ table! {
         /// A torn entry follows the last entry of a bucket.
         TornEntry,
         /// A torn set at the end of a leaf is dropped.
-        TornSet,
+        TornBset,
         /// An index of several levels is loaded.
         TreeLoaded,
         /// A slot of the UUID table is invalid.

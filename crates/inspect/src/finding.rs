@@ -81,7 +81,7 @@ invariants! {
     /// Levels fall by one from parent to child; nodes begin at buckets, and each node has its own bucket.
     NodeShape = "9" "node-shape",
     /// Keys of a set are sorted; extents of a leaf set are disjoint.
-    SetOrder = "10" "set-order",
+    BsetOrder = "10" "bset-order",
     /// Keys of a node lie in the node's range.
     NodeRange = "11" "node-range",
     /// The merged bsets of a leaf take no more space than the bsets: a kernel merges them in place.

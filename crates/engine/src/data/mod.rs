@@ -131,6 +131,7 @@ impl CachedData {
     }
 
     /// Starts a read of cached data.
+    #[inline]
     pub(crate) fn read(
         &self,
         at: Sector,
@@ -142,6 +143,7 @@ impl CachedData {
     }
 
     /// Starts a write of whole blocks to a place that the allocator has just given out.
+    #[inline]
     pub(crate) fn write(&self, to: Ptr, sectors: Sectors, buffer: Buffer, offset_bytes: usize) -> MeteredIo {
         if let Some(sums) = &self.sums {
             sums.append(to, sectors, &buffer, offset_bytes);
