@@ -82,7 +82,7 @@ pub(super) async fn read_verified(
         Found::Failed(e) => return (buffer, Some(Err(e))),
     }
     let data = bytes_of(&buffer, read.offset_bytes, read.sectors());
-    match is_sound(target, CachedPiece { start, ptr, dirty }, data, token).await {
+    match is_sound(target, CachedPiece { start, ptr }, data, token).await {
         Ok(true) if is_still_valid(cache, ptr, epoch) => {}
         Ok(_) => return (buffer, None),
         Err(e) => return (buffer, Some(Err(e))),

@@ -417,9 +417,9 @@ async fn check_piece(
     skip_bytes: usize,
     (data, began): (&[u8], ReadToken),
 ) -> Result<bool, EngineError> {
-    let Some((ptr, dirty)) = piece.hit.filter(|_| target.cache.data.has_checksums()) else { return Ok(true) };
+    let Some((ptr, _)) = piece.hit.filter(|_| target.cache.data.has_checksums()) else { return Ok(true) };
     let skip = Sectors::from_bytes_floor(skip_bytes as u64);
-    let piece = CachedPiece { start: piece.start - skip, ptr: ptr.rewound(skip), dirty };
+    let piece = CachedPiece { start: piece.start - skip, ptr: ptr.rewound(skip) };
     Box::pin(is_sound(target, piece, data, began)).await
 }
 
