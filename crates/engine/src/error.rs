@@ -124,8 +124,8 @@ impl EngineError {
         match self {
             EngineError::Io(e) => VolumeError::Io(e.clone()),
             EngineError::Volume(e) => e.clone(),
-            EngineError::NoSpace(e) => VolumeError::NoSpace(e.to_string()),
-            other => VolumeError::Failed(other.to_string()),
+            EngineError::NoSpace(e) => VolumeError::no_space(e.clone()),
+            other => VolumeError::failed(other.clone()),
         }
     }
 }
@@ -226,21 +226,27 @@ mod tests {
             assert_eq!(error.is_out_of_room(), is_out_of_room, "{error}");
             assert_eq!(disabled(error.clone()).is_out_of_room(), is_out_of_room, "{error}");
         }
-        assert_eq!(EngineError::Io(io_error(5)).to_volume_error(), VolumeError::Io(io_error(5)));
+        let text = |e: &VolumeError| format!("{e:?}");
+        assert_eq!(
+            text(&EngineError::Io(io_error(5)).to_volume_error()),
+            text(&VolumeError::Io(io_error(5)))
+        );
         let why = "v: every bucket of the cache holds dirty data or metadata";
-        assert_eq!(full().to_volume_error(), VolumeError::NoSpace(why.into()));
+        let answer = full().to_volume_error();
+        let VolumeError::NoSpace(source) = &answer else { panic!("{answer:?}") };
+        assert!(source.downcast_ref::<NoRoom>().is_some() && answer.to_string() == why, "{answer:?}");
         // What a volume answered reaches the client as it was.
-        for answer in [
-            VolumeError::NoSpace("full".into()),
-            VolumeError::Stopped("v".into()),
-            VolumeError::Io(io_error(28)),
-        ] {
+        for answer in
+            [VolumeError::no_space("full"), VolumeError::Stopped("v".into()), VolumeError::Io(io_error(28))]
+        {
             let error = EngineError::from(answer.clone());
-            assert_eq!(error.to_volume_error(), answer);
+            assert_eq!(text(&error.to_volume_error()), text(&answer));
             assert_eq!(error.is_out_of_room(), !matches!(answer, VolumeError::Stopped(_)), "{error}");
         }
         let answer = disabled(full()).to_volume_error();
-        assert_eq!(answer, VolumeError::Failed(format!("cache set a-set is disabled: {why}")));
+        let VolumeError::Failed(source) = &answer else { panic!("{answer:?}") };
+        assert!(matches!(source.downcast_ref(), Some(EngineError::Disabled { .. })), "{source:?}");
+        assert_eq!(answer.to_string(), format!("cache set a-set is disabled: {why}"));
     }
 
     /// A caller reaches the typed cause of an error, and so an error number or the damaged field.

@@ -5,12 +5,15 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use format::{BucketNr, Gen, Sector, Sectors};
+use format::{BucketNr, Corrupt, Gen, Sector, Sectors};
 use io::sync::Event;
 
+use crate::error::EngineError;
+
 /// An event for the operator, which the program logs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum SetEvent {
     /// The last bset of a btree node was torn by a crash and has been dropped; the journal has its keys.
     TornBset {
@@ -19,7 +22,7 @@ pub enum SetEvent {
         /// Its generation.
         generation: Gen,
         /// The damage of the bset.
-        what: String,
+        damage: Corrupt,
     },
     /// The journal was replayed.
     Replayed {
@@ -33,17 +36,22 @@ pub enum SetEvent {
     /// The set has been disabled.
     Failed {
         /// The reason.
-        why: String,
+        why: Arc<EngineError>,
     },
     /// The crash log is invalid: if this process is killed, writes that were answered and not flushed are lost.
     CrashLogInvalid {
         /// The failed request to the cache device.
-        why: String,
+        why: Arc<EngineError>,
     },
     /// A device failed a request.
     DeviceError {
         /// The failed request.
-        what: String,
+        error: EngineError,
+    },
+    /// Writeback failed, and tries again later.
+    WritebackFailed {
+        /// The failed request.
+        error: EngineError,
     },
     /// A backing device changed its state.
     State {
@@ -85,6 +93,13 @@ pub enum SetEvent {
     },
 }
 
+impl SetEvent {
+    /// Whether the event is that of a failed request, of which there may be thousands in a second.
+    pub fn is_failed_request(&self) -> bool {
+        matches!(self, SetEvent::DeviceError { .. } | SetEvent::WritebackFailed { .. })
+    }
+}
+
 /// The largest number of queued events.
 const MOST: usize = 1024;
 
@@ -102,7 +117,7 @@ impl Events {
         {
             let events = &mut *self.queue.borrow_mut();
             if events.len() >= MOST {
-                let failure = events.iter().position(|e| matches!(e, SetEvent::DeviceError { .. }));
+                let failure = events.iter().position(SetEvent::is_failed_request);
                 events.remove(failure.unwrap_or(0));
             }
             events.push_back(event);
@@ -126,6 +141,7 @@ mod tests {
     use std::rc::Rc;
 
     use super::*;
+    use crate::refusal::Refusal;
     use crate::testing::run;
 
     #[test]
@@ -144,7 +160,7 @@ mod tests {
             events.push(SetEvent::Initialised);
             waits.await;
             arrived().await;
-            assert_eq!(events.take(), [SetEvent::Initialised]);
+            assert!(matches!(events.take().as_slice(), [SetEvent::Initialised]));
             let again = arrived();
             rt.yield_now().await;
             assert!(again.try_take().is_none(), "it was taken");
@@ -157,7 +173,9 @@ mod tests {
     fn a_flood_of_failures_leaves_what_else_happened() {
         let events = Events::default();
         let given_up = SetEvent::GivenUp { device: "hdd".into(), errors: 64 };
-        let failure = |n: usize| SetEvent::DeviceError { what: n.to_string() };
+        let refusal = |n: usize| Refusal::IoDisabled { volume: n.to_string() };
+        let failure = |n: usize| SetEvent::DeviceError { error: refusal(n).into() };
+        let text = |e: &SetEvent| format!("{e:?}");
         for n in 0..10 * MOST {
             if n == 64 {
                 events.push(given_up.clone());
@@ -166,12 +184,13 @@ mod tests {
         }
         let all = events.take();
         assert_eq!(all.len(), MOST);
-        assert_eq!(all.iter().filter(|e| **e == given_up).count(), 1);
-        assert_eq!(all.last(), Some(&failure(10 * MOST - 1)));
+        assert_eq!(all.iter().filter(|e| matches!(e, SetEvent::GivenUp { .. })).count(), 1);
+        assert_eq!(all.last().map(text), Some(text(&failure(10 * MOST - 1))));
         assert!(events.take().is_empty());
 
         let given_up = |n: usize| SetEvent::GivenUp { device: n.to_string(), errors: 64 };
         (0..2 * MOST).for_each(|n| events.push(given_up(n)));
-        assert_eq!(events.take(), (MOST..2 * MOST).map(given_up).collect::<Vec<_>>());
+        let expected: Vec<_> = (MOST..2 * MOST).map(|n| text(&given_up(n))).collect();
+        assert_eq!(events.take().iter().map(text).collect::<Vec<_>>(), expected);
     }
 }

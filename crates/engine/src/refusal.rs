@@ -39,6 +39,18 @@ pub enum Refusal {
         #[source]
         why: DeviceRefusal,
     },
+    /// The backing device is disabled.
+    #[error("{volume}: io_disable is set, by the operator or after too many errors")]
+    IoDisabled {
+        /// The label or name of the volume.
+        volume: String,
+    },
+    /// The set is disabled by the operator.
+    #[error("{volume}: io_disable of the set is set")]
+    IoDisabledBySet {
+        /// The label or name of the volume.
+        volume: String,
+    },
     /// The size of a new flash-only volume.
     #[error("volume: expected 1 block to {most} sectors, found {size}")]
     VolumeSize {

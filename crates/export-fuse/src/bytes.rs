@@ -199,7 +199,7 @@ mod tests {
             for _ in 0..self.rt.random() % 4 {
                 self.rt.yield_now().await;
             }
-            if self.broken.get() { Err(VolumeError::Failed("broken".into())) } else { Ok(value) }
+            if self.broken.get() { Err(VolumeError::failed("broken")) } else { Ok(value) }
         }
     }
 

@@ -128,7 +128,7 @@ mod tests {
     fn results_are_what_the_block_layer_knows() {
         assert_eq!(Request::decode(&descriptor(1, 0, 8), 4096).unwrap().success(), 4096);
         assert_eq!(Request::Flush.success(), 0);
-        assert_eq!(failure(&VolumeError::NoSpace("full".into())), -libc::ENOSPC);
+        assert_eq!(failure(&VolumeError::no_space("full")), -libc::ENOSPC);
         assert_eq!(failure(&VolumeError::Stopped("x".into())), -libc::EIO);
     }
 

@@ -4,7 +4,9 @@
 //! Positions and lengths are in 512-byte sectors. A volume accepts any sector-aligned request;
 //! `logical_block_bytes` is only advice to clients.
 
+use std::error::Error;
 use std::future::Future;
+use std::sync::Arc;
 
 use format::{Sector, Sectors};
 
@@ -48,7 +50,7 @@ pub struct RangeStatus {
 }
 
 /// Why a volume refused or failed a request.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum VolumeError {
     /// The range is not inside the volume.
     #[error("sectors {sector}..+{sectors} are outside of the volume of {capacity} sectors")]
@@ -67,14 +69,26 @@ pub enum VolumeError {
     #[error("volume {0} is read-only")]
     ReadOnly(String),
     /// No space is left, and none can be freed.
-    #[error("{0}")]
-    NoSpace(String),
+    #[error(transparent)]
+    NoSpace(Arc<dyn Error + Send + Sync>),
     /// A device failed.
     #[error(transparent)]
     Io(#[from] IoError),
     /// The cache set is disabled, or its metadata is damaged.
-    #[error("{0}")]
-    Failed(String),
+    #[error(transparent)]
+    Failed(Arc<dyn Error + Send + Sync>),
+}
+
+impl VolumeError {
+    /// No space is left, for this reason.
+    pub fn no_space(why: impl Into<Box<dyn Error + Send + Sync>>) -> VolumeError {
+        VolumeError::NoSpace(why.into().into())
+    }
+
+    /// The volume has failed, for this reason.
+    pub fn failed(why: impl Into<Box<dyn Error + Send + Sync>>) -> VolumeError {
+        VolumeError::Failed(why.into().into())
+    }
 }
 
 /// A block device for exports.

@@ -31,7 +31,7 @@ impl EventLog {
             self.end_window();
         }
         for event in events {
-            if matches!(event, SetEvent::DeviceError { .. }) {
+            if event.is_failed_request() {
                 if self.begin.get().is_none() {
                     self.begin.set(Some(Instant::now()));
                 }
@@ -65,11 +65,11 @@ impl EventLog {
 /// The level and text of an event; the text is empty for an event that is not logged.
 fn line(event: &SetEvent) -> (&'static str, String) {
     match event {
-        SetEvent::TornBset { bucket, generation, what } => (
+        SetEvent::TornBset { bucket, generation, damage } => (
             "warning",
             format!(
                 "btree node at bucket {bucket} gen {generation}: its last write was torn by a crash and was \
-                 dropped; the journal has its keys ({what})"
+                 dropped; the journal has its keys ({damage})"
             ),
         ),
         SetEvent::Replayed { keys: 0, .. } => ("", String::new()),
@@ -89,7 +89,8 @@ fn line(event: &SetEvent) -> (&'static str, String) {
                  acknowledged writes that were not flushed are lost if this process is killed"
             ),
         ),
-        SetEvent::DeviceError { what } => ("warning", what.clone()),
+        SetEvent::DeviceError { error } => ("warning", error.to_string()),
+        SetEvent::WritebackFailed { error } => ("warning", format!("writeback: {error}")),
         SetEvent::FlushOverdue { device } => (
             "warning",
             format!(
@@ -97,22 +98,7 @@ fn line(event: &SetEvent) -> (&'static str, String) {
                  durable on the cache device yet, so that other devices need not wait"
             ),
         ),
-        SetEvent::DamagedData { volume, sector, sectors, at, dirty, expected, found } => {
-            let (level, then) = match dirty {
-                true => {
-                    ("error", "no other device has them, and reads of them fail until they are overwritten")
-                }
-                false => ("warning", "they were dropped and are read from the backing device"),
-            };
-            let where_from = format!("sector {at} of the cache device");
-            let why = format!("checksum {expected:#010x}, found {found:#010x}");
-            (
-                level,
-                format!(
-                    "{volume}: {sectors} sectors from {sector} on are damaged ({where_from}, {why}); {then}"
-                ),
-            )
-        }
+        SetEvent::DamagedData { .. } => damaged_data(event),
         SetEvent::GivenUp { device, errors } => (
             "error",
             format!(
@@ -124,14 +110,31 @@ fn line(event: &SetEvent) -> (&'static str, String) {
     }
 }
 
+/// The level and text of the event that cached data is damaged.
+fn damaged_data(event: &SetEvent) -> (&'static str, String) {
+    let SetEvent::DamagedData { volume, sector, sectors, at, dirty, expected, found } = event else {
+        return ("", String::new());
+    };
+    let (level, then) = match dirty {
+        true => ("error", "no other device has them, and reads of them fail until they are overwritten"),
+        false => ("warning", "they were dropped and are read from the backing device"),
+    };
+    let place = format!("sector {at} of the cache device");
+    let why = format!("checksum {expected:#010x}, found {found:#010x}");
+    (level, format!("{volume}: {sectors} sectors from {sector} on are damaged ({place}, {why}); {then}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn levels_follow_what_happened() {
-        assert_eq!(line(&SetEvent::Failed { why: "x".into() }).0, "error");
-        assert_eq!(line(&SetEvent::DeviceError { what: "x".into() }).0, "warning");
+        let error = || engine::EngineError::from(engine::Refusal::Cancelled);
+        assert_eq!(line(&SetEvent::Failed { why: std::sync::Arc::new(error()) }).0, "error");
+        assert_eq!(line(&SetEvent::DeviceError { error: error() }).0, "warning");
+        let failed = line(&SetEvent::WritebackFailed { error: error() });
+        assert_eq!(failed, ("warning", format!("writeback: {}", error())));
         assert_eq!(line(&SetEvent::Replayed { entries: 1, keys: 0 }).1, "", "after a clean stop");
         let crashed = line(&SetEvent::Replayed { entries: 2, keys: 3 }).1;
         assert_eq!(crashed, "journal replayed after a crash, or a stop by a kernel: 3 keys in 2 entries");

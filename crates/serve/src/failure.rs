@@ -198,7 +198,7 @@ mod tests {
             assert_eq!(errno(&failure), expected, "{failure}");
             assert_eq!(failure.exit_code(), FAILED);
         }
-        assert_eq!(Failure::because("it", io::VolumeError::NoSpace("full".into())).to_string(), "it: full");
+        assert_eq!(Failure::because("it", io::VolumeError::no_space("full")).to_string(), "it: full");
         assert_eq!(text, "ssd: flush failed: Input/output error (os error 5)");
     }
 }

@@ -120,7 +120,8 @@ fn a_slow_flush_costs_no_copies() {
         assert!(b.backings[HUNG].held() > 0, "the leaf waits for the flush");
         b.backings[HUNG].release();
         walk.await.unwrap();
-        assert_eq!((b.set().status().cached_sectors, b.volume(HUNG).take_events()), (copies, vec![]));
+        assert_eq!(b.set().status().cached_sectors, copies);
+        assert!(b.volume(HUNG).take_events().is_empty());
     });
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }

@@ -202,8 +202,12 @@ impl BackingDevice {
         self.settle(self.direct_writes.get()).await
     }
 
-    /// Makes every write up to `tick` durable.
-    pub(crate) async fn settle(&self, tick: Tick) -> Result<(), IoError> {
+    /// Makes every write durable that can have changed what a read of the device returns.
+    pub(crate) async fn settle_content(&self) -> Result<(), IoError> {
+        self.settle(self.content_tick()).await
+    }
+
+    async fn settle(&self, tick: Tick) -> Result<(), IoError> {
         let result = self.gate.ensure(tick).await;
         if let Err(e) = &result {
             self.failed(e, LIMIT_OF_FLUSHES);
@@ -335,7 +339,7 @@ impl BackingDevice {
     /// Counts a failed request, and disables the device at the limit (semantics section 14.1). A request that failed
     /// for lack of room does not count: the device can be read, and works again as soon as there is room.
     pub(crate) fn failed(&self, error: &IoError, limit: u32) {
-        self.emit(SetEvent::DeviceError { what: error.to_string() });
+        self.emit(SetEvent::DeviceError { error: error.clone().into() });
         if error.is_out_of_room() {
             return;
         }

@@ -216,9 +216,9 @@ impl CacheDevice {
             EngineError::Disabled { why, .. } => why,
             other => Arc::new(other),
         };
-        self.emit(SetEvent::Failed { why: why.to_string() });
+        self.emit(SetEvent::Failed { why: why.clone() });
         if !why.is_out_of_room() {
-            self.invalidate_crash_log(&why.to_string());
+            self.invalidate_crash_log(|| why.clone());
         }
         *self.failed.borrow_mut() = Some(why);
         // The device may have lost data, so data that is being read from it must not be used.
@@ -230,9 +230,9 @@ impl CacheDevice {
 
     /// Invalidates the crash log after a failed request: the device may have lost its power, and with it data that was
     /// answered and not flushed. Keys of such data must not be replayed over older data that was flushed.
-    fn invalidate_crash_log(&self, why: &str) {
+    fn invalidate_crash_log(&self, why: impl FnOnce() -> Arc<EngineError>) {
         if self.crash_log.invalidate() {
-            self.emit(SetEvent::CrashLogInvalid { why: why.to_owned() });
+            self.emit(SetEvent::CrashLogInvalid { why: why() });
         }
     }
 
@@ -240,7 +240,7 @@ impl CacheDevice {
     /// The caller decides whether the set fails.
     pub(crate) fn request_failed(&self, e: &IoError) {
         if !e.is_out_of_room() {
-            self.invalidate_crash_log(&e.to_string());
+            self.invalidate_crash_log(|| Arc::new(e.clone().into()));
         }
     }
 
@@ -252,7 +252,7 @@ impl CacheDevice {
         let failed = result.as_ref().is_err_and(|e| !e.is_out_of_room());
         let verdict = self.errors.borrow_mut().observe(failed, limit, halflife);
         if let Err(e) = result {
-            self.emit(SetEvent::DeviceError { what: e.to_string() });
+            self.emit(SetEvent::DeviceError { error: e.clone().into() });
             self.request_failed(e);
             if verdict == ErrorVerdict::LimitReached {
                 self.fail(e.clone().into());

@@ -179,7 +179,7 @@ async fn settle_in_time(
     }
     let rt = backing.disk().runtime().clone();
     let theirs = backing.clone();
-    let mut flush = rt.spawn(async move { theirs.settle(tick).await });
+    let mut flush = rt.spawn(async move { theirs.settle_content().await });
     loop {
         match io::sync::select(&mut flush, rt.sleep(RECHECK_INTERVAL)).await {
             io::sync::Either::Left(result) => return result.map(|()| true),

@@ -13,7 +13,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use format::node::{DamageKind, NodeSummary};
-use format::{Bkey, BucketNr, Inode, JournalSeq, Ptr, Sector, Sectors, for_each_bset};
+use format::{Bkey, BucketNr, Corrupt, Inode, JournalSeq, Ptr, Sector, Sectors, for_each_bset};
 use io::{Buffer, IoFuture};
 
 use super::Index;
@@ -52,7 +52,7 @@ struct Wanted {
 /// The content of a node that was read.
 struct Parsed {
     summary: NodeSummary,
-    torn: Option<String>,
+    torn: Option<Corrupt>,
     keys: Vec<Bkey>,
 }
 
@@ -96,7 +96,7 @@ impl Reader<'_> {
             Ok(summary) => Ok(Parsed { summary, torn: None, keys }),
             Err(d) if d.kind == DamageKind::TornLastBset => {
                 mark(Mark::TornBset);
-                Ok(Parsed { summary: d.before, torn: Some(d.error.to_string()), keys })
+                Ok(Parsed { summary: d.before, torn: Some(d.error), keys })
             }
             Err(d) => {
                 let ptr = key.pointer().unwrap_or_default();
@@ -270,9 +270,9 @@ impl Loading<'_> {
         }
         let parsed = reader.parse(&w.key, &w.path, bytes)?;
         let pointers = reader.pointers(&parsed.keys, w)?;
-        if let Some(what) = &parsed.torn {
+        if let Some(damage) = parsed.torn {
             let generation = w.key.pointer().unwrap_or_default().generation();
-            self.events.push(SetEvent::TornBset { bucket, generation, what: what.clone() });
+            self.events.push(SetEvent::TornBset { bucket, generation, damage });
         }
         if w.level == 0 {
             return self.take_leaf(w, bucket, &parsed);

@@ -106,7 +106,7 @@ async fn number_registration(
     }
     // The device is served in spite of the error: only the later restore of an older copy would not be detected.
     if let Err(e) = backing.update(|sb| sb.set_registration(Some(number))).await {
-        core.cache.device.emit(SetEvent::DeviceError { what: e.to_string() });
+        core.cache.device.emit(SetEvent::DeviceError { error: e });
     }
     Ok(())
 }

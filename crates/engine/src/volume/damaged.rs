@@ -22,7 +22,7 @@ pub(crate) struct CachedPiece {
 
 /// How much of a block the index has at its place.
 #[derive(Clone, Copy, Default)]
-struct Live {
+struct LivePart {
     dirty: Sectors,
     clean: Sectors,
 }
@@ -46,7 +46,7 @@ pub(crate) async fn is_sound(
     let block = CachedPiece { start: piece.start + mismatch.at, ptr: piece.ptr.advanced(mismatch.at) };
     // Data that was dropped during the read may have been wiped. It is not damaged.
     let live = match bug(Bug::WipedTakenForDamaged) {
-        true => Live { dirty: target.cache.geometry.block_sectors, clean: Sectors::ZERO },
+        true => LivePart { dirty: target.cache.geometry.block_sectors, clean: Sectors::ZERO },
         false => live_part(target, block).await?,
     };
     if live.dirty > Sectors::ZERO {
@@ -59,10 +59,10 @@ pub(crate) async fn is_sound(
 }
 
 /// Looks up how much of a block the index still has at this place.
-async fn live_part(target: Target<'_>, block: CachedPiece) -> Result<Live, EngineError> {
+async fn live_part(target: Target<'_>, block: CachedPiece) -> Result<LivePart, EngineError> {
     let Target { cache, inode, .. } = target;
     let (mut at, end) = (block.start, block.start + cache.geometry.block_sectors);
-    let mut live = Live::default();
+    let mut live = LivePart::default();
     while at < end {
         let seg = cache.index.segment_loaded(inode, at, end).await?;
         let size = seg.end - at;
@@ -76,7 +76,7 @@ async fn live_part(target: Target<'_>, block: CachedPiece) -> Result<Live, Engin
     }
     match cache.alloc.buckets().is_current(block.ptr) {
         true => Ok(live),
-        false => Ok(Live::default()),
+        false => Ok(LivePart::default()),
     }
 }
 

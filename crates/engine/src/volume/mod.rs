@@ -53,6 +53,7 @@ use crate::policy::stripes::StripeGeometry;
 use crate::policy::writeback_rate::{RateDebug, WritebackRate};
 use crate::policy::yielding;
 use crate::refusal::DeviceRefusal;
+use crate::refusal::Refusal;
 use crate::stats::{CacheStats, OpKind, Outcome, RequestCounters, RequestStats};
 use crate::tunables::{Admission, Controller, DeviceTunables};
 
@@ -418,16 +419,10 @@ impl Volume {
             return Err(VolumeError::OutOfRange { sector, sectors, capacity: self.sectors });
         }
         if self.backing.as_ref().is_some_and(|b| b.is_disabled()) {
-            return Err(VolumeError::Failed(format!(
-                "{}: io_disable is set, by the operator or after too many errors",
-                self.label_or_name()
-            )));
+            return Err(VolumeError::failed(Refusal::IoDisabled { volume: self.label_or_name() }));
         }
         if self.link.borrow().as_ref().is_some_and(|(cache, _)| cache.tunables.borrow().io_disable) {
-            return Err(VolumeError::Failed(format!(
-                "{}: io_disable of the set is set",
-                self.label_or_name()
-            )));
+            return Err(VolumeError::failed(Refusal::IoDisabledBySet { volume: self.label_or_name() }));
         }
         let before = self.in_flight.replace(self.in_flight.get() + 1);
         if before == 0 {

@@ -22,7 +22,7 @@ use io::{Buffer, Disk, Nanos, VolumeError};
 use super::Blocks;
 use super::Cache;
 use super::Target;
-use super::hit::{Found, Whole, found_by, hit, read_instead, read_verified};
+use super::hit::{bytes_of, hit, is_still_valid, observe_latency, read_instead};
 use super::miss::{Missed, insert_miss};
 use super::{CachedPiece, RangeGuard, Volume, is_sound};
 use crate::canary::{Bug, bug};
@@ -31,6 +31,7 @@ use crate::device::{Meter, MeteredIo};
 use crate::error::EngineError;
 use crate::index::{IndexSegment, Kind, NotLoaded};
 use crate::policy::bypass::{BypassReason, Decision, RequestKind};
+use crate::policy::congestion::Direction;
 use crate::refusal::Refusal;
 use crate::stats::{OpKind, Outcome};
 
@@ -152,7 +153,7 @@ pub(super) struct Read {
     /// The position in the buffer at which the data begins.
     pub(super) offset_bytes: usize,
     /// The data is metadata of a file system.
-    pub(super) meta: bool,
+    meta: bool,
     /// Whether missing data is put into the cache.
     decision: Decision,
 }
@@ -203,28 +204,34 @@ pub(super) async fn read_cached(
             && is_used(volume, seg.kind)
             && blocks_of_data(cache).are_whole(ptr.offset(), sectors)
         {
-            let whole = Whole { start, ptr, dirty, epoch, began: volume.rt.turn_time(), arrived };
-            if cache.data.has_checksums() {
-                let (b, answer) = Box::pin(read_verified(target, read, whole, buffer)).await;
-                buffer = b;
-                match answer {
-                    Some(result) => return (buffer, result),
-                    None => continue,
-                }
-            }
+            let began = volume.rt.turn_time();
+            let token = cache.data.read_token();
             let spare = buffer.len();
             let done = cache.data.read(ptr.offset(), sectors, buffer, read.offset_bytes).await;
             buffer = done.buffer.unwrap_or_else(|| volume.rt.pool().take(spare));
-            match found_by(target, &whole, done.result) {
-                Found::Data => {
+            cache.device.observe_data(&done.result);
+            match done.result {
+                Ok(()) => {
+                    observe_latency(volume, cache, Direction::Read, began);
+                    if !is_still_valid(cache, ptr, epoch) {
+                        continue;
+                    }
+                    if cache.data.has_checksums() {
+                        let data = bytes_of(&buffer, read.offset_bytes, sectors);
+                        match Box::pin(is_sound(target, CachedPiece { start, ptr }, data, token)).await {
+                            Ok(true) if is_still_valid(cache, ptr, epoch) => {}
+                            Ok(_) => continue,
+                            Err(e) => return (buffer, Err(e)),
+                        }
+                    }
                     let data = || buffer.as_slice().get(read.offset_bytes..).unwrap_or_default();
                     hit(target, read.meta, (start, sectors), (ptr, dirty), data);
                     count_read(target, read, Outcome::Hit, arrived);
                     return (buffer, Ok(()));
                 }
-                Found::Changed => continue,
-                Found::OnBacking => return read_instead(volume, read, buffer, arrived).await,
-                Found::Failed(e) => return (buffer, Err(e)),
+                Err(e) if dirty || volume.backing().is_none() => return (buffer, Err(e.into())),
+                // The data is clean, so the backing device has it, too.
+                Err(_) => return read_instead(volume, read, buffer, arrived).await,
             }
         }
         let flush_failed = flush_has_failed(volume);
@@ -260,7 +267,7 @@ fn is_used(volume: &Volume, kind: Kind) -> bool {
 }
 
 /// Counts a read. `found`: how much of it the cache had.
-pub(super) fn count_read(target: Target<'_>, read: &Read, found: Outcome, arrived: Nanos) {
+fn count_read(target: Target<'_>, read: &Read, found: Outcome, arrived: Nanos) {
     let Target { volume, cache, .. } = target;
     let (sectors, decision) = (read.sectors(), read.decision);
     let hit = found == Outcome::Hit;

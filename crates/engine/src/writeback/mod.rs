@@ -20,6 +20,7 @@ use format::{BackingState, Inode, Sector, Sectors};
 use io::Nanos;
 use io::sync::{Either, select};
 
+use crate::events::SetEvent;
 use crate::index::NotLoaded;
 use crate::policy::writeback_rate::{IdleInputs, RateInputs};
 use crate::policy::yielding::{self, Pressure};
@@ -210,7 +211,7 @@ async fn sweep(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) {
                 rest(volume, cache, &batch, began).await;
             }
             Err(e) => {
-                cache.device.emit(crate::events::SetEvent::DeviceError { what: format!("writeback: {e}") });
+                cache.device.emit(SetEvent::WritebackFailed { error: e.clone() });
                 *wb.last_error.borrow_mut() = Some(Arc::new(e));
                 wb.failures.set(wb.failures.get().saturating_add(1));
                 wb.progress.notify_all();

@@ -69,6 +69,11 @@ fn live_data_in_a_bucket_of_metadata_is_damage() {
 
 /// Loads an internal node with these keys as the root; bucket 18 has been reused. Returns the pointers on disk to
 /// former children, the children to read, and the number of sectors of the node that have bsets.
+/// Some damage.
+fn short() -> format::Corrupt {
+    format::RawSuperblock::from_prefix(&[0; 8]).err().expect("it is too short")
+}
+
 fn take_root(keys: Vec<Bkey>, torn: bool) -> Result<(Vec<Ptr>, Vec<Bkey>, Sectors), String> {
     let result = std::rc::Rc::new(std::cell::RefCell::new(None));
     let found = result.clone();
@@ -91,7 +96,7 @@ fn take_root(keys: Vec<Bkey>, torn: bool) -> Result<(Vec<Ptr>, Vec<Bkey>, Sector
         let key = Bkey::node(MAX_BOUND.0, MAX_BOUND.1, BUCKET, node_ptr(10, 0));
         let w = Wanted { key, level: 1, parent: None, path: Vec::new(), child: 0 };
         let summary = NodeSummary { written_bytes: 3 * 512, ..NodeSummary::default() };
-        let parsed = Parsed { summary, torn: torn.then(|| "torn".into()), keys };
+        let parsed = Parsed { summary, torn: torn.then(short), keys };
         let taken = loading.take_internal(&w, BucketNr(10), &parsed).map(|()| {
             let tree = loading.tree.as_ref().expect("the root was added");
             let root = tree.node(tree.root());
