@@ -12,7 +12,8 @@ mod host;
 mod text;
 
 pub use explain::{Explanation, explain};
-pub use families::{names, render};
+pub use families::{families, names, render};
+pub use family::FamilyInfo;
 pub use host::{HostFigures, ProcessFigures};
 pub use text::Format;
 
