@@ -32,7 +32,7 @@ fn choose(eviction: &mut Eviction, wanted: usize) -> Vec<u32> {
 }
 
 fn cost_benefit() -> &'static PolicyEntry {
-    InPlaceOfLru::named("reuse").unwrap().policy(Replacement::Lru)
+    InPlaceOfLru::named("cost_benefit").unwrap().policy(Replacement::Lru)
 }
 
 /// A policy that comes back goes on where it was, unless it took memory for each bucket and priorities have aged meanwhile.
