@@ -187,7 +187,21 @@ fn reference() -> String {
         let (name, unit) = (tunable.name, tunable.unit.name());
         page += &format!("| `{name}` | {owner} | {default} | {unit} | {} | {stored} |\n", tunable.range);
     }
-    page + &metrics_table()
+    page + &exports_table() + &metrics_table()
+}
+
+/// The table of the exports, made of their kinds.
+fn exports_table() -> String {
+    let mut table = String::from(
+        "\n## Exports\n\n\
+         `--export` of `ubcache up` and `exports` in the configuration take these values. `{volume}` in a value of the configuration \
+         stands for the name of the volume.\n\n\
+         | value | meaning |\n|---|---|\n",
+    );
+    for (form, meaning) in serve::exports::KINDS.iter().flat_map(|kind| kind.forms) {
+        table += &format!("| `{form}` | {meaning} |\n");
+    }
+    table
 }
 
 /// The table of the metrics, made of their families.

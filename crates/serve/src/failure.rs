@@ -123,24 +123,22 @@ impl Error for Failure {
     }
 }
 
+/// Makes errors failures whose message is that of the error. Each kind of export does so for its own errors.
 macro_rules! failed {
     ($($error:ty),+ $(,)?) => {
-        $(impl From<$error> for Failure {
-            fn from(e: $error) -> Failure {
-                Failure::of(e)
+        $(impl From<$error> for $crate::failure::Failure {
+            fn from(e: $error) -> $crate::failure::Failure {
+                $crate::failure::Failure::of(e)
             }
         })+
     };
 }
 
+pub(crate) use failed;
+
 failed!(
     blockio::OpenError,
-    export_fuse::FuseError,
     engine::EngineError,
-    export_nbd::EndpointError,
-    export_nbd::ExportError,
-    export_nbd::JoinError,
-    export_ublk::UblkError,
     inspect::ExtractError,
     inspect::OpenError,
     inspect::OpenFileError,

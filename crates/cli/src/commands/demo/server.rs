@@ -82,11 +82,12 @@ impl Server {
         if event["event"] == kind { Ok(event) } else { Err(failed(format!("expected {kind}, found {line}"))) }
     }
 
-    /// The address of the volume through an export of this kind.
-    pub(super) fn address(&self, kind: &str) -> Result<String, Failure> {
+    /// The block device that is the volume.
+    pub(super) fn block_device(&self) -> Result<String, Failure> {
         let ways = self.ready["exports"].as_array().into_iter().flatten();
-        let way = ways.filter(|w| w["kind"] == kind).find_map(|w| w["address"].as_str());
-        way.map(str::to_owned).ok_or_else(|| Failure::Failed(format!("ubcache up offers no {kind}")))
+        let mut addresses = ways.filter_map(|w| w["address"].as_str());
+        let device = addresses.find(|address| address.starts_with("/dev/"));
+        device.map(str::to_owned).ok_or_else(|| Failure::Failed("ubcache up offers no block device".into()))
     }
 
     pub(super) fn stats(&mut self) -> Result<Stats, Failure> {
