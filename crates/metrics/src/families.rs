@@ -3,16 +3,17 @@
 //! Owns one table: the name of each family, its labels, its meaning, and the source of its samples. Dashboards and alert rules
 //! use the names; tests compare them, and the table of the guide. Names follow Prometheus' conventions: base units, `_total` for counters. Must not know their syntax.
 
-use engine::figures::{RateReason, SetFigures, VolumeFigures};
+use engine::figures::{SetFigures, VolumeFigures};
 use engine::policy::bypass::BypassReason;
 use engine::stats::{DeviceFigures, OpKind, Outcome, View, ViewValues};
-use format::{BackingState, SECTOR_BYTES};
+use format::SECTOR_BYTES;
 
 use crate::Figures;
 use crate::family::{
     DEVICE, DEVICE_OP, Family, FamilyInfo, OUTCOME, REASON, SET, VOLUME, counter, gauge, histogram,
 };
 use crate::host::HOST_FAMILIES;
+use crate::states::{BACKING_STATES, RATE_REASONS, states};
 use crate::text::{Format, Kind, Text};
 
 /// Every family, in the order of the text.
@@ -112,41 +113,6 @@ fn devices(f: &Figures, mut see: impl FnMut(&[(&str, &str)], &DeviceFigures)) {
         }
     }
 }
-
-/// Writes a sample for each of several states: 1 for the current state, 0 for the others.
-fn states<T: PartialEq + Copy>(
-    text: &mut Text,
-    labels: &[(&str, &str)],
-    name: &str,
-    all: &[(T, &str)],
-    now: T,
-) {
-    for (state, value) in all {
-        text.count(&[labels, &[(name, value)]].concat(), u64::from(*state == now));
-    }
-}
-
-const RATE_REASONS: [(RateReason, &str); 12] = [
-    (RateReason::Never, "never"),
-    (RateReason::NothingDirty, "nothing_dirty"),
-    (RateReason::Stopped, "stopped"),
-    (RateReason::Detaching, "detaching"),
-    (RateReason::Draining, "draining"),
-    (RateReason::CacheStarved, "cache_starved"),
-    (RateReason::Filling, "filling"),
-    (RateReason::Unthrottled, "unthrottled"),
-    (RateReason::Delayed, "delayed"),
-    (RateReason::Idle, "idle"),
-    (RateReason::Fragmented, "fragmented"),
-    (RateReason::Controlled, "controlled"),
-];
-
-const STATES: [(BackingState, &str); 4] = [
-    (BackingState::None, "no_cache"),
-    (BackingState::Clean, "clean"),
-    (BackingState::Dirty, "dirty"),
-    (BackingState::Stale, "inconsistent"),
-];
 
 static FAMILIES: &[Family] = &[
     // Requests of clients.
@@ -259,7 +225,7 @@ static FAMILIES: &[Family] = &[
         |f, t| {
             volumes(f, |labels, v| {
                 if let Some(state) = v.state {
-                    states(t, labels, "state", &STATES, state);
+                    states(t, labels, "state", &BACKING_STATES, state);
                 }
             });
         },

@@ -9,6 +9,7 @@ mod explain;
 mod families;
 mod family;
 mod host;
+mod states;
 mod text;
 
 pub use explain::{Explanation, explain};

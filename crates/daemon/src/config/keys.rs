@@ -12,7 +12,7 @@ pub struct ConfigKey {
     /// The name of the key.
     pub name: &'static str,
     /// The values that it takes.
-    pub values: Values,
+    pub values: ValueList,
     /// What applies without it; empty if nothing does.
     pub default: &'static str,
     /// What it does.
@@ -21,18 +21,18 @@ pub struct ConfigKey {
 
 /// The values that a key takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Values {
+pub enum ValueList {
     /// As this text says.
     Text(&'static str),
     /// A list of exports, of the kinds that `serve` has.
     Exports,
 }
 
-impl fmt::Display for Values {
+impl fmt::Display for ValueList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Values::Text(text) => f.write_str(text),
-            Values::Exports => write!(f, "list of {}", serve::exports::forms()),
+            ValueList::Text(text) => f.write_str(text),
+            ValueList::Exports => write!(f, "list of {}", serve::exports::forms()),
         }
     }
 }
@@ -42,12 +42,12 @@ type Row = (&'static str, &'static str, &'static str, &'static str);
 
 const fn key(section: &'static str, row: Row) -> ConfigKey {
     let (name, values, default, meaning) = row;
-    ConfigKey { section, name, values: Values::Text(values), default, meaning }
+    ConfigKey { section, name, values: ValueList::Text(values), default, meaning }
 }
 
 /// The key of the exports of all volumes.
 const fn exports(default: &'static str, meaning: &'static str) -> ConfigKey {
-    ConfigKey { section: "", name: "exports", values: Values::Exports, default, meaning }
+    ConfigKey { section: "", name: "exports", values: ValueList::Exports, default, meaning }
 }
 
 const fn top(row: Row) -> ConfigKey {
