@@ -65,6 +65,11 @@ impl Failure {
         Failure::Caused { text: source.to_string(), source }
     }
 
+    /// A failure with a message of its own that contains the text of the error, or says in other words what it means.
+    pub fn caused(text: impl Into<String>, e: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
+        Failure::Caused { text: text.into(), source: e.into() }
+    }
+
     /// Wrong usage: the value is refused by an error.
     pub fn bad_value(e: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
         let source = e.into();

@@ -69,17 +69,24 @@ impl Server {
 
     /// The next event of the server, which must be of this kind.
     fn event(&self, kind: &str) -> Result<Value, Failure> {
-        let failed = |why: String| {
+        let event = self.next_event(kind);
+        if event.is_err() {
             let said = std::fs::read_to_string(&self.messages).unwrap_or_default();
             said.lines().for_each(out::note);
-            Failure::Failed(format!("ubcache up: {why}"))
-        };
-        let line = self
-            .lines
-            .recv_timeout(ANSWER_WITHIN)
-            .map_err(|_| failed(format!("expected {kind} on standard output, found nothing")))?;
-        let event: Value = serde_json::from_str(&line).map_err(|e| failed(format!("{line:?}: {e}")))?;
-        if event["event"] == kind { Ok(event) } else { Err(failed(format!("expected {kind}, found {line}"))) }
+        }
+        event
+    }
+
+    fn next_event(&self, kind: &str) -> Result<Value, Failure> {
+        let line = self.lines.recv_timeout(ANSWER_WITHIN).map_err(|e| {
+            Failure::caused(format!("ubcache up: expected {kind} on standard output, found nothing"), e)
+        })?;
+        let event: Value = serde_json::from_str(&line)
+            .map_err(|e| Failure::because(format_args!("ubcache up: {line:?}"), e))?;
+        if event["event"] == kind {
+            return Ok(event);
+        }
+        Err(Failure::Failed(format!("ubcache up: expected {kind}, found {line}")))
     }
 
     /// The block device that is the volume.
