@@ -81,7 +81,7 @@ fn one_thread_s_requests_arrive_in_order_through_a_queue_of_one() {
     });
 }
 
-/// Two senders wait for room when the receiver goes: both are told.
+/// Two senders wait for room when the receiver ends: both get an error.
 #[test]
 fn a_receiver_that_goes_ends_every_wait_for_room() {
     for receives in [false, true] {

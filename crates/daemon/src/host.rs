@@ -216,7 +216,7 @@ impl<'a> Host<'a> {
                 let mut receive = pin!(orders.recv());
                 poll_fn(|cx| {
                     tasks.poll(cx);
-                    // A task may have been told to stop everything.
+                    // A task may have received the order to stop everything.
                     if self.stopping.get() { Poll::Ready(None) } else { receive.as_mut().poll(cx) }
                 })
                 .await
@@ -237,7 +237,7 @@ impl<'a> Host<'a> {
             Order::Stop => self.stopping.set(true),
             Order::Force => self.force.use_it(),
             #[cfg(test)]
-            Order::Panic => panic!("as told"),
+            Order::Panic => panic!("by an order"),
             other if !other.is_wanted() => {}
             other => tasks.0.push(Box::pin(self.carry_out(other))),
         }

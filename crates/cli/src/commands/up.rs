@@ -309,8 +309,8 @@ impl Up {
                         (None, None) => std::future::pending().await,
                     }
                 });
-                let news = pin!(session.until_events(&rt));
-                let inner = pin!(select(next, news));
+                let events = pin!(session.until_events(&rt));
+                let inner = pin!(select(next, events));
                 select(pin!(signals.next()), inner).await
             };
             session.log_events();

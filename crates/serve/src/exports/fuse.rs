@@ -139,7 +139,7 @@ impl Export for Fuse {
     /// Waits while a volume is in use: a stop would lose data that a program has not written yet.
     fn stop(mut self: Box<Self>, _force: &Force) -> Work<'_, Result<(), Failure>> {
         Box::pin(async move {
-            let mut told = String::new();
+            let mut warned_of = String::new();
             loop {
                 match self.fuse.stop().await {
                     Ok(()) => break,
@@ -150,11 +150,11 @@ impl Export for Fuse {
                         if !in_use(&refused.error) {
                             return Err(refused.error.into());
                         }
-                        if why != told {
+                        if why != warned_of {
                             message::warn(format!(
                                 "{why}: waiting until it is no longer in use; unmount it to go on"
                             ));
-                            told = why;
+                            warned_of = why;
                         }
                         self.rt.sleep(AGAIN).await;
                     }

@@ -158,7 +158,7 @@ pub trait Export {
     /// Returns the export, still in service, and its users.
     fn stop_if_free(self: Box<Self>) -> Work<'static, Result<(), Occupied>>;
 
-    /// Whether a stop can be told to use force, and has to be awaited then.
+    /// Whether a stop can use force, and has to be awaited then.
     fn takes_force(&self) -> bool {
         false
     }

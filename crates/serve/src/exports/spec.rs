@@ -73,7 +73,7 @@ pub trait Place: Any + fmt::Debug + fmt::Display + Send + Sync {
         false
     }
 
-    /// Whether volumes at both places can share it, told apart by their names.
+    /// Whether volumes at both places can share it, distinguished by their names.
     fn shares(&self, other: &dyn Place) -> bool {
         let _ = other;
         false
@@ -104,7 +104,7 @@ impl Spec {
         self.0.overlaps(&*other.0)
     }
 
-    /// Whether volumes at both places can share it, told apart by their names.
+    /// Whether volumes at both places can share it, distinguished by their names.
     pub fn shares(&self, other: &Spec) -> bool {
         self.0.shares(&*other.0)
     }

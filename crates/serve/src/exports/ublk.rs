@@ -182,14 +182,14 @@ impl Export for Ublk {
     /// Waits while a device is in use, until force is used.
     fn stop(self: Box<Self>, force: &Force) -> Work<'_, Result<(), Failure>> {
         Box::pin(async move {
-            let mut told = String::new();
+            let mut warned_of = String::new();
             while !force.is_on() {
                 let Some(why) = self.devices.in_use().await else { break };
-                if why != told {
+                if why != warned_of {
                     message::warn(format!(
                         "{why}: waiting until it is no longer in use; unmount it to go on"
                     ));
-                    told = why;
+                    warned_of = why;
                 }
                 select(Box::pin(self.rt.sleep(AGAIN)), Box::pin(force.on())).await;
             }

@@ -257,6 +257,6 @@ impl Choice for InPlaceOfLru {
             POLICIES.iter().any(|policy| policy.name == *name && policy.former_name == Some(text))
         };
         let position = Self::NAMES.iter().position(|name| *name == text);
-        position.or_else(|| Self::NAMES.iter().position(|name| is_former(name)))
+        position.or_else(|| Self::NAMES.iter().position(is_former))
     }
 }
