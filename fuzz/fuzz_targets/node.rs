@@ -1,7 +1,7 @@
-//! Btree nodes: reading at once and streaming agree, and nothing is handed out of a bad set.
+//! Btree nodes: reading at once and streaming agree, and nothing is handed out of a bad bset.
 #![no_main]
 
-use format::{SetKind, check_set_order, for_each_set, parse_node};
+use format::{BsetKind, check_bset_order, for_each_bset, parse_node};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -9,7 +9,7 @@ fuzz_target!(|bytes: &[u8]| {
     for bytes in [bytes, &sealed] {
         let key = fuzz::node_key(bytes);
         let mut keys = 0;
-        let streamed = for_each_set(bytes, &key, fuzz::MAGIC, fuzz::BLOCK, |_, _| keys += 1);
+        let streamed = for_each_bset(bytes, &key, fuzz::MAGIC, fuzz::BLOCK, |_, _| keys += 1);
         let node = match (parse_node(bytes, &key, fuzz::MAGIC, fuzz::BLOCK), streamed) {
             (Ok(node), Ok(_)) => node,
             (Err(node), Err(streamed)) => {
@@ -18,10 +18,10 @@ fuzz_target!(|bytes: &[u8]| {
             }
             (node, streamed) => panic!("{node:?} but {streamed:?}"),
         };
-        assert_eq!(node.sets.iter().map(|set| set.keys.len()).sum::<usize>(), keys);
-        for set in node.sets {
-            let _ = check_set_order(SetKind::Leaf, set.keys.iter().copied());
-            let _ = check_set_order(SetKind::Internal, set.keys);
+        assert_eq!(node.bsets.iter().map(|bset| bset.keys.len()).sum::<usize>(), keys);
+        for bset in node.bsets {
+            let _ = check_bset_order(BsetKind::Leaf, bset.keys.iter().copied());
+            let _ = check_bset_order(BsetKind::Internal, bset.keys);
         }
     }
 });

@@ -6,7 +6,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use format::checksum::crc64;
 use format::{
     Bkey, BsetBuilder, Gen, Inode, JournalSeq, JsetBuilder, JsetRoots, Ptr, Sector, Sectors, SetMagic,
-    for_each_set,
+    for_each_bset,
 };
 
 const BLOCK: Sectors = Sectors(1);
@@ -64,7 +64,7 @@ fn bset(c: &mut Criterion) {
     c.bench_function("node of 10000 keys read", |b| {
         b.iter(|| {
             let mut sum = 0;
-            let read = for_each_set(&buffer, &node, MAGIC, BLOCK, |_, k| sum += k.offset().0);
+            let read = for_each_bset(&buffer, &node, MAGIC, BLOCK, |_, k| sum += k.offset().0);
             assert!(read.is_ok());
             sum
         });

@@ -77,6 +77,12 @@ table! {
         MovedUnverified,
         /// Data is written back although it does not match its checksum.
         WrittenBackUnverified,
+        /// Data that was dropped and wiped during its read counts as damaged.
+        WipedTakenForDamaged,
+        /// Copies of a backing device are kept although a flush by writeback has failed.
+        WritebackFlushUnknownToCopies,
+        /// Copies do not wait for a flush of what a failed writeback has written.
+        FailedWritebackNotFlushed,
         /// A bucket that keeps its generation is used again although an old footer of it may be on the device.
         OldFooterLeftAtStart,
         /// A read uses the data of a bucket that was reused during the read.
@@ -193,7 +199,7 @@ table! {
         /// A torn entry follows the last entry of a bucket.
         TornEntry,
         /// A torn set at the end of a leaf is dropped.
-        TornSet,
+        TornBset,
         /// An index of several levels is loaded.
         TreeLoaded,
         /// A slot of the UUID table is invalid.

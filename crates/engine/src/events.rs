@@ -13,7 +13,7 @@ use io::sync::Event;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SetEvent {
     /// The last bset of a btree node was torn by a crash and has been dropped; the journal has its keys.
-    TornSet {
+    TornBset {
         /// Bucket of the node.
         bucket: BucketNr,
         /// Its generation.

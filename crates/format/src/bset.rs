@@ -1,8 +1,8 @@
-//! One set of keys inside a btree node: its header, how it is built, and the order of its keys.
+//! The bset: a sorted array of keys inside a btree node: its header, how it is built, and the order of its keys.
 //!
 //! A bset is written once and never changed. Its checksum starts from the first pointer word of the
-//! key that leads to the node, so a set is valid only where that key points. [`crate::node`] reads the
-//! sets of a node in sequence.
+//! key that leads to the node, so a bset is valid only where that key points. [`crate::node`] reads the
+//! bsets of a node in sequence.
 
 use std::mem::{offset_of, size_of};
 
@@ -19,10 +19,10 @@ use crate::units::{Inode, Sector, Sectors};
 
 /// Bytes before the keys.
 pub const BSET_HEADER_BYTES: usize = 32;
-/// Version of the sets that this code writes. The checksum of a set of version 0 starts from all ones.
+/// Version of the bsets that this code writes. The checksum of a bset of version 0 starts from all ones.
 pub const BSET_VERSION: u32 = 1;
 
-/// Header of a set as it lies on the device.
+/// Header of a bset as it lies on the device.
 #[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct RawBset {
@@ -42,24 +42,24 @@ const _: () = {
     assert!(offset_of!(RawBset, keys) == 28);
 };
 
-/// Checksum of a set. `covered` reaches from the second field of its header to the end of its keys.
+/// Checksum of a bset. `covered` reaches from the second field of its header to the end of its keys.
 pub(crate) fn bset_csum(version: u32, node_ptr: Ptr, covered: &[u8]) -> u64 {
     if version == 0 { crc64(covered) } else { crc64_seeded(node_ptr.0, covered) }
 }
 
-/// Most key words of a set of `bytes` bytes, header included.
+/// Most key words of a bset of `bytes` bytes, header included.
 pub const fn max_words(bytes: usize) -> usize {
     bytes.saturating_sub(BSET_HEADER_BYTES) / WORD_BYTES
 }
 
-/// Bytes that a set of `words` key words takes on disk, padded to whole blocks.
+/// Bytes that a bset of `words` key words takes on disk, padded to whole blocks.
 ///
 /// `None` if the length overflows or the block size is zero.
 pub fn padded_bytes(words: usize, block_sectors: Sectors) -> Option<usize> {
     pad_to_block(words.checked_mul(WORD_BYTES)?.checked_add(BSET_HEADER_BYTES)?, block_sectors)
 }
 
-/// Key words that one more set can have in a node of `node_sectors` of which `written_bytes` are
+/// Key words that one more bset can have in a node of `node_sectors` of which `written_bytes` are
 /// written.
 ///
 /// `None` if less than one block is left, or the block size is zero.
@@ -73,10 +73,10 @@ pub fn appendable_words(
     (left > BSET_HEADER_BYTES).then(|| max_words(left))
 }
 
-/// Builds a set in a buffer of the caller, key by key, without allocating.
+/// Builds a bset in a buffer of the caller, key by key, without allocating.
 ///
 /// The buffer may be borrowed (`&mut [u8]`) or owned; [`BsetBuilder::into_inner`] returns it. Its
-/// length limits the set: the caller passes at most the bytes that are left in the node.
+/// length limits the bset: the caller passes at most the bytes that are left in the node.
 #[derive(Debug)]
 pub struct BsetBuilder<B> {
     keys: KeyBuffer<B>,
@@ -84,9 +84,9 @@ pub struct BsetBuilder<B> {
 }
 
 impl<B: AsMut<[u8]>> BsetBuilder<B> {
-    /// Begins a set without keys in `buf`.
+    /// Begins a bset without keys in `buf`.
     ///
-    /// `seq` is the number that all sets of the node share: random and not zero.
+    /// `seq` is the number that all bsets of the node share: random and not zero.
     ///
     /// # Panics
     /// If `seq` is zero, or the buffer is shorter than a block.
@@ -96,14 +96,14 @@ impl<B: AsMut<[u8]>> BsetBuilder<B> {
         BsetBuilder { keys, seq }
     }
 
-    /// Removes all keys from the set.
+    /// Removes all keys from the bset.
     pub fn clear(&mut self) {
         self.keys.clear();
     }
 
     /// Appends a key; returns false and changes nothing if there is no room.
     ///
-    /// The caller appends keys in the order that [`check_set_order`] requires.
+    /// The caller appends keys in the order that [`check_bset_order`] requires.
     #[inline]
     #[must_use]
     pub fn push_key(&mut self, key: &Bkey) -> bool {
@@ -115,7 +115,7 @@ impl<B: AsMut<[u8]>> BsetBuilder<B> {
         self.keys.has_room()
     }
 
-    /// Words of keys so far. A set without keys is valid only as the first of its node.
+    /// Words of keys so far. A bset without keys is valid only as the first of its node.
     pub fn words(&self) -> usize {
         self.keys.words()
     }
@@ -144,31 +144,31 @@ impl<B: AsMut<[u8]>> BsetBuilder<B> {
     }
 }
 
-/// The kind of node that a set belongs to.
+/// The kind of node that a bset belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SetKind {
-    /// The set is in a leaf; its keys are extents.
+pub enum BsetKind {
+    /// The bset is in a leaf; its keys are extents.
     Leaf,
-    /// The set is in an internal node; its keys denote children or freed nodes.
+    /// The bset is in an internal node; its keys denote children or freed nodes.
     Internal,
 }
 
-impl SetKind {
-    /// The kind of the sets of a node of this level.
-    pub const fn of_level(level: u16) -> SetKind {
-        if level == 0 { SetKind::Leaf } else { SetKind::Internal }
+impl BsetKind {
+    /// The kind of the bsets of a node of this level.
+    pub const fn of_level(level: u16) -> BsetKind {
+        if level == 0 { BsetKind::Leaf } else { BsetKind::Internal }
     }
 }
 
-/// Checks the order of the keys of one set.
+/// Checks the order of the keys of one bset.
 ///
 /// In a leaf, extents must be ascending and disjoint; keys of size 0 mean nothing and are skipped. In an
 /// internal node, positions must not descend.
 ///
 /// # Errors
 /// The first key that is out of order or, in a leaf, begins before sector 0. `offset_bytes` counts from
-/// the start of the set.
-pub fn check_set_order(kind: SetKind, keys: impl IntoIterator<Item = Bkey>) -> Result<(), Corrupt> {
+/// the start of the bset.
+pub fn check_bset_order(kind: BsetKind, keys: impl IntoIterator<Item = Bkey>) -> Result<(), Corrupt> {
     let mut at = BSET_HEADER_BYTES;
     let mut before: (Inode, Sector) = Bkey::ZERO_POSITION;
     for key in keys {
@@ -178,9 +178,9 @@ pub fn check_set_order(kind: SetKind, keys: impl IntoIterator<Item = Bkey>) -> R
             Err(Corrupt::new(Structure::Bset, field, here, expected, Value::Num(found)))
         };
         let position = match kind {
-            SetKind::Internal => key.position(),
-            SetKind::Leaf if key.size() == Sectors::ZERO => continue,
-            SetKind::Leaf => match key.start_position() {
+            BsetKind::Internal => key.position(),
+            BsetKind::Leaf if key.size() == Sectors::ZERO => continue,
+            BsetKind::Leaf => match key.start_position() {
                 Some(start) => start,
                 None => {
                     return bad("key size", Value::AtMost(key.offset().0), key.size().0);

@@ -36,14 +36,14 @@ pub mod uuid_table;
 mod bytes;
 mod key_buffer;
 
-pub use bset::{BsetBuilder, SetKind, check_set_order};
+pub use bset::{BsetBuilder, BsetKind, check_bset_order};
 pub use error::{Corrupt, Family, Structure, Value};
 pub use footer::{BlockSums, FooterId, FooterKey, FooterLayout, encode_footer, parse_footer};
 pub use geometry::Geometry;
 pub use journal::{BucketScan, Jset, JsetBuilder, JsetRoots, ScanStop, parse_bucket, parse_entry};
 pub use key::{Bkey, Keys, Ptr};
 pub use magic::SetMagic;
-pub use node::{Bset, DamageKind, Node, NodeDamage, NodeSummary, SetView, for_each_set, parse_node};
+pub use node::{Bset, BsetView, DamageKind, Node, NodeDamage, NodeSummary, for_each_bset, parse_node};
 pub use prio::{BucketPrio, PrioHeader, encode_prio_set, parse_prio_set};
 pub use replay::{Replay, select_replay};
 pub use superblock::{

@@ -1,14 +1,14 @@
 //! Btree nodes as they are on the device: logs of bsets.
 //!
-//! Owns the reading of a node: where sets begin and end, which are valid, and what a failure means.
+//! Owns the reading of a node: where bsets begin and end, which are valid, and what a failure means.
 //! What the keys mean together (extents overwriting each other, children and freed nodes) belongs to
 //! the btree.
 //!
-//! *Invariant:* a node is accepted only as a whole. A set with the node's `seq` behind the end of the log
-//! proves that a set before it was lost. Only damage to the *last* set may be an append that never
-//! completed; nothing depends on such an append. It has its own kind ([`DamageKind::TornLastSet`]),
-//! because a parser cannot distinguish it from later damage to a complete set. The operator, not the
-//! parser, decides whether the sets before it are used.
+//! *Invariant:* a node is accepted only as a whole. A bset with the node's `seq` behind the end of the log
+//! proves that a bset before it was lost. Only damage to the *last* bset may be an append that never
+//! completed; nothing depends on such an append. It has its own kind ([`DamageKind::TornLastBset`]),
+//! because a parser cannot distinguish it from later damage to a complete bset. The operator, not the
+//! parser, decides whether the bsets before it are used.
 
 use std::fmt;
 use std::mem::offset_of;
@@ -22,33 +22,33 @@ use crate::key::{Bkey, Keys, Ptr, WORD_BYTES};
 use crate::magic::SetMagic;
 use crate::units::Sectors;
 
-/// A set whose header and checksum are right.
+/// A bset whose header and checksum are right.
 #[derive(Clone, Debug)]
-pub struct SetView<'a> {
-    /// Number of the set in its node, from 0.
+pub struct BsetView<'a> {
+    /// Number of the bset in its node, from 0.
     pub index: usize,
-    /// Where the set begins, in bytes from the start of the node.
+    /// Where the bset begins, in bytes from the start of the node.
     pub offset_bytes: usize,
-    /// Version of the set.
+    /// Version of the bset.
     pub version: u32,
-    /// The bytes of the set's keys.
+    /// The bytes of the bset's keys.
     pub key_bytes: &'a [u8],
 }
 
-impl<'a> SetView<'a> {
-    /// The keys of the set.
+impl<'a> BsetView<'a> {
+    /// The keys of the bset.
     pub fn keys(&self) -> Keys<'a> {
         let at = self.offset_bytes.saturating_add(BSET_HEADER_BYTES);
         Keys::inside(self.key_bytes, Structure::Bset, as_u64(at))
     }
 }
 
-/// A set of a node, with its keys.
+/// A bset of a node, with its keys.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bset {
-    /// Where the set begins, in bytes from the start of the node.
+    /// Where the bset begins, in bytes from the start of the node.
     pub offset_bytes: usize,
-    /// Version of the set.
+    /// Version of the bset.
     pub version: u32,
     /// The keys in stored order.
     pub keys: Vec<Bkey>,
@@ -57,47 +57,47 @@ pub struct Bset {
 /// A node, with all keys.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Node {
-    /// Random number that all sets of the node share.
+    /// Random number that all bsets of the node share.
     pub seq: u64,
-    /// The sets, oldest first.
-    pub sets: Vec<Bset>,
-    /// Bytes that the sets take; the next set is appended at this offset.
+    /// The bsets, oldest first.
+    pub bsets: Vec<Bset>,
+    /// Bytes that the bsets take; the next bset is appended at this offset.
     pub written_bytes: usize,
 }
 
-/// What [`for_each_set`] returns about a node whose keys it passed to `visit`.
+/// What [`for_each_bset`] returns about a node whose keys it passed to `visit`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct NodeSummary {
-    /// Random number that all sets of the node share.
+    /// Random number that all bsets of the node share.
     pub seq: u64,
-    /// How many sets there are.
-    pub sets: usize,
-    /// Bytes that the sets take; the next set is appended at this offset.
+    /// How many bsets there are.
+    pub bsets: usize,
+    /// Bytes that the bsets take; the next bset is appended at this offset.
     pub written_bytes: usize,
 }
 
 /// What kind of damage a node has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DamageKind {
-    /// The last set is damaged and no set with the node's `seq` follows it.
+    /// The last bset is damaged and no bset with the node's `seq` follows it.
     ///
-    /// Either an append did not complete, or a complete set was damaged later. A node's first set never has
+    /// Either an append did not complete, or a complete bset was damaged later. A node's first bset never has
     /// this kind, because it is complete before anything points to the node.
-    TornLastSet,
-    /// Any other damage: sets that were once complete are missing or unreadable.
+    TornLastBset,
+    /// Any other damage: bsets that were once complete are missing or unreadable.
     Other,
 }
 
 /// A node that cannot be used as a whole.
 ///
-/// `T` is [`Node`] from [`parse_node`] and [`NodeSummary`] from [`for_each_set`].
+/// `T` is [`Node`] from [`parse_node`] and [`NodeSummary`] from [`for_each_bset`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NodeDamage<T = Node> {
     /// The kind of damage.
     pub kind: DamageKind,
     /// The first rule that is broken.
     pub error: Corrupt,
-    /// The intact sets before the damage. If a set was lost, all sets before the lost one.
+    /// The intact bsets before the damage. If a bset was lost, all bsets before the lost one.
     pub before: T,
 }
 
@@ -105,7 +105,7 @@ impl<T> fmt::Display for NodeDamage<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.error, f)?;
         match self.kind {
-            DamageKind::TornLastSet => f.write_str(" (in the last set of the node)"),
+            DamageKind::TornLastBset => f.write_str(" (in the last bset of the node)"),
             DamageKind::Other => Ok(()),
         }
     }
@@ -119,7 +119,7 @@ impl<T: fmt::Debug> std::error::Error for NodeDamage<T> {}
 /// ignored.
 ///
 /// # Errors
-/// If the key does not fit `bytes` or any set is damaged. The error contains the intact sets before the
+/// If the key does not fit `bytes` or any bset is damaged. The error contains the intact bsets before the
 /// damage.
 pub fn parse_node(
     bytes: &[u8],
@@ -127,31 +127,31 @@ pub fn parse_node(
     set_magic: SetMagic,
     block_sectors: Sectors,
 ) -> Result<Node, Box<NodeDamage>> {
-    let mut sets = Vec::new();
+    let mut bsets = Vec::new();
     let walked = walk(bytes, node_key, set_magic, block_sectors, &mut |view| {
         let keys = view.keys().collect::<Result<_, _>>()?;
-        sets.push(Bset { offset_bytes: view.offset_bytes, version: view.version, keys });
+        bsets.push(Bset { offset_bytes: view.offset_bytes, version: view.version, keys });
         Ok(())
     });
     match walked {
-        Ok(s) => Ok(Node { seq: s.seq, sets, written_bytes: s.written_bytes }),
+        Ok(s) => Ok(Node { seq: s.seq, bsets, written_bytes: s.written_bytes }),
         Err(d) => Err(Box::new(NodeDamage {
             kind: d.kind,
             error: d.error,
-            before: Node { seq: d.before.seq, sets, written_bytes: d.before.written_bytes },
+            before: Node { seq: d.before.seq, bsets, written_bytes: d.before.written_bytes },
         })),
     }
 }
 
-/// Reads a node and passes every key to `visit` with the number of its set, without allocating.
+/// Reads a node and passes every key to `visit` with the number of its bset, without allocating.
 ///
-/// `visit` gets the keys of a set only after the whole set was found valid. A later set may still be
+/// `visit` gets the keys of a bset only after the whole bset was found valid. A later bset may still be
 /// damaged.
 ///
 /// # Errors
-/// If the key does not fit `bytes` or any set is damaged. `visit` has then seen the keys of exactly the
-/// sets counted in `before.sets`.
-pub fn for_each_set(
+/// If the key does not fit `bytes` or any bset is damaged. `visit` has then seen the keys of exactly the
+/// bsets counted in `before.bsets`.
+pub fn for_each_bset(
     bytes: &[u8],
     node_key: &Bkey,
     set_magic: SetMagic,
@@ -177,7 +177,7 @@ fn walk(
     node_key: &Bkey,
     set_magic: SetMagic,
     block_sectors: Sectors,
-    accept: &mut dyn FnMut(SetView<'_>) -> Result<(), Corrupt>,
+    accept: &mut dyn FnMut(BsetView<'_>) -> Result<(), Corrupt>,
 ) -> Result<NodeSummary, Damaged> {
     let mut done = NodeSummary::default();
     let log = match NodeLog::of(bytes, node_key, set_magic, block_sectors) {
@@ -193,32 +193,32 @@ fn walk(
     }
     while seq_at(node, done.written_bytes) == Some(done.seq) {
         let at = done.written_bytes;
-        let damage = match log.read_set(at, done.sets) {
+        let damage = match log.read_bset(at, done.bsets) {
             Ok((view, padded)) => match accept(view) {
                 Ok(()) => {
-                    done.sets = done.sets.saturating_add(1);
+                    done.bsets = done.bsets.saturating_add(1);
                     done.written_bytes = at.saturating_add(padded);
                     continue;
                 }
-                // The checksum is right, so the set was written like this.
+                // The checksum is right, so the bset was written like this.
                 Err(error) => (DamageKind::Other, error),
             },
-            Err(BadSet::AsWritten(error)) => (DamageKind::Other, error),
-            Err(BadSet::Damaged(error)) => {
+            Err(BadBset::AsWritten(error)) => (DamageKind::Other, error),
+            Err(BadBset::Damaged(error)) => {
                 let follows = log.find_seq(at.saturating_add(log.block_bytes), done.seq);
                 let torn = at > 0 && follows.is_none();
-                (if torn { DamageKind::TornLastSet } else { DamageKind::Other }, error)
+                (if torn { DamageKind::TornLastBset } else { DamageKind::Other }, error)
             }
         };
         return Err(NodeDamage { kind: damage.0, error: damage.1, before: done });
     }
-    // A set of this node behind the end of the log proves that the sets between were lost.
+    // A bset of this node behind the end of the log proves that the bsets between were lost.
     if let Some(at) = log.find_seq(done.written_bytes, done.seq) {
         let error = bad(
             Structure::BtreeNode,
-            "lost set (seq)",
+            "lost bset (seq)",
             at.saturating_add(offset_of!(RawBset, seq)),
-            Value::Text("no set behind the last one"),
+            Value::Text("no bset behind the last one"),
             Value::Hex(done.seq),
         );
         return Err(NodeDamage { kind: DamageKind::Other, error, before: done });
@@ -226,18 +226,18 @@ fn walk(
     Ok(done)
 }
 
-/// Why a set with the node's seq is not accepted.
-enum BadSet {
-    /// The bytes of the set are not those that were written.
+/// Why a bset with the node's seq is not accepted.
+enum BadBset {
+    /// The bytes of the bset are not those that were written.
     Damaged(Corrupt),
-    /// The checksum of the set is right, so the set was written like this.
+    /// The checksum of the bset is right, so the bset was written like this.
     AsWritten(Corrupt),
 }
 
-/// The bytes of a node and the values that the checks of its sets need.
+/// The bytes of a node and the values that the checks of its bsets need.
 struct NodeLog<'a> {
     bytes: &'a [u8],
-    /// The node's pointer, from which the checksums of its sets start.
+    /// The node's pointer, from which the checksums of its bsets start.
     ptr: Ptr,
     set_magic: SetMagic,
     block_sectors: Sectors,
@@ -270,15 +270,15 @@ impl<'a> NodeLog<'a> {
         }
     }
 
-    /// Reads the set at byte `at`; returns it with its padded length.
-    fn read_set(&self, at: usize, index: usize) -> Result<(SetView<'a>, usize), BadSet> {
+    /// Reads the bset at byte `at`; returns it with its padded length.
+    fn read_bset(&self, at: usize, index: usize) -> Result<(BsetView<'a>, usize), BadBset> {
         let rest = self.bytes.get(at..).unwrap_or_default();
         let err = |field, within: usize, expected, found| {
             bad(Structure::Bset, field, at.saturating_add(within), expected, found)
         };
         let Ok((header, keys)) = RawBset::ref_from_prefix(rest) else {
             let expected = Value::AtLeast(as_u64(BSET_HEADER_BYTES));
-            return Err(BadSet::Damaged(err("length", 0, expected, Value::Num(as_u64(rest.len())))));
+            return Err(BadBset::Damaged(err("length", 0, expected, Value::Num(as_u64(rest.len())))));
         };
         let words = header.keys.get();
         let size = usize::try_from(words)
@@ -291,7 +291,7 @@ impl<'a> NodeLog<'a> {
         let Some((len, padded)) = size else {
             let most = Value::AtMost(as_u64(keys.len() / WORD_BYTES));
             let found = Value::Num(u64::from(words));
-            return Err(BadSet::Damaged(err("keys (words)", offset_of!(RawBset, keys), most, found)));
+            return Err(BadBset::Damaged(err("keys (words)", offset_of!(RawBset, keys), most, found)));
         };
         let key_bytes = keys.get(..len).unwrap_or_default();
         let covered = rest.get(8..len.saturating_add(BSET_HEADER_BYTES)).unwrap_or_default();
@@ -304,37 +304,37 @@ impl<'a> NodeLog<'a> {
             let error = err("version", at_version, most, found);
             return Err(if intact {
                 let error = Corrupt { family: crate::error::Family::Unsupported, ..error };
-                BadSet::AsWritten(error)
+                BadBset::AsWritten(error)
             } else {
-                BadSet::Damaged(error)
+                BadBset::Damaged(error)
             });
         }
         let magic = header.magic.get();
         if magic != self.set_magic.bset() {
             let (expected, found) = (Value::Hex(self.set_magic.bset()), Value::Hex(magic));
             let error = err("magic", offset_of!(RawBset, magic), expected, found);
-            return Err(if intact { BadSet::AsWritten(error) } else { BadSet::Damaged(error) });
+            return Err(if intact { BadBset::AsWritten(error) } else { BadBset::Damaged(error) });
         }
         if !intact {
             let found = Value::Hex(header.csum.get());
-            return Err(BadSet::Damaged(err("checksum", 0, Value::Hex(csum), found)));
+            return Err(BadBset::Damaged(err("checksum", 0, Value::Hex(csum), found)));
         }
         if words == 0 && at != 0 {
             let keys_at = offset_of!(RawBset, keys);
             let error = err("keys (words)", keys_at, Value::AtLeast(1), Value::Num(0));
-            return Err(BadSet::AsWritten(error));
+            return Err(BadBset::AsWritten(error));
         }
-        Ok((SetView { index, offset_bytes: at, version, key_bytes }, padded))
+        Ok((BsetView { index, offset_bytes: at, version, key_bytes }, padded))
     }
 
-    /// The first block boundary from `from` on at which the bytes have `seq` where a set's header has it.
+    /// The first block boundary from `from` on at which the bytes have `seq` where a bset's header has it.
     fn find_seq(&self, from: usize, seq: u64) -> Option<usize> {
         let mut starts = (from..self.bytes.len()).step_by(self.block_bytes.max(1));
         starts.find(|&at| seq_at(self.bytes, at) == Some(seq))
     }
 }
 
-/// The `seq` field of a set at byte `at`, if the node is long enough to hold one.
+/// The `seq` field of a bset at byte `at`, if the node is long enough to hold one.
 fn seq_at(node: &[u8], at: usize) -> Option<u64> {
     u64_at(node, at.checked_add(offset_of!(RawBset, seq))?)
 }

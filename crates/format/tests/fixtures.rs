@@ -12,9 +12,9 @@ use format::replay::check_last_seq;
 use format::superblock::{BackingState, CacheMode, CacheSuper, RawSuperblock};
 use format::uuid_table::{check_uuid_table, encode_uuid_table, parse_uuid_table};
 use format::{
-    Bkey, BsetBuilder, BucketNr, BucketPrio, Gen, Geometry, Identity, Inode, Jset, JsetBuilder, Node,
-    PrioHeader, Ptr, Replay, Sector, Sectors, SetKind, SetMagic, check_set_order, encode_prio_set,
-    for_each_set, identify, parse_bucket, parse_entry, parse_node, parse_prio_set, select_replay,
+    Bkey, BsetBuilder, BsetKind, BucketNr, BucketPrio, Gen, Geometry, Identity, Inode, Jset, JsetBuilder,
+    Node, PrioHeader, Ptr, Replay, Sector, Sectors, SetMagic, check_bset_order, encode_prio_set,
+    for_each_bset, identify, parse_bucket, parse_entry, parse_node, parse_prio_set, select_replay,
 };
 use serde_json::Value as Json;
 
@@ -118,13 +118,13 @@ impl Walk<'_> {
         let (magic, block) = (self.sb.set_magic(), self.geometry.block_sectors);
         let node = parse_node(bytes, key, magic, block).unwrap();
         self.tree.nodes += 1;
-        self.tree.bsets += node.sets.len();
-        self.tree.max_bsets = self.tree.max_bsets.max(node.sets.len());
-        for set in &node.sets {
-            check_set_order(SetKind::of_level(level), set.keys.iter().copied()).unwrap();
+        self.tree.bsets += node.bsets.len();
+        self.tree.max_bsets = self.tree.max_bsets.max(node.bsets.len());
+        for set in &node.bsets {
+            check_bset_order(BsetKind::of_level(level), set.keys.iter().copied()).unwrap();
         }
         rewrite_node(bytes, key, &node, magic, block);
-        let keys = || node.sets.iter().flat_map(|set| &set.keys);
+        let keys = || node.bsets.iter().flat_map(|set| &set.keys);
         keys().for_each(|key| self.raise(key));
         if level == 0 {
             return;
@@ -144,12 +144,12 @@ impl Walk<'_> {
 }
 
 fn rewrite_node(bytes: &[u8], key: &Bkey, node: &Node, magic: SetMagic, block: Sectors) {
-    let mut visited = vec![Vec::new(); node.sets.len()];
-    let summary = for_each_set(bytes, key, magic, block, |i, key| visited[i].push(key)).unwrap();
-    assert_eq!((summary.seq, summary.sets), (node.seq, node.sets.len()));
+    let mut visited = vec![Vec::new(); node.bsets.len()];
+    let summary = for_each_bset(bytes, key, magic, block, |i, key| visited[i].push(key)).unwrap();
+    assert_eq!((summary.seq, summary.bsets), (node.seq, node.bsets.len()));
     assert_eq!(summary.written_bytes, node.written_bytes);
     let mut at = 0;
-    for (set, visited) in node.sets.iter().zip(visited) {
+    for (set, visited) in node.bsets.iter().zip(visited) {
         assert_eq!(set.keys, visited);
         assert_eq!(set.offset_bytes, at);
         let mut builder = BsetBuilder::begin(vec![0xa5; bytes.len() - at], node.seq, block);
@@ -309,12 +309,12 @@ fn worked_bytes() {
     let node = image.of_key(&first.btree_root);
     let node = parse_node(node, &first.btree_root, sb.set_magic(), Sectors(1)).unwrap();
     assert_eq!(node.seq, 0x3c29_6f86_db80_f327);
-    assert_eq!(node.sets.len(), 2);
-    assert!(node.sets[0].keys.is_empty());
-    let remains = node.sets[1].keys[0];
+    assert_eq!(node.bsets.len(), 2);
+    assert!(node.bsets[0].keys.is_empty());
+    let remains = node.bsets[1].keys[0];
     assert!(remains.ptr.is_check() && remains.size() == Sectors::ZERO);
     let extent = Bkey::extent(Inode(0), Sector(24), Sectors(8), false, Ptr(0xd8001));
-    assert_eq!(node.sets[1].keys[1], extent);
+    assert_eq!(node.bsets[1].keys[1], extent);
 
     let mut table = vec![BucketPrio::default(); 1024];
     let set = image.at(Sector(9 * 128), Sectors(128));

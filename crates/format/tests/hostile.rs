@@ -10,9 +10,9 @@ use format::replay::check_last_seq;
 use format::superblock::{BackingFormat, BackingSuper, CacheFormat, CacheMode, CacheSuper};
 use format::uuid_table::{check_uuid_table, parse_uuid_table};
 use format::{
-    Bkey, BsetBuilder, BucketPrio, Gen, Geometry, JournalSeq, JsetBuilder, JsetRoots, Keys, PrioHeader, Ptr,
-    RawSuperblock, Replacement, Sector, Sectors, SetKind, Uuid, check_set_order, encode_prio_set,
-    for_each_set, identify, parse_bucket, parse_entry, parse_node, parse_prio_set, select_replay,
+    Bkey, BsetBuilder, BsetKind, BucketPrio, Gen, Geometry, JournalSeq, JsetBuilder, JsetRoots, Keys,
+    PrioHeader, Ptr, RawSuperblock, Replacement, Sector, Sectors, Uuid, check_bset_order, encode_prio_set,
+    for_each_bset, identify, parse_bucket, parse_entry, parse_node, parse_prio_set, select_replay,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -49,20 +49,20 @@ fn feed_all(bytes: &[u8], node_key: &Bkey, block: Sectors) {
         }
     }
     let mut visited = 0;
-    let streamed = for_each_set(bytes, node_key, set_magic(), block, |_, _| visited += 1);
+    let streamed = for_each_bset(bytes, node_key, set_magic(), block, |_, _| visited += 1);
     match (parse_node(bytes, node_key, set_magic(), block), streamed) {
         (Ok(node), Ok(summary)) => {
-            assert_eq!((node.seq, node.sets.len()), (summary.seq, summary.sets));
+            assert_eq!((node.seq, node.bsets.len()), (summary.seq, summary.bsets));
             assert_eq!(node.written_bytes, summary.written_bytes);
-            for set in node.sets {
-                let _ = check_set_order(SetKind::Leaf, set.keys.iter().copied());
-                let _ = check_set_order(SetKind::Internal, set.keys);
+            for set in node.bsets {
+                let _ = check_bset_order(BsetKind::Leaf, set.keys.iter().copied());
+                let _ = check_bset_order(BsetKind::Internal, set.keys);
             }
         }
         (Err(node), Err(streamed)) => {
             assert_eq!((node.kind, node.error), (streamed.kind, streamed.error));
-            assert_eq!(node.before.sets.len(), streamed.before.sets);
-            let keys: usize = node.before.sets.iter().map(|s| s.keys.len()).sum();
+            assert_eq!(node.before.bsets.len(), streamed.before.bsets);
+            let keys: usize = node.before.bsets.iter().map(|s| s.keys.len()).sum();
             assert_eq!(keys, visited, "keys of the intact sets and no others");
         }
         (node, streamed) => panic!("{node:?} but {streamed:?}"),
@@ -240,8 +240,8 @@ proptest! {
         let seq_of_second = (start + 16) * 8..(start + 24) * 8;
         match parse_node(&bytes, &key, set_magic(), BLOCK) {
             // Then the node looks as if the set had never been appended: no reader can tell.
-            Ok(node) => prop_assert!(seq_of_second.contains(&bit) && node.sets.len() == 1),
-            Err(damage) => prop_assert_eq!(damage.before.sets.len(), usize::from(!in_first)),
+            Ok(node) => prop_assert!(seq_of_second.contains(&bit) && node.bsets.len() == 1),
+            Err(damage) => prop_assert_eq!(damage.before.bsets.len(), usize::from(!in_first)),
         }
         feed_all(&bytes, &key, BLOCK);
     }

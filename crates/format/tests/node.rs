@@ -7,7 +7,7 @@ use common::set_magic;
 use format::bset::{BSET_HEADER_BYTES, appendable_words, max_words, padded_bytes};
 use format::checksum::{crc64, crc64_seeded};
 use format::{
-    Bkey, BsetBuilder, DamageKind, Gen, Inode, NodeDamage, Ptr, Sector, Sectors, SetKind, check_set_order,
+    Bkey, BsetBuilder, BsetKind, DamageKind, Gen, Inode, NodeDamage, Ptr, Sector, Sectors, check_bset_order,
     parse_node,
 };
 
@@ -53,12 +53,12 @@ fn reseal(bytes: &mut [u8], at: usize) {
 fn an_empty_first_set_is_a_node_and_an_empty_later_one_is_not() {
     let (bytes, starts) = node(&[0, 3, 50]);
     let read = parse_node(&bytes, &node_key(), set_magic(), BLOCK).unwrap();
-    assert_eq!(read.sets.iter().map(|s| s.keys.len()).collect::<Vec<_>>(), [0, 3, 50]);
+    assert_eq!(read.bsets.iter().map(|s| s.keys.len()).collect::<Vec<_>>(), [0, 3, 50]);
     assert_eq!(read.written_bytes, starts[3]);
     let (bytes, _) = node(&[0, 0]);
     let found = damage(&bytes);
     assert_eq!((found.kind, found.error.field), (DamageKind::Other, "keys (words)"));
-    assert_eq!(found.before.sets.len(), 1);
+    assert_eq!(found.before.bsets.len(), 1);
 }
 
 #[test]
@@ -68,21 +68,21 @@ fn a_torn_last_append_is_told_apart() {
     let mut bytes = whole.clone();
     bytes[starts[2] + 512..starts[3]].fill(0x11);
     let found = damage(&bytes);
-    assert_eq!((found.kind, found.error.field), (DamageKind::TornLastSet, "checksum"));
+    assert_eq!((found.kind, found.error.field), (DamageKind::TornLastBset, "checksum"));
     assert_eq!(found.error.offset_bytes, starts[2] as u64);
-    assert_eq!(found.before.sets.len(), 2);
+    assert_eq!(found.before.bsets.len(), 2);
     assert_eq!((found.before.written_bytes, found.before.seq), (starts[2], SEQ));
-    assert!(found.to_string().ends_with("(in the last set of the node)"), "{found}");
+    assert!(found.to_string().ends_with("(in the last bset of the node)"), "{found}");
     // Its first block did not arrive: the append never happened.
     let mut bytes = whole.clone();
     bytes[starts[2]..starts[2] + 512].fill(0xcc);
     let read = parse_node(&bytes, &node_key(), set_magic(), BLOCK).unwrap();
-    assert_eq!((read.sets.len(), read.written_bytes), (2, starts[2]));
+    assert_eq!((read.bsets.len(), read.written_bytes), (2, starts[2]));
     // Any other harm to the header of the last set, as long as the seq is right.
     for at in [0, 8, 24, 28] {
         let mut bytes = whole.clone();
         bytes[starts[2] + at] ^= 0xff;
-        assert_eq!(damage(&bytes).kind, DamageKind::TornLastSet, "{at}");
+        assert_eq!(damage(&bytes).kind, DamageKind::TornLastBset, "{at}");
     }
 }
 
@@ -93,7 +93,7 @@ fn other_damage_is_never_called_torn() {
     let mut bytes = whole.clone();
     bytes[starts[1] + 100] ^= 1;
     let found = damage(&bytes);
-    assert_eq!((found.kind, found.before.sets.len()), (DamageKind::Other, 1));
+    assert_eq!((found.kind, found.before.bsets.len()), (DamageKind::Other, 1));
     // The same if its length is lost, so that the next one must be searched for.
     let mut bytes = whole.clone();
     bytes[starts[1] + 31] = 0xff;
@@ -102,14 +102,14 @@ fn other_damage_is_never_called_torn() {
     let mut bytes = whole.clone();
     bytes[starts[1]..starts[2]].fill(0xcc);
     let found = damage(&bytes);
-    assert_eq!((found.kind, found.error.field), (DamageKind::Other, "lost set (seq)"));
+    assert_eq!((found.kind, found.error.field), (DamageKind::Other, "lost bset (seq)"));
     assert_eq!(found.error.offset_bytes, starts[2] as u64 + 16);
-    assert_eq!(found.before.sets.len(), 1);
+    assert_eq!(found.before.bsets.len(), 1);
     // The first set of a node is complete before anything points to it.
     let (mut bytes, _) = node(&[40]);
     bytes[100] ^= 1;
     let found = damage(&bytes);
-    assert_eq!((found.kind, found.before.sets.len()), (DamageKind::Other, 0));
+    assert_eq!((found.kind, found.before.bsets.len()), (DamageKind::Other, 0));
     bytes[16..24].fill(0);
     assert_eq!(damage(&bytes).error.field, "seq");
 }
@@ -125,7 +125,7 @@ fn the_checksum_belongs_to_the_pointer() {
     let csum = crc64(&bytes[8..BSET_HEADER_BYTES + 72]);
     bytes[..8].copy_from_slice(&csum.to_le_bytes());
     for key in [node_key(), moved] {
-        assert_eq!(parse_node(&bytes, &key, set_magic(), BLOCK).unwrap().sets[0].version, 0);
+        assert_eq!(parse_node(&bytes, &key, set_magic(), BLOCK).unwrap().bsets[0].version, 0);
     }
 }
 
@@ -143,7 +143,7 @@ fn what_was_written_like_this_is_not_damage_of_the_last_set() {
         let found = damage(&bytes);
         assert_eq!((found.kind, found.error.field), (DamageKind::Other, field));
         assert!(found.error.is_unsupported());
-        assert_eq!((found.before.sets.len(), found.before.written_bytes), (1, at));
+        assert_eq!((found.before.bsets.len(), found.before.written_bytes), (1, at));
     }
     // The key list ends inside of a key.
     let mut count = whole.clone();
@@ -190,7 +190,7 @@ fn a_node_can_be_filled_to_the_last_block() {
     assert_eq!(at, 4096);
     assert_eq!(appendable_words(Sectors(8), 4097, BLOCK), None);
     let read = parse_node(&bytes, &key, set_magic(), BLOCK).unwrap();
-    assert_eq!((read.sets.len(), read.written_bytes), (8, 4096));
+    assert_eq!((read.bsets.len(), read.written_bytes), (8, 4096));
 
     let mut builder = BsetBuilder::begin(&mut bytes[..], SEQ, BLOCK);
     while builder.push_key(&extent(0, 8)) {}
@@ -206,7 +206,7 @@ fn a_node_can_be_filled_to_the_last_block() {
 
 #[test]
 fn order_of_extents_in_a_leaf_set() {
-    let leaf = |keys: &[Bkey]| check_set_order(SetKind::Leaf, keys.iter().copied());
+    let leaf = |keys: &[Bkey]| check_bset_order(BsetKind::Leaf, keys.iter().copied());
     let other = Bkey::extent(Inode(1), Sector(8), Sectors(8), true, Ptr(1));
     leaf(&[extent(0, 8), extent(8, 8), extent(100, 1), other]).unwrap();
     leaf(&[]).unwrap();
@@ -222,11 +222,11 @@ fn order_of_extents_in_a_leaf_set() {
 
 #[test]
 fn order_of_keys_in_an_internal_set() {
-    let internal = |keys: &[Bkey]| check_set_order(SetKind::Internal, keys.iter().copied());
+    let internal = |keys: &[Bkey]| check_bset_order(BsetKind::Internal, keys.iter().copied());
     let child = |inode, end| Bkey::node(Inode(inode), Sector(end), Sectors(128), Ptr(1));
     let freed = Bkey::freeing(Ptr::new(0, Sector(2688), Gen(2)), Sectors(128));
     internal(&[freed, freed, child(0, 100), child(0, 100), child(1, 8), child(1, 20)]).unwrap();
     assert!(internal(&[child(0, 100), freed]).is_err());
     assert!(internal(&[child(1, 100), child(0, 200)]).is_err());
-    assert_eq!((SetKind::of_level(0), SetKind::of_level(2)), (SetKind::Leaf, SetKind::Internal));
+    assert_eq!((BsetKind::of_level(0), BsetKind::of_level(2)), (BsetKind::Leaf, BsetKind::Internal));
 }

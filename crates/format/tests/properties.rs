@@ -9,7 +9,7 @@ use format::prio::prio_capacity;
 use format::uuid_table::{encode_uuid_table, parse_uuid_table};
 use format::{
     Bkey, BsetBuilder, BucketPrio, Gen, Inode, JournalSeq, JsetBuilder, JsetRoots, Keys, PrioHeader, Ptr,
-    Sector, Sectors, Uuid, UuidEntry, encode_prio_set, for_each_set, parse_bucket, parse_entry, parse_node,
+    Sector, Sectors, Uuid, UuidEntry, encode_prio_set, for_each_bset, parse_bucket, parse_entry, parse_node,
     parse_prio_set,
 };
 use proptest::array::{uniform8, uniform16, uniform32};
@@ -204,13 +204,13 @@ proptest! {
         }
         let read = parse_node(&node, &node_key, set_magic(), block).unwrap();
         prop_assert_eq!((read.seq, read.written_bytes), (seq, at));
-        let found: Vec<_> = read.sets.into_iter().map(|s| (s.offset_bytes, s.keys)).collect();
+        let found: Vec<_> = read.bsets.into_iter().map(|s| (s.offset_bytes, s.keys)).collect();
         prop_assert_eq!(&found, &written);
 
         let mut streamed: Vec<Vec<Bkey>> = vec![Vec::new(); written.len()];
         let visit = |set: usize, key| streamed[set].push(key);
-        let summary = for_each_set(&node, &node_key, set_magic(), block, visit).unwrap();
-        prop_assert_eq!((summary.seq, summary.sets, summary.written_bytes), (seq, written.len(), at));
+        let summary = for_each_bset(&node, &node_key, set_magic(), block, visit).unwrap();
+        prop_assert_eq!((summary.seq, summary.bsets, summary.written_bytes), (seq, written.len(), at));
         prop_assert!(streamed.iter().zip(&written).all(|(a, b)| *a == b.1));
 
         // The same bytes under any other pointer are not a node.

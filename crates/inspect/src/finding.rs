@@ -91,7 +91,7 @@ invariants! {
         "The bsets of each node can be read to their end (section 8.2).",
     NodeShape = "9" "node-shape"
         "Levels fall by one; a node begins at a bucket, and no other node is in it.",
-    SetOrder = "10" "set-order"
+    BsetOrder = "10" "bset-order"
         "The keys of a bset ascend; in a bset of a leaf extents do not overlap. Keys of size 0 do not \
          count.",
     NodeRange = "11" "node-range"

@@ -299,19 +299,19 @@ fn node_middle_set_bit_flip() {
     let mut e = Edit::new(SINGLE_LEAF);
     let at = e.set_byte(ROOT, 5, 40);
     e.cache[at] ^= 1;
-    expect(&e, I::NodeReadable, Fatal, &["set 5", "checksum", "are lost"]);
+    expect(&e, I::NodeReadable, Fatal, &["bset 5", "checksum", "are lost"]);
 }
 
 #[test]
 fn node_last_set_torn() {
     let mut e = Edit::new(SINGLE_LEAF);
-    let last = e.view.nodes[0].sets.len() - 1;
+    let last = e.view.nodes[0].bsets.len() - 1;
     let at = e.set_byte(ROOT, last, 40);
     e.cache[at] ^= 1;
-    expect(&e, I::NodeReadable, Fatal, &["set 11", "an incomplete append"]);
+    expect(&e, I::NodeReadable, Fatal, &["bset 11", "an incomplete append"]);
     let view = SetView::open(&cache_source(&e.cache), Mode::BestEffort).unwrap();
-    assert_eq!(view.nodes[0].sets.len(), last);
-    assert!(view.assumptions[0].contains("the first 11 sets"), "{:?}", view.assumptions);
+    assert_eq!(view.nodes[0].bsets.len(), last);
+    assert!(view.assumptions[0].contains("the first 11 bsets"), "{:?}", view.assumptions);
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn node_set_lost() {
     let mut e = Edit::new(SINGLE_LEAF);
     let at = e.set_byte(ROOT, 4, 16);
     e.cache[at..at + 8].fill(0);
-    expect(&e, I::NodeReadable, Fatal, &["lost set"]);
+    expect(&e, I::NodeReadable, Fatal, &["lost bset"]);
 }
 
 #[test]
@@ -389,7 +389,7 @@ fn set_unsorted() {
         let sized: Vec<usize> = (0..keys.len()).filter(|&i| keys[i].size().0 > 0).collect();
         keys.swap(sized[0], sized[1]);
     });
-    expect(&e, I::SetOrder, Error, &["set 1", "key order"]);
+    expect(&e, I::BsetOrder, Error, &["bset 1", "key order"]);
 }
 
 #[test]
@@ -399,7 +399,7 @@ fn set_with_overlapping_extents() {
     let mut second = key;
     second.cut_front(Sectors(2));
     e.append_set(ROOT, &[key, second]);
-    expect(&e, I::SetOrder, Error, &["set 12", "key order"]);
+    expect(&e, I::BsetOrder, Error, &["bset 12", "key order"]);
 }
 
 // 11: ranges

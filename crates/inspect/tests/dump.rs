@@ -111,9 +111,9 @@ fn btree_shows_nodes_by_path() {
     let view = open(&image);
     let all = dump::btree(&view, &source, &BtreeQuery { keys: true, ..BtreeQuery::default() }).unwrap();
     assert_eq!(all.nodes.len(), 64);
-    assert_eq!(all.nodes.iter().map(|n| n.sets.len()).sum::<usize>(), 86);
+    assert_eq!(all.nodes.iter().map(|n| n.bsets.len()).sum::<usize>(), 86);
     for node in &all.nodes {
-        assert!(node.sets.iter().all(|set| set.keys.len() as u64 == set.key_count));
+        assert!(node.bsets.iter().all(|set| set.keys.len() as u64 == set.key_count));
         assert_eq!(node.path.len(), 2 - usize::from(node.level));
     }
     let leaf = all.nodes.last().unwrap();

@@ -203,7 +203,7 @@ fn dirty_data_with_invalid_pointers() {
 #[test]
 fn damaged_sets_need_best_effort() {
     let mut e = Edit::new(DIR);
-    let last = e.view.nodes[0].sets.len() - 1;
+    let last = e.view.nodes[0].bsets.len() - 1;
     let at = e.set_byte(inspect::NodeId(0), last, 40);
     e.cache[at] ^= 1;
     let (error, _, result) = both(&e);

@@ -218,7 +218,7 @@ fn apply(e: &mut Edit, change: &Change) {
         }),
         Change::SetKey(node, set, key, word, bit) => {
             let node = NodeId(u32::from(node) % e.view.nodes.len() as u32);
-            let set = usize::from(set) % e.view.node(node).unwrap().sets.len();
+            let set = usize::from(set) % e.view.node(node).unwrap().bsets.len();
             e.set(node, set, |keys| flip_key(keys, key, word, bit));
         }
         Change::AppendSet(node, keys) => {

@@ -65,7 +65,7 @@ impl EventLog {
 /// The level and text of an event; the text is empty for an event that is not logged.
 fn line(event: &SetEvent) -> (&'static str, String) {
     match event {
-        SetEvent::TornSet { bucket, generation, what } => (
+        SetEvent::TornBset { bucket, generation, what } => (
             "warning",
             format!(
                 "btree node at bucket {bucket} gen {generation}: its last write was torn by a crash and was \

@@ -34,7 +34,7 @@ pub fn check(cache: &Image, backings: &[Image]) -> Result<(), String> {
         .flat_map(|s| &s.devices)
         .filter_map(|d| d.clean_extents_differing_from_backing)
         .sum::<u64>();
-    let torn = report.findings.iter().filter(|f| is_torn_set(f)).count() as u64;
+    let torn = report.findings.iter().filter(|f| is_torn_bset(f)).count() as u64;
     if report.errors > torn || differing > 0 {
         return Err(format!("{differing} clean extents differ from the backing device; {report}"));
     }
@@ -48,8 +48,8 @@ pub fn check(cache: &Image, backings: &[Image]) -> Result<(), String> {
     Ok(())
 }
 
-fn is_torn_set(f: &Finding) -> bool {
-    f.invariant == Invariant::NodeReadable && f.to_string().contains("in the last set of the node")
+fn is_torn_bset(f: &Finding) -> bool {
+    f.invariant == Invariant::NodeReadable && f.to_string().contains("in the last bset of the node")
 }
 
 /// The target of an extraction.
@@ -92,11 +92,11 @@ impl Sink for Collect {
 /// If the contents cannot be right.
 pub fn extract(cache: &Image, what: &ExtractedVolume<'_>) -> Result<Option<Vec<u8>>, String> {
     let view = SetView::open(cache, Mode::BestEffort).map_err(|e| e.to_string())?;
-    let mut bad = view.findings.list().iter().filter(|f| f.severity > Severity::Notice && !is_torn_set(f));
+    let mut bad = view.findings.list().iter().filter(|f| f.severity > Severity::Notice && !is_torn_bset(f));
     if let Some(f) = bad.next() {
         return Err(f.to_string());
     }
-    let best_effort = view.findings.list().iter().any(is_torn_set);
+    let best_effort = view.findings.list().iter().any(is_torn_bset);
     let target = match what {
         ExtractedVolume::Cached(backing) => Target::Cached(*backing),
         ExtractedVolume::Flash => {

@@ -63,6 +63,9 @@ const RARE: &[Bug] = &[
     Bug::FooterBeforeOverwrite,
     Bug::FooterLeftAtOverwrite,
     Bug::OldFooterLeftAtStart,
+    Bug::WipedTakenForDamaged,
+    Bug::WritebackFlushUnknownToCopies,
+    Bug::FailedWritebackNotFlushed,
     // Random plans damage no data.
     Bug::MovedUnverified,
     Bug::WrittenBackUnverified,
@@ -75,6 +78,10 @@ const SCENARIOS: &[(Bug, fn())] = &[
     (Bug::MovedUnverified, checksums::damaged_data_is_not_packed),
     (Bug::WrittenBackUnverified, checksums::damaged_dirty_data_is_neither_served_nor_written_back),
     (Bug::MissOverPendingHole, contract::a_durable_write_past_the_cache_waits_for_the_hole_below_a_copy),
+    (
+        Bug::FailedWritebackNotFlushed,
+        contract::a_copy_of_what_a_failed_writeback_has_written_waits_for_a_flush,
+    ),
     (Bug::LateFlushTrusted, hung_device::a_flush_that_hangs_does_not_fill_the_journal),
     (Bug::CrashLogAfterError, older_devices::a_crash_log_does_not_count_after_the_device_failed),
     (Bug::EdgesNotDurable, contract::durable_zeros_of_a_flash_only_volume_wait_for_their_edges),

@@ -44,7 +44,7 @@ fn sets_and_generation(scenario: &Scenario) -> (usize, u8) {
     let leaves = view.nodes.iter().filter(|n| n.level == 0);
     let first = leaves.min_by_key(|n| n.after).unwrap();
     let buckets = (0..view.geometry().nbuckets).map(|b| view.gens.state(BucketNr(b)));
-    (first.sets.len(), buckets.filter_map(|s| s.stored).map(|(g, _)| g.0).max().unwrap())
+    (first.bsets.len(), buckets.filter_map(|s| s.stored).map(|(g, _)| g.0).max().unwrap())
 }
 
 /// The buckets behind the busy region are used about 185 times, so that the generation of a superseded key, 1, is ahead

@@ -66,7 +66,7 @@ pub struct ChecksumCounters {
     pub verified_blocks: u64,
     /// Blocks that were read and have no known checksum.
     pub unverified_blocks: u64,
-    /// Blocks that did not match, also when they were read a second time.
+    /// Blocks of live data that did not match, also when they were read a second time. A block counts once for each event.
     pub damaged_blocks: u64,
     /// Blocks that did not match, and matched when they were read a second time.
     pub corrected_blocks: u64,
@@ -131,6 +131,7 @@ impl CachedData {
     }
 
     /// Starts a read of cached data.
+    #[inline]
     pub(crate) fn read(
         &self,
         at: Sector,
@@ -142,6 +143,7 @@ impl CachedData {
     }
 
     /// Starts a write of whole blocks to a place that the allocator has just given out.
+    #[inline]
     pub(crate) fn write(&self, to: Ptr, sectors: Sectors, buffer: Buffer, offset_bytes: usize) -> MeteredIo {
         if let Some(sums) = &self.sums {
             sums.append(to, sectors, &buffer, offset_bytes);
@@ -202,7 +204,6 @@ impl CachedData {
         };
         match second {
             Checked::Mismatch(second) if !sums.table.borrow_mut().was_overwritten(block, again) => {
-                sums.count(|c| c.damaged_blocks += 1);
                 Verdict::Damaged(Mismatch { at: mismatch.at, ..second })
             }
             Checked::Compared { unknown: 0 } => {
@@ -210,6 +211,13 @@ impl CachedData {
                 Verdict::ReadAgain
             }
             Checked::Mismatch(_) | Checked::Compared { .. } | Checked::NoSums => Verdict::ReadAgain,
+        }
+    }
+
+    /// Counts a block as damaged.
+    pub(crate) fn count_damaged(&self) {
+        if let Some(sums) = &self.sums {
+            sums.count(|c| c.damaged_blocks += 1);
         }
     }
 

@@ -32,6 +32,8 @@ pub(crate) struct BackingDevice {
     durable_state: Cell<BackingState>,
     /// The newest write that a flush of a client must cover; writes of writeback do not count.
     direct_writes: Cell<Tick>,
+    /// The newest write of writeback that was not flushed, because it failed: its keys stay dirty.
+    failed_writeback: Cell<Tick>,
     /// See [`BackingDevice::is_late`].
     late: Cell<bool>,
     errors: RefCell<BackingErrors>,
@@ -60,6 +62,7 @@ impl BackingDevice {
             superblock: RefCell::new(superblock),
             write_lock: Mutex::default(),
             direct_writes: Cell::new(Tick::default()),
+            failed_writeback: Cell::new(Tick::default()),
             late: Cell::new(false),
             errors: RefCell::new(BackingErrors::new()),
             events: Events::default(),
@@ -186,16 +189,35 @@ impl BackingDevice {
         self.direct_writes.set(self.gate.wrote());
     }
 
+    /// Records that writeback failed to write data. The device may have a part of it, which no flush follows. A client can
+    /// read that part after it has discarded the dirty data.
+    pub(crate) fn writeback_failed(&self) {
+        if !bug(Bug::FailedWritebackNotFlushed) {
+            self.failed_writeback.set(self.gate.wrote());
+        }
+    }
+
     /// Makes every write durable that clients sent directly to the device.
     pub(crate) async fn settle_direct_writes(&self) -> Result<(), IoError> {
-        let result = self.gate.ensure(self.direct_writes.get()).await;
+        self.settle(self.direct_writes.get()).await
+    }
+
+    /// Makes every write up to `tick` durable.
+    pub(crate) async fn settle(&self, tick: Tick) -> Result<(), IoError> {
+        let result = self.gate.ensure(tick).await;
         if let Err(e) = &result {
             self.failed(e, LIMIT_OF_FLUSHES);
         }
         result
     }
 
+    /// The newest write that can have changed what a read of the device returns.
+    pub(crate) fn content_tick(&self) -> Tick {
+        self.direct_writes.get().max(self.failed_writeback.get())
+    }
+
     /// The newest write that a client sent directly to the device.
+    #[cfg(test)]
     pub(crate) fn direct_tick(&self) -> Tick {
         self.direct_writes.get()
     }

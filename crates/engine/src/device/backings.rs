@@ -15,6 +15,7 @@ use std::rc::Rc;
 use format::{Inode, Sectors};
 
 use super::{BackingDevice, Tick};
+use crate::canary::{Bug, bug};
 use crate::policy::cost::Costs;
 
 /// The backing devices of a set, by slot.
@@ -78,8 +79,8 @@ impl BackingDevices {
     }
 
     /// The tick up to which a device must have flushed before a bset names a copy of its present content.
-    pub(crate) fn direct_tick(&self, inode: Inode) -> Option<Tick> {
-        self.by_slot.borrow().get(&inode).map(|d| d.direct_tick())
+    pub(crate) fn content_tick(&self, inode: Inode) -> Option<Tick> {
+        self.by_slot.borrow().get(&inode).map(|d| d.content_tick())
     }
 
     /// Whether a device has flushed every write up to `tick`; true if the slot has no device, because a device is
@@ -90,8 +91,9 @@ impl BackingDevices {
 
     /// Whether the device in this slot failed a flush.
     pub(crate) fn flush_has_failed(&self, inode: Inode) -> bool {
+        let reported = self.by_slot.borrow().get(&inode).is_some_and(|d| d.flush_has_failed());
         let failed = self.failed_flushes.borrow();
-        !failed.is_empty() && failed.contains(&inode)
+        reported && !bug(Bug::WritebackFlushUnknownToCopies) || !failed.is_empty() && failed.contains(&inode)
     }
 
     /// Records that a flush of the device in this slot failed.

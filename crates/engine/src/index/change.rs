@@ -135,7 +135,7 @@ impl Index {
                 (Via::Journal(seq), seq)
             }
             Durability::LeafOnly(data) => {
-                let (direct, durable) = (super::copies::direct_tick(self, inode), self.journal.durable());
+                let (direct, durable) = (super::copies::content_tick(self, inode), self.journal.durable());
                 (Via::LeafOnly { data, direct, durable }, JournalSeq(0))
             }
         };

@@ -77,8 +77,8 @@ impl Copies {
 }
 
 /// The tick up to which a backing device must have flushed before a bset names a copy of its present content.
-pub(super) fn direct_tick(index: &Index, inode: Inode) -> Option<Tick> {
-    index.backings.direct_tick(inode)
+pub(super) fn content_tick(index: &Index, inode: Inode) -> Option<Tick> {
+    index.backings.content_tick(inode)
 }
 
 /// Waits until each backing device has flushed the data that the leaf has copies of, or is late, or has failed.
@@ -179,7 +179,7 @@ async fn settle_in_time(
     }
     let rt = backing.disk().runtime().clone();
     let theirs = backing.clone();
-    let mut flush = rt.spawn(async move { theirs.settle_direct_writes().await });
+    let mut flush = rt.spawn(async move { theirs.settle(tick).await });
     loop {
         match io::sync::select(&mut flush, rt.sleep(RECHECK_INTERVAL)).await {
             io::sync::Either::Left(result) => return result.map(|()| true),

@@ -13,7 +13,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use format::node::{DamageKind, NodeSummary};
-use format::{Bkey, BucketNr, Inode, JournalSeq, Ptr, Sector, Sectors, for_each_set};
+use format::{Bkey, BucketNr, Inode, JournalSeq, Ptr, Sector, Sectors, for_each_bset};
 use io::{Buffer, IoFuture};
 
 use super::Index;
@@ -92,10 +92,10 @@ impl Reader<'_> {
     fn parse(&self, key: &Bkey, path: &Path, bytes: &Buffer) -> Result<Parsed, EngineError> {
         let mut keys = Vec::new();
         let visit = |_: usize, k: Bkey| keys.push(k);
-        match for_each_set(bytes.as_slice(), key, self.magic, self.geometry.block_sectors, visit) {
+        match for_each_bset(bytes.as_slice(), key, self.magic, self.geometry.block_sectors, visit) {
             Ok(summary) => Ok(Parsed { summary, torn: None, keys }),
-            Err(d) if d.kind == DamageKind::TornLastSet => {
-                mark(Mark::TornSet);
+            Err(d) if d.kind == DamageKind::TornLastBset => {
+                mark(Mark::TornBset);
                 Ok(Parsed { summary: d.before, torn: Some(d.error.to_string()), keys })
             }
             Err(d) => {
@@ -272,7 +272,7 @@ impl Loading<'_> {
         let pointers = reader.pointers(&parsed.keys, w)?;
         if let Some(what) = &parsed.torn {
             let generation = w.key.pointer().unwrap_or_default().generation();
-            self.events.push(SetEvent::TornSet { bucket, generation, what: what.clone() });
+            self.events.push(SetEvent::TornBset { bucket, generation, what: what.clone() });
         }
         if w.level == 0 {
             return self.take_leaf(w, bucket, &parsed);

@@ -7,21 +7,28 @@
 use format::{Ptr, Sector, Sectors};
 
 use super::Target;
+use crate::canary::{Bug, bug};
 use crate::data::{DamagedBlock, Mismatch, ReadToken, Verdict};
 use crate::error::EngineError;
 use crate::events::SetEvent;
 use crate::index::{Durability, Kind};
 
-/// Cached data that was read: its position on the device, its place in the cache, and whether it is dirty.
+/// Cached data that was read: its position on the device and its place in the cache.
 #[derive(Clone, Copy)]
 pub(crate) struct CachedPiece {
     pub(crate) start: Sector,
     pub(crate) ptr: Ptr,
-    pub(crate) dirty: bool,
+}
+
+/// How much of a block the index has at its place.
+#[derive(Clone, Copy, Default)]
+struct Live {
+    dirty: Sectors,
+    clean: Sectors,
 }
 
 /// Checks data that was read from the cache: whole blocks, of which the first is that of `piece`. Returns false if the
-/// caller must look the data up again: it was overwritten during the read, or it was damaged and clean.
+/// caller must look the data up again: it was replaced during the read, or it was damaged and clean.
 ///
 /// # Errors
 /// If dirty data is damaged.
@@ -36,14 +43,40 @@ pub(crate) async fn is_sound(
         Verdict::ReadAgain => return Ok(false),
         Verdict::Damaged(mismatch) => mismatch,
     };
-    if !target.cache.alloc.buckets().is_current(piece.ptr) {
-        return Ok(false);
+    let block = CachedPiece { start: piece.start + mismatch.at, ptr: piece.ptr.advanced(mismatch.at) };
+    // Data that was dropped during the read may have been wiped. It is not damaged.
+    let live = match bug(Bug::WipedTakenForDamaged) {
+        true => Live { dirty: target.cache.geometry.block_sectors, clean: Sectors::ZERO },
+        false => live_part(target, block).await?,
+    };
+    if live.dirty > Sectors::ZERO {
+        return Err(damaged_dirty(target, block, mismatch));
     }
-    let piece =
-        CachedPiece { start: piece.start + mismatch.at, ptr: piece.ptr.advanced(mismatch.at), ..piece };
-    match piece.dirty {
-        true => Err(damaged_dirty(target, piece, mismatch)),
-        false => invalidate_damaged(target, piece, mismatch).await.map(|()| false),
+    if live.clean > Sectors::ZERO {
+        invalidate_damaged(target, block, mismatch).await?;
+    }
+    Ok(false)
+}
+
+/// Looks up how much of a block the index still has at this place.
+async fn live_part(target: Target<'_>, block: CachedPiece) -> Result<Live, EngineError> {
+    let Target { cache, inode, .. } = target;
+    let (mut at, end) = (block.start, block.start + cache.geometry.block_sectors);
+    let mut live = Live::default();
+    while at < end {
+        let seg = cache.index.segment_loaded(inode, at, end).await?;
+        let size = seg.end - at;
+        match seg.kind {
+            Kind::Hit { ptr, .. } if ptr != block.ptr.advanced(at - block.start) => {}
+            Kind::Hit { dirty: true, .. } => live.dirty += size,
+            Kind::Hit { dirty: false, .. } => live.clean += size,
+            Kind::Hole { .. } => {}
+        }
+        at = seg.end;
+    }
+    match cache.alloc.buckets().is_current(block.ptr) {
+        true => Ok(live),
+        false => Ok(Live::default()),
     }
 }
 
@@ -51,9 +84,9 @@ pub(crate) async fn is_sound(
 fn damaged_dirty(target: Target<'_>, piece: CachedPiece, mismatch: Mismatch) -> EngineError {
     let Target { volume, cache, inode } = target;
     let size = cache.geometry.block_sectors;
-    let CachedPiece { start, ptr, .. } = piece;
+    let CachedPiece { start, ptr } = piece;
     if cache.data.add_damaged(DamagedBlock { at: (inode, start), size, ptr }) {
-        report(target, piece, mismatch);
+        report(target, piece, true, mismatch);
     }
     let device = cache.device.place().device.clone();
     let sector = position(target, start);
@@ -66,16 +99,8 @@ pub(crate) async fn damaged_left(target: Target<'_>) -> Result<Option<(Sector, S
     let Target { cache, inode, .. } = target;
     let (mut first, mut left) = (None, Sectors::ZERO);
     for block in cache.data.damaged().into_iter().filter(|b| b.at.0 == inode) {
-        let (start, end) = (block.at.1, block.at.1 + block.size);
-        let (mut at, mut still) = (start, Sectors::ZERO);
-        while at < end {
-            let seg = cache.index.segment_loaded(inode, at, end).await?;
-            if matches!(seg.kind, Kind::Hit { ptr, dirty: true, .. } if ptr == block.ptr.advanced(at - start))
-            {
-                still += seg.end - at;
-            }
-            at = seg.end;
-        }
+        let start = block.at.1;
+        let still = live_part(target, CachedPiece { start, ptr: block.ptr }).await?.dirty;
         if still == Sectors::ZERO {
             cache.data.remove_damaged(&block);
         } else {
@@ -123,7 +148,7 @@ async fn invalidate_damaged(
         cache.index.unblock(blocked).await?;
     }
     if found {
-        report(target, piece, mismatch);
+        report(target, piece, false, mismatch);
     }
     Ok(())
 }
@@ -133,14 +158,15 @@ fn position(target: Target<'_>, start: Sector) -> Sector {
     Sector(start.0.saturating_sub(target.volume.offset.0))
 }
 
-fn report(target: Target<'_>, piece: CachedPiece, mismatch: Mismatch) {
+fn report(target: Target<'_>, piece: CachedPiece, dirty: bool, mismatch: Mismatch) {
     let Target { volume, cache, .. } = target;
+    cache.data.count_damaged();
     cache.device.emit(SetEvent::DamagedData {
         volume: volume.label_or_name(),
         sector: position(target, piece.start),
         sectors: cache.geometry.block_sectors,
         at: piece.ptr.offset(),
-        dirty: piece.dirty,
+        dirty,
         expected: mismatch.expected,
         found: mismatch.found,
     });

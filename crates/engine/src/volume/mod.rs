@@ -1,7 +1,7 @@
 //! A volume: a cached device or a flash-only volume, as clients use it.
 //!
 //! Owns what all requests have in common (bounds, in-flight count, bypass decision, statistics) and the state of the
-//! volume (attached, detaching, pass-through, stopped). The paths are in `read`, `write`, `direct`, `miss` and
+//! volume (attached, detaching, pass-through, stopped). The paths are in `read`, `hit`, `write`, `direct`, `miss` and
 //! `overwrite`; `blocks` widens a request to whole blocks, or reduces it to them; `ranges` says which requests may
 //! overlap; writeback is a separate task (`crate::writeback`).
 //!
@@ -14,6 +14,7 @@ mod damaged;
 mod device;
 mod direct;
 mod drain;
+mod hit;
 mod lost;
 mod miss;
 mod overwrite;

@@ -21,7 +21,7 @@ use io::Nanos;
 use super::Blocks;
 use super::Cache;
 use super::Target;
-use super::read::bytes_of;
+use super::hit::bytes_of;
 use super::write::Write;
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::index::Kind;

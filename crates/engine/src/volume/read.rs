@@ -22,16 +22,15 @@ use io::{Buffer, Disk, Nanos, VolumeError};
 use super::Blocks;
 use super::Cache;
 use super::Target;
-use super::damaged::{CachedPiece, is_sound};
+use super::hit::{Found, Whole, found_by, hit, read_instead, read_verified};
 use super::miss::{Missed, insert_miss};
-use super::{RangeGuard, Volume};
+use super::{CachedPiece, RangeGuard, Volume, is_sound};
 use crate::canary::{Bug, bug};
 use crate::data::ReadToken;
-use crate::device::{Meter, MeteredIo, ReadEpoch};
+use crate::device::{Meter, MeteredIo};
 use crate::error::EngineError;
 use crate::index::{IndexSegment, Kind, NotLoaded};
 use crate::policy::bypass::{BypassReason, Decision, RequestKind};
-use crate::policy::congestion::Direction;
 use crate::refusal::Refusal;
 use crate::stats::{OpKind, Outcome};
 
@@ -148,12 +147,12 @@ pub(super) async fn read_settled(
 
 /// A read request. Its buffer is passed beside it, because the answer returns the buffer.
 pub(super) struct Read {
-    start: Sector,
+    pub(super) start: Sector,
     end: Sector,
     /// The position in the buffer at which the data begins.
-    offset_bytes: usize,
+    pub(super) offset_bytes: usize,
     /// The data is metadata of a file system.
-    meta: bool,
+    pub(super) meta: bool,
     /// Whether missing data is put into the cache.
     decision: Decision,
 }
@@ -171,7 +170,7 @@ impl Read {
         Read { start, end, offset_bytes, meta, decision }
     }
 
-    fn sectors(&self) -> Sectors {
+    pub(super) fn sectors(&self) -> Sectors {
         self.end - self.start
     }
 }
@@ -204,35 +203,28 @@ pub(super) async fn read_cached(
             && is_used(volume, seg.kind)
             && blocks_of_data(cache).are_whole(ptr.offset(), sectors)
         {
-            let began = volume.rt.turn_time();
-            let token = cache.data.read_token();
+            let whole = Whole { start, ptr, dirty, epoch, began: volume.rt.turn_time(), arrived };
+            if cache.data.has_checksums() {
+                let (b, answer) = Box::pin(read_verified(target, read, whole, buffer)).await;
+                buffer = b;
+                match answer {
+                    Some(result) => return (buffer, result),
+                    None => continue,
+                }
+            }
             let spare = buffer.len();
             let done = cache.data.read(ptr.offset(), sectors, buffer, read.offset_bytes).await;
             buffer = done.buffer.unwrap_or_else(|| volume.rt.pool().take(spare));
-            cache.device.observe_data(&done.result);
-            match done.result {
-                Ok(()) => {
-                    observe_latency(volume, cache, Direction::Read, began);
-                    if !is_still_valid(cache, ptr, epoch) {
-                        continue;
-                    }
-                    if cache.data.has_checksums() {
-                        let piece = CachedPiece { start, ptr, dirty };
-                        let data = bytes_of(&buffer, read.offset_bytes, sectors);
-                        match Box::pin(is_sound(target, piece, data, token)).await {
-                            Ok(true) if is_still_valid(cache, ptr, epoch) => {}
-                            Ok(_) => continue,
-                            Err(e) => return (buffer, Err(e)),
-                        }
-                    }
+            match found_by(target, &whole, done.result) {
+                Found::Data => {
                     let data = || buffer.as_slice().get(read.offset_bytes..).unwrap_or_default();
                     hit(target, read.meta, (start, sectors), (ptr, dirty), data);
                     count_read(target, read, Outcome::Hit, arrived);
                     return (buffer, Ok(()));
                 }
-                Err(e) if dirty || volume.backing().is_none() => return (buffer, Err(e.into())),
-                // The data is clean, so the backing device has it, too.
-                Err(_) => return read_instead(volume, read, buffer, arrived).await,
+                Found::Changed => continue,
+                Found::OnBacking => return read_instead(volume, read, buffer, arrived).await,
+                Found::Failed(e) => return (buffer, Err(e)),
             }
         }
         let flush_failed = flush_has_failed(volume);
@@ -255,12 +247,6 @@ pub(super) async fn read_cached(
     }
 }
 
-/// The bytes of a part of a buffer.
-pub(super) fn bytes_of(buffer: &Buffer, offset_bytes: usize, sectors: Sectors) -> &[u8] {
-    let end = offset_bytes + sectors.bytes() as usize;
-    buffer.as_slice().get(offset_bytes..end).unwrap_or_default()
-}
-
 /// Whether a flush of the backing device has failed. This never ends while the device is open.
 pub(super) fn flush_has_failed(volume: &Volume) -> bool {
     volume.backing.as_ref().is_some_and(|b| b.flush_has_failed())
@@ -273,67 +259,8 @@ fn is_used(volume: &Volume, kind: Kind) -> bool {
     !may_be_dropped || !flush_has_failed(volume) || bug(Bug::FailedFlushIgnoredByReads)
 }
 
-/// Reads clean data from the backing device after the cache device has failed to read it.
-async fn read_instead(
-    volume: &Volume,
-    read: &Read,
-    buffer: Buffer,
-    arrived: Nanos,
-) -> (Buffer, Result<(), EngineError>) {
-    let sectors = read.sectors();
-    let (buffer, result) = read_directly(volume, read.start, sectors, buffer, read.offset_bytes).await;
-    if result.is_ok() {
-        volume.answered(OpKind::Read, Outcome::Miss, sectors, arrived);
-    }
-    (buffer, result.map_err(EngineError::from))
-}
-
-/// Whether data that was read from `ptr` is still the data to which the key pointed when it was looked up, at `epoch`.
-fn is_still_valid(cache: &Cache, ptr: Ptr, epoch: ReadEpoch) -> bool {
-    let reused = !cache.alloc.buckets().is_current(ptr) && !bug(Bug::StaleGenerationRead);
-    let valid = !reused && cache.device.read_epoch() == epoch;
-    if !valid {
-        cache.device.counters().cache_read_races += 1;
-    }
-    valid
-}
-
-/// Records that a range was read from the cache, and promotes the data if its bucket will be evicted soon. `data`
-/// returns bytes that begin with the data that was read.
-#[inline]
-fn hit<'d>(
-    target: Target<'_>,
-    meta: bool,
-    (start, sectors): (Sector, Sectors),
-    (ptr, dirty): (Ptr, bool),
-    data: impl FnOnce() -> &'d [u8],
-) {
-    let Target { volume, cache, .. } = target;
-    if cache.alloc.used(ptr, sectors, volume.saving_of(meta)) && !dirty {
-        let data = data().get(..sectors.bytes() as usize).unwrap_or_default();
-        promote(target, start, ptr, data);
-    }
-}
-
-/// Promotes the whole blocks of clean data that was just read from `ptr`. `data` is the data at `start`.
-#[cold]
-fn promote(target: Target<'_>, start: Sector, ptr: Ptr, data: &[u8]) {
-    let Target { cache, inode, .. } = target;
-    let end = start + Sectors::from_bytes_floor(data.len() as u64);
-    let Some((first, last)) = Blocks::of(&cache.geometry).inside((start, end)) else { return };
-    let skip = first - start;
-    if let Some(data) = data.get(skip.bytes() as usize..(last - start).bytes() as usize) {
-        crate::gc::promote(&cache.gc, (inode, first), ptr.advanced(skip), data);
-    }
-}
-
-fn observe_latency(volume: &Volume, cache: &Cache, direction: Direction, began: io::Nanos) {
-    let now = volume.rt.turn_time();
-    cache.congestion().observe_latency(direction, now.since(began), now);
-}
-
 /// Counts a read. `found`: how much of it the cache had.
-fn count_read(target: Target<'_>, read: &Read, found: Outcome, arrived: Nanos) {
+pub(super) fn count_read(target: Target<'_>, read: &Read, found: Outcome, arrived: Nanos) {
     let Target { volume, cache, .. } = target;
     let (sectors, decision) = (read.sectors(), read.decision);
     let hit = found == Outcome::Hit;
@@ -490,9 +417,9 @@ async fn check_piece(
     skip_bytes: usize,
     (data, began): (&[u8], ReadToken),
 ) -> Result<bool, EngineError> {
-    let Some((ptr, dirty)) = piece.hit.filter(|_| target.cache.data.has_checksums()) else { return Ok(true) };
+    let Some((ptr, _)) = piece.hit.filter(|_| target.cache.data.has_checksums()) else { return Ok(true) };
     let skip = Sectors::from_bytes_floor(skip_bytes as u64);
-    let piece = CachedPiece { start: piece.start - skip, ptr: ptr.rewound(skip), dirty };
+    let piece = CachedPiece { start: piece.start - skip, ptr: ptr.rewound(skip) };
     Box::pin(is_sound(target, piece, data, began)).await
 }
 

@@ -92,7 +92,11 @@ pub(super) async fn write_back(
         cache.journal.commit_keys().await?;
     }
     let done = write_out(volume, cache, &backing, runs).await;
-    if done.iter().any(|w| !w.cleaned.is_empty()) && !bug(Bug::CleanBeforeBackingFlush) {
+    let any_cleaned = done.iter().any(|w| !w.cleaned.is_empty());
+    if !any_cleaned && done.iter().any(|w| w.result.is_err()) {
+        backing.writeback_failed();
+    }
+    if any_cleaned && !bug(Bug::CleanBeforeBackingFlush) {
         // Contract 4: the flush begins after the writes and ends before any key is marked clean.
         let _busy = backing.meter().busy();
         backing.gate().ensure(backing.gate().latest()).await?;
@@ -313,11 +317,10 @@ async fn check_pieces(
 ) -> Result<(), Failure> {
     let Some(inode) = volume.inode() else { return Err(Failure::Replaced) };
     let target = volume.target(cache, inode);
-    let pieces = span.extents.iter().map(|e| (e, true)).chain(span.filling.copies.iter().map(|e| (e, false)));
-    for (e, dirty) in pieces {
+    for e in span.extents.iter().chain(&span.filling.copies) {
         let from = (e.start - span.start).bytes() as usize;
         let data = whole.get(from..from + e.size.bytes() as usize).unwrap_or_default();
-        let piece = CachedPiece { start: e.start, ptr: e.ptr, dirty };
+        let piece = CachedPiece { start: e.start, ptr: e.ptr };
         // A later batch leaves damaged data out, and reads the other data again.
         if !matches!(is_sound(target, piece, data, began).await, Ok(true)) {
             return Err(Failure::Replaced);

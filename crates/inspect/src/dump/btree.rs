@@ -1,4 +1,4 @@
-//! The btree as a document: nodes with their paths, sets and keys.
+//! The btree as a document: nodes with their paths, bsets and keys.
 //!
 //! Owns the document and the syntax of paths. A path is the list of buckets from the root to a node. Every message about a
 //! node has its path, and [`BtreeQuery`] takes such a path to show that node.
@@ -20,7 +20,7 @@ use crate::view::{NodeId, NodeView, SetView};
 pub struct BtreeQuery {
     /// Only the node with this path, and those below it.
     pub path: Vec<u32>,
-    /// Whether to list the keys of all sets. Otherwise only their number is shown.
+    /// Whether to list the keys of all bsets. Otherwise only their number is shown.
     pub keys: bool,
 }
 
@@ -52,24 +52,24 @@ pub struct NodeDoc {
     pub key: KeyDoc,
     /// Inode and sector after which the node's keys lie.
     pub after: (u32, u64),
-    /// Random number that the node's sets share, in hexadecimal.
+    /// Random number that the node's bsets share, in hexadecimal.
     pub seq: String,
-    /// Sectors that the node's sets take.
+    /// Sectors that the node's bsets take.
     pub written_sectors: u64,
-    /// Whether some of the node's sets could not be read.
+    /// Whether some of the node's bsets could not be read.
     pub damaged: bool,
     /// Number of children; in a leaf, number of ranges with keys.
     pub live: u64,
-    /// The node's sets, oldest first.
-    pub sets: Vec<SetDoc>,
+    /// The node's bsets, oldest first.
+    pub bsets: Vec<BsetDoc>,
 }
 
-/// A set of keys.
+/// A bset of keys.
 #[derive(Clone, Debug, Serialize)]
-pub struct SetDoc {
-    /// Start of the set, in bytes from the start of the node.
+pub struct BsetDoc {
+    /// Start of the bset, in bytes from the start of the node.
     pub offset_bytes: u64,
-    /// Version of the set.
+    /// Version of the bset.
     pub version: u32,
     /// Number of keys.
     pub key_count: u64,
@@ -124,13 +124,13 @@ fn node_doc(
     path: Vec<u32>,
     keys: bool,
 ) -> Result<NodeDoc, ReadError> {
-    let mut sets: Vec<SetDoc> = node
-        .sets
+    let mut bsets: Vec<BsetDoc> = node
+        .bsets
         .iter()
-        .map(|set| SetDoc {
-            offset_bytes: set.offset_bytes,
-            version: set.version,
-            key_count: set.keys,
+        .map(|bset| BsetDoc {
+            offset_bytes: bset.offset_bytes,
+            version: bset.version,
+            key_count: bset.keys,
             keys: Vec::new(),
         })
         .collect();
@@ -138,10 +138,10 @@ fn node_doc(
         let mut bytes = vec![0; usize::try_from(node.key.size().bytes()).unwrap_or(0)];
         source.read_at(node.key.ptr.offset(), &mut bytes)?;
         let (magic, block) = (view.superblock.set_magic(), view.geometry().block_sectors);
-        // Of a damaged node, only the sets are shown that were readable when the view was opened.
+        // Of a damaged node, only the bsets are shown that were readable when the view was opened.
         let read = parse_node(&bytes, &node.key, magic, block).unwrap_or_else(|damage| damage.before);
-        for (doc, set) in sets.iter_mut().zip(&read.sets) {
-            doc.keys = set.keys.iter().map(|key| KeyDoc::of(view, key)).collect();
+        for (doc, bset) in bsets.iter_mut().zip(&read.bsets) {
+            doc.keys = bset.keys.iter().map(|key| KeyDoc::of(view, key)).collect();
         }
     }
     Ok(NodeDoc {
@@ -153,7 +153,7 @@ fn node_doc(
         written_sectors: node.written.0,
         damaged: node.damaged,
         live: node.live,
-        sets,
+        bsets,
     })
 }
 
@@ -168,9 +168,9 @@ impl fmt::Display for BtreeDoc {
             let what = if n.level == 0 { "ranges" } else { "children" };
             write!(f, "  seq {}, {} of {} sectors written", n.seq, n.written_sectors, n.key.size)?;
             writeln!(f, ", {} {what}{}", n.live, if n.damaged { ", DAMAGED" } else { "" })?;
-            for (i, set) in n.sets.iter().enumerate() {
-                writeln!(f, "  set {i} at byte {}: {} keys", set.offset_bytes, set.key_count)?;
-                for key in &set.keys {
+            for (i, bset) in n.bsets.iter().enumerate() {
+                writeln!(f, "  bset {i} at byte {}: {} keys", bset.offset_bytes, bset.key_count)?;
+                for key in &bset.keys {
                     writeln!(f, "    {key}")?;
                 }
             }

@@ -11,7 +11,7 @@ mod journal;
 mod superblock;
 mod uuids;
 
-pub use btree::{BtreeDoc, BtreeQuery, NodeDoc, PathError, SetDoc, btree, parse_path};
+pub use btree::{BsetDoc, BtreeDoc, BtreeQuery, NodeDoc, PathError, btree, parse_path};
 pub use buckets::{BucketDoc, BucketsDoc, buckets};
 pub use extents::{ExtentDoc, ExtentsDoc, extents};
 pub use journal::{EntryDoc, JournalBucketDoc, JournalDoc, journal};

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use format::bset::BSET_HEADER_BYTES;
 use format::{
-    Bkey, BucketNr, CacheSuper, DamageKind, Inode, Jset, Node, Sector, Sectors, SetKind, check_set_order,
+    Bkey, BsetKind, BucketNr, CacheSuper, DamageKind, Inode, Jset, Node, Sector, Sectors, check_bset_order,
     parse_node,
 };
 
@@ -23,12 +23,12 @@ use crate::finding::{Finding, Invariant, Mismatch, Place, Severity};
 use crate::source::{ReadAt, ReadError};
 use crate::sparse::Sparse;
 
-/// A set of keys in a node.
+/// A bset of keys in a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SetInfo {
-    /// Start of the set, in bytes from the start of the node.
+pub struct BsetInfo {
+    /// Start of the bset, in bytes from the start of the node.
     pub offset_bytes: u64,
-    /// Version of the set.
+    /// Version of the bset.
     pub version: u32,
     /// Number of keys.
     pub keys: u64,
@@ -47,13 +47,13 @@ pub struct NodeView {
     pub bucket: BucketNr,
     /// Position after which all keys of the node lie; the position of `key` is the last possible one.
     pub after: (Inode, Sector),
-    /// Random number that the node's sets share.
+    /// Random number that the node's bsets share.
     pub seq: u64,
-    /// The node's sets, oldest first.
-    pub sets: Vec<SetInfo>,
-    /// Sectors that the sets take.
+    /// The node's bsets, oldest first.
+    pub bsets: Vec<BsetInfo>,
+    /// Sectors that the bsets take.
     pub written: Sectors,
-    /// Whether some of the node's sets could not be read.
+    /// Whether some of the node's bsets could not be read.
     pub damaged: bool,
     /// Number of children in an internal node; number of ranges with keys in a leaf.
     pub live: u64,
@@ -73,9 +73,9 @@ pub struct BtreeStats {
     pub root_level: u16,
     /// Nodes that were read.
     pub nodes: u64,
-    /// Number of sets in the nodes that were read.
+    /// Number of bsets in the nodes that were read.
     pub bsets: u64,
-    /// Largest number of sets in a node.
+    /// Largest number of bsets in a node.
     pub max_bsets: u64,
     /// Keys in internal nodes that denote no child and state that a node was freed.
     pub freeing_keys: u64,
@@ -192,11 +192,11 @@ impl Walk<'_> {
         let damaged = damage.is_some();
         if let Some(finding) = damage {
             scan.report(finding)?;
-            let sets = node.sets.len();
-            self.assume_lost(scan, next, &format!("the first {sets} sets stand for all of"));
+            let bsets = node.bsets.len();
+            self.assume_lost(scan, next, &format!("the first {bsets} bsets stand for all of"));
         }
         let id = self.store(next, bucket, &node, damaged);
-        self.check_sets(scan, next, &node, &place)?;
+        self.check_bsets(scan, next, &node, &place)?;
         let live = if next.level == 0 {
             let (live, merged_words) = self.leaf(id, &node);
             self.check_merged(scan, &node, merged_words, &place)?;
@@ -217,14 +217,14 @@ impl Walk<'_> {
     /// Adds a node that was read to the view.
     fn store(&mut self, next: &Pending, bucket: BucketNr, node: &Node, damaged: bool) -> NodeId {
         let id = NodeId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
-        let sets = node.sets.iter().map(|set| SetInfo {
-            offset_bytes: count(set.offset_bytes),
-            version: set.version,
-            keys: count(set.keys.len()),
+        let bsets = node.bsets.iter().map(|bset| BsetInfo {
+            offset_bytes: count(bset.offset_bytes),
+            version: bset.version,
+            keys: count(bset.keys.len()),
         });
         self.stats.nodes += 1;
-        self.stats.bsets += count(node.sets.len());
-        self.stats.max_bsets = self.stats.max_bsets.max(count(node.sets.len()));
+        self.stats.bsets += count(node.bsets.len());
+        self.stats.max_bsets = self.stats.max_bsets.max(count(node.bsets.len()));
         self.nodes.push(NodeView {
             key: next.key,
             level: next.level,
@@ -232,7 +232,7 @@ impl Walk<'_> {
             bucket,
             after: next.after,
             seq: node.seq,
-            sets: sets.collect(),
+            bsets: bsets.collect(),
             written: Sectors::from_bytes_ceil(count(node.written_bytes)),
             damaged,
             live: 0,
@@ -290,25 +290,25 @@ impl Walk<'_> {
         self.fill(source, &head).map_err(unreadable)?;
         if let Err(damage) = parse_node(&self.buffer, &head, magic, block) {
             // Most nodes do not parse when they are cut off. These two fields are in the first block, so more bytes do not help.
-            if damage.before.sets.is_empty() && ["seq", "magic"].contains(&damage.error.field) {
+            if damage.before.bsets.is_empty() && ["seq", "magic"].contains(&damage.error.field) {
                 return Err(Box::new(corrupt(&damage.error)));
             }
         }
         self.fill(source, key).map_err(unreadable)?;
         match parse_node(&self.buffer, key, magic, block) {
             Ok(node) => Ok((node, None)),
-            Err(damage) if damage.before.sets.is_empty() => Err(Box::new(corrupt(&damage.error))),
+            Err(damage) if damage.before.bsets.is_empty() => Err(Box::new(corrupt(&damage.error))),
             Err(damage) => {
                 let finding = corrupt(&damage.error).note(match damage.kind {
-                    DamageKind::TornLastSet => {
-                        "in the last set of the node: an incomplete append (its keys are in the journal), or \
+                    DamageKind::TornLastBset => {
+                        "in the last bset of the node: an incomplete append (its keys are in the journal), or \
                          later damage (its keys are lost)"
                     }
-                    DamageKind::Other => "the keys of this set and those behind it are lost",
+                    DamageKind::Other => "the keys of this bset and those behind it are lost",
                 });
-                let index = damage.before.sets.len();
+                let index = damage.before.bsets.len();
                 let item = finding.place.item.as_deref().unwrap_or_default();
-                let item = format!("set {index}, {item}");
+                let item = format!("bset {index}, {item}");
                 Ok((damage.before, Some(Finding { place: finding.place.clone().item(item), ..finding })))
             }
         }
@@ -320,38 +320,40 @@ impl Walk<'_> {
     }
 
     /// Checks invariants 10 and 11, and for leaves the part of 13 about single keys.
-    fn check_sets(
+    fn check_bsets(
         &self,
         scan: &mut Scan<'_>,
         next: &Pending,
         node: &Node,
         place: &Place,
     ) -> Result<(), Stop> {
-        let kind = SetKind::of_level(next.level);
-        for (index, set) in node.sets.iter().enumerate() {
-            if let Err(e) = check_set_order(kind, set.keys.iter().copied()) {
-                let place = place.clone().item(format!("set {index}"));
-                scan.report(Finding::corrupt(Severity::Error, Invariant::SetOrder, place, &e))?;
+        let kind = BsetKind::of_level(next.level);
+        for (index, bset) in node.bsets.iter().enumerate() {
+            if let Err(e) = check_bset_order(kind, bset.keys.iter().copied()) {
+                let place = place.clone().item(format!("bset {index}"));
+                scan.report(Finding::corrupt(Severity::Error, Invariant::BsetOrder, place, &e))?;
             }
-            for (n, key) in set.keys.iter().enumerate() {
-                let place = || place.clone().item(format!("set {index}, key {n}"));
-                if kind == SetKind::Leaf {
+            for (n, key) in bset.keys.iter().enumerate() {
+                let place = || place.clone().item(format!("bset {index}, key {n}"));
+                if kind == BsetKind::Leaf {
                     self.check_extent(scan, key, &place)?;
                 }
-                let counts = if kind == SetKind::Leaf { key.size().0 > 0 } else { !key.is_zero_position() };
+                let counts = if kind == BsetKind::Leaf { key.size().0 > 0 } else { !key.is_zero_position() };
                 if !counts {
                     continue;
                 }
                 let inside = match (kind, key.start_position()) {
-                    (SetKind::Leaf, Some(start)) => start >= next.after,
-                    (SetKind::Leaf, None) => true,
-                    (SetKind::Internal, _) => key.position() > next.after,
+                    (BsetKind::Leaf, Some(start)) => start >= next.after,
+                    (BsetKind::Leaf, None) => true,
+                    (BsetKind::Internal, _) => key.position() > next.after,
                 };
                 if !inside || key.position() > next.key.position() {
                     let (from, to) = (position_text(next.after), position_text(next.key.position()));
                     let found = match kind {
-                        SetKind::Leaf => format!("{}, {} sectors", position_text(key.position()), key.size()),
-                        SetKind::Internal => position_text(key.position()),
+                        BsetKind::Leaf => {
+                            format!("{}, {} sectors", position_text(key.position()), key.size())
+                        }
+                        BsetKind::Internal => position_text(key.position()),
                     };
                     let expected = format!("inside the node's range, {from} to {to}");
                     let (severity, invariant) = (Severity::Error, Invariant::NodeRange);
@@ -387,10 +389,10 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Checks that the merged sets of a leaf take no more space than the sets.
+    /// Checks that the merged bsets of a leaf take no more space than the bsets.
     ///
-    /// A kernel merges the sets of a leaf at the start of the node, and adds new sets after the blocks that the sets take on
-    /// disk. The merged set must not reach these blocks.
+    /// A kernel merges the bsets of a leaf at the start of the node, and adds new bsets after the blocks that the bsets take on
+    /// disk. The merged bset must not reach these blocks.
     fn check_merged(
         &self,
         scan: &mut Scan<'_>,
@@ -402,21 +404,21 @@ impl Walk<'_> {
         if needed <= node.written_bytes {
             return Ok(());
         }
-        let (expected, found) = (format!("at most the {} bytes of the sets", node.written_bytes), needed);
+        let (expected, found) = (format!("at most the {} bytes of the bsets", node.written_bytes), needed);
         let (severity, invariant) = (Severity::Error, Invariant::MergedSize);
         scan.report(Finding::new(
             severity,
             invariant,
             place.clone(),
-            Mismatch::new("bytes of the merged sets", expected, found),
+            Mismatch::new("bytes of the merged bsets", expected, found),
         ))
     }
 
-    /// Applies the sets of a leaf to the extent map, and raises generations by the keys that no newer set replaces (format
+    /// Applies the bsets of a leaf to the extent map, and raises generations by the keys that no newer bset replaces (format
     /// section 5). Returns the number of ranges of the leaf, and the words that the keys of these ranges take.
     fn leaf(&mut self, id: NodeId, node: &Node) -> (u64, usize) {
         let mut own = ExtentMap::default();
-        for key in node.sets.iter().flat_map(|set| &set.keys) {
+        for key in node.bsets.iter().flat_map(|bset| &bset.keys) {
             if let Some(piece) = Piece::of(key, Origin::Node(id)) {
                 own.insert(key.inode(), piece);
             }
@@ -438,13 +440,13 @@ impl Walk<'_> {
         node: &Node,
         place: &Place,
     ) -> Result<BTreeMap<(Inode, Sector), Bkey>, Stop> {
-        for key in node.sets.iter().flat_map(|set| &set.keys) {
+        for key in node.bsets.iter().flat_map(|bset| &bset.keys) {
             self.gens.raise(key.ptr, if key.pointer().is_some() { key.size() } else { Sectors(0) });
         }
         let mut children: BTreeMap<(Inode, Sector), Bkey> = BTreeMap::new();
-        for (index, set) in node.sets.iter().enumerate() {
-            for (n, key) in set.keys.iter().enumerate() {
-                let place = || place.clone().item(format!("set {index}, key {n}"));
+        for (index, bset) in node.bsets.iter().enumerate() {
+            for (n, key) in bset.keys.iter().enumerate() {
+                let place = || place.clone().item(format!("bset {index}, key {n}"));
                 if key.is_zero_position() {
                     self.stats.freeing_keys += 1;
                     continue;

@@ -17,7 +17,7 @@ mod slots;
 
 pub use crate::extent_map::NodeId;
 pub(crate) use btree::MAX_POINTER_AGE;
-pub use btree::{BtreeStats, NodeView, SetInfo};
+pub use btree::{BsetInfo, BtreeStats, NodeView};
 pub use extents::{PieceKind, Totals};
 pub use gens::{BucketState, Gens};
 pub use journal::{EntryInfo, JournalBucket, JournalStop, JournalView};

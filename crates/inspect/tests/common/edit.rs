@@ -130,7 +130,7 @@ impl Edit {
     /// The first leaf with enough sets; the root if it is one.
     pub fn leaf(&self) -> NodeId {
         let nodes = (0..).map(NodeId).zip(&self.view.nodes);
-        nodes.filter(|(_, n)| n.level == 0).max_by_key(|(_, n)| n.sets.len()).unwrap().0
+        nodes.filter(|(_, n)| n.level == 0).max_by_key(|(_, n)| n.bsets.len()).unwrap().0
     }
 
     /// Changes the keys of a set of a node where it stands. The set must not grow by a block.
@@ -140,7 +140,7 @@ impl Edit {
         let start = at(node.key.ptr.offset());
         let parsed = parse_node(&self.cache[start..], &node.key, magic, block);
         let parsed = parsed.unwrap_or_else(|damage| damage.before);
-        let Some(set) = parsed.sets.get(set) else { return };
+        let Some(set) = parsed.bsets.get(set) else { return };
         let mut keys = set.keys.clone();
         change(&mut keys);
         self.write_set(&node, set.offset_bytes, &keys);
@@ -166,7 +166,7 @@ impl Edit {
     /// Where a byte of a set of a node lies in the image.
     pub fn set_byte(&self, node: NodeId, set: usize, byte: usize) -> usize {
         let node = self.view.node(node).unwrap();
-        at(node.key.ptr.offset()) + usize::try_from(node.sets[set].offset_bytes).unwrap() + byte
+        at(node.key.ptr.offset()) + usize::try_from(node.bsets[set].offset_bytes).unwrap() + byte
     }
 
     /// A live extent of `inode` of at least `least` sectors, as a key; dirty or clean.
