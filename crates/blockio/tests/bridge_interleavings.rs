@@ -41,10 +41,10 @@ fn block_on<F: Future>(task: F) -> F::Output {
 }
 
 /// Every interleaving with at most three changes of thread where none is needed: such bugs need one or two.
-fn explore(act: impl Fn() + Sync + Send + 'static) {
+fn explore(run: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
-    model.check(act);
+    model.check(run);
 }
 
 fn all<T: Send>(mut receiver: RemoteReceiver<T>) -> Vec<T> {

@@ -318,7 +318,7 @@ impl Mix {
         if t.0.chance(5, 6) {
             self.operator.actions.extend([ActionKind::CopyGc, ActionKind::Gc, ActionKind::Mode].repeat(3));
         }
-        t.to(&mut self.operator.acts_per_hundred, &[10]);
+        t.to(&mut self.operator.actions_per_hundred, &[10]);
         t.to(&mut self.requests.weights.read, &[40]);
         t.to(&mut self.requests.weights.pause, &[5]);
         t.to(&mut self.requests.count, &[100]);

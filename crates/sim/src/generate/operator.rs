@@ -64,14 +64,14 @@ fn mode(rng: &mut Rng, volume: usize) -> OperatorAction {
 pub(super) struct OperatorMix {
     /// The kinds of operator actions that the plan has.
     pub(super) actions: Vec<ActionKind>,
-    pub(super) acts_per_hundred: u64,
+    pub(super) actions_per_hundred: u64,
 }
 
 impl OperatorMix {
     pub(super) fn draw(rng: &mut Rng) -> OperatorMix {
         OperatorMix {
             actions: ActionKind::ALL.into_iter().filter(|_| rng.chance(1, 3)).collect(),
-            acts_per_hundred: one_of(rng, &[0, 2, 10, 30]),
+            actions_per_hundred: one_of(rng, &[0, 2, 10, 30]),
         }
     }
 

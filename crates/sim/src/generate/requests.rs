@@ -90,7 +90,7 @@ impl RequestMix {
         let mut last_ends = vec![0; sizes.len()];
         let backings = sizes.len();
         let only = (rng.below(100) < self.one_volume_percent).then(|| rng.below(sizes.len() as u64) as usize);
-        let every = 100_u64.checked_div(operator.acts_per_hundred).unwrap_or(u64::MAX);
+        let every = 100_u64.checked_div(operator.actions_per_hundred).unwrap_or(u64::MAX);
         let mut next_action = 0;
         while (script.requests.len() as u64) < requests {
             let at = script.requests.len() as u64;
