@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use engine::policy::replacement::{InPlaceOfLru, POLICIES};
 use format::{Sector, Sectors};
 use io::WriteFlags;
 
@@ -19,13 +20,20 @@ pub const CACHE_BLOCKS: u64 = 128 * 256;
 /// A policy: its name in the tables, `cache_replacement_policy`, `replacement`.
 pub type Policy = (&'static str, &'static str, &'static str);
 
-/// The compared policies.
-pub const POLICIES: [Policy; 4] = [
-    ("reuse", "lru", "reuse"),
-    ("lru", "lru", "kernel"),
-    ("fifo", "fifo", "kernel"),
-    ("random", "random", "kernel"),
-];
+/// All policies of the engine: first those of our own, which take the place of lru, then those that a superblock can name.
+pub fn policies() -> impl Iterator<Item = Policy> + Clone {
+    let own = &InPlaceOfLru::names()[1..];
+    let stored = POLICIES.iter().map(|policy| policy.name).filter(|name| !own.contains(name));
+    own.iter().map(|name| (*name, "lru", *name)).chain(stored.map(|name| (name, name, "kernel")))
+}
+
+/// The policy with this name.
+///
+/// # Panics
+/// If the engine has none.
+pub fn policy(name: &str) -> Policy {
+    policies().find(|policy| policy.0 == name).unwrap_or_else(|| panic!("no policy {name}"))
+}
 
 /// The results, from the first counted request on.
 #[derive(Clone, Copy, Default, Debug)]

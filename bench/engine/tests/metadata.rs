@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use bench::virt::{HDD, SSD, SlowRig, run, slow_rig};
+use engine::policy::replacement::InPlaceOfLru;
 use format::{Sector, Sectors};
 use io::{Handle, ReadFlags, Rng};
 
@@ -66,7 +67,7 @@ async fn misses(rt: &Handle, replacement: &str, meta: bool, times_percent: u64) 
 /// Metadata outlives data that was read after it, but not for ever.
 #[test]
 fn metadata_is_kept_longer() {
-    for replacement in ["kernel", "reuse"] {
+    for replacement in InPlaceOfLru::names() {
         run(move |rt| async move {
             let mut found = [0; 3];
             for (found, (meta, times_percent)) in

@@ -3,16 +3,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
-use bench::study::{CACHE_BLOCKS, POLICIES, Policy, play};
+use bench::study::{CACHE_BLOCKS, play, policy};
 use bench::workloads::{NAMES, from_csv, optimum, synthetic};
 
-const COST_BENEFIT: &Policy = &POLICIES[0];
-const LRU: &Policy = &POLICIES[1];
+const COST_BENEFIT: &str = "cost_benefit";
+const LRU: &str = "lru";
 
-fn hits(name: &str, policy: &Policy) -> f64 {
+fn hits(name: &str, replacement: &str) -> f64 {
     // Twelve times the cache: before it has been full for a while, the policies are alike.
     let accesses = synthetic(name, CACHE_BLOCKS, 400_000);
-    play(&accesses, accesses.len() / 4, policy).hits
+    play(&accesses, accesses.len() / 4, &policy(replacement)).hits
 }
 
 /// Everything is read once, twice, beside what is hot.

@@ -30,9 +30,9 @@ use ::io::{CrashLogMemory, RECORDED_ENTRIES, RECORDED_WORDS};
 const MAGIC: u64 = u64::from_be_bytes(*b"ubkept\0\x02");
 const INCARNATION_AT: usize = 6;
 const INCARNATION_BYTES: usize = (HALVES_AT - INCARNATION_AT) * 8;
-const HALF: usize = 4096;
+const HALF_WORDS: usize = 4096;
 const HALVES_AT: usize = 512;
-const WORDS: usize = HALVES_AT + RECORDED_ENTRIES * HALF;
+const WORDS: usize = HALVES_AT + RECORDED_ENTRIES * HALF_WORDS;
 /// Number of tries to get the lock while another process ends: 50 tries, 20 ms apart, take 1 s.
 const LOCK_TRIES: u32 = 50;
 const BETWEEN_LOCK_TRIES: Duration = Duration::from_millis(20);
@@ -206,7 +206,7 @@ fn boot_number() -> io::Result<[u64; 2]> {
 
 impl CrashLogMemory for CrashLogFile {
     fn record(&self, seq: u64, words: &[u64]) {
-        let half = HALVES_AT + (seq as usize % RECORDED_ENTRIES) * HALF;
+        let half = HALVES_AT + (seq as usize % RECORDED_ENTRIES) * HALF_WORDS;
         if self.load(half) != seq {
             self.store(half + 1, 0);
             self.store(half, seq);
@@ -221,7 +221,7 @@ impl CrashLogMemory for CrashLogFile {
 
     fn recorded(&self) -> Vec<(u64, Vec<u64>)> {
         let mut entries: Vec<_> = (0..RECORDED_ENTRIES)
-            .map(|n| HALVES_AT + n * HALF)
+            .map(|n| HALVES_AT + n * HALF_WORDS)
             .map(|half| {
                 let count = usize::try_from(self.load(half + 1)).unwrap_or(0);
                 let words = if count > RECORDED_WORDS { 0 } else { count };
@@ -235,8 +235,8 @@ impl CrashLogMemory for CrashLogFile {
 
     fn reset(&self) {
         for n in 0..RECORDED_ENTRIES {
-            self.store(HALVES_AT + n * HALF + 1, 0);
-            self.store(HALVES_AT + n * HALF, 0);
+            self.store(HALVES_AT + n * HALF_WORDS + 1, 0);
+            self.store(HALVES_AT + n * HALF_WORDS, 0);
         }
     }
 

@@ -183,8 +183,8 @@ pub(crate) fn direct_alignment(fd: BorrowedFd<'_>) -> Option<(u32, u32)> {
     let result = unsafe {
         libc::statx(fd.as_fd().as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, DIOALIGN, &raw mut buf)
     };
-    let told = result == 0 && buf.stx_mask & DIOALIGN != 0 && buf.stx_dio_offset_align != 0;
-    told.then_some((buf.stx_dio_mem_align, buf.stx_dio_offset_align))
+    let reported = result == 0 && buf.stx_mask & DIOALIGN != 0 && buf.stx_dio_offset_align != 0;
+    reported.then_some((buf.stx_dio_mem_align, buf.stx_dio_offset_align))
 }
 
 #[cfg(test)]

@@ -22,8 +22,8 @@ const PIECE_BYTES: usize = 1 << 20;
 /// An eighth of the resident memory may be used before the thread populates more: a smaller gap is not worth a system call.
 pub const GAP_PART: usize = 8;
 
-/// The heap grows before fewer addresses than this are free. The allocator does not serve larger requests from the heap's end.
-const LEAST_ADDRESSES: usize = 24 << 20;
+/// The heap grows before fewer bytes of addresses than this are free. The allocator does not serve larger requests from the heap's end.
+const MIN_FREE_ADDRESSES_BYTES: usize = 24 << 20;
 
 /// How often the thread checks the heap: the shorter period after the free end of the heap has moved, else the longer one.
 const PERIODS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -159,7 +159,7 @@ impl Resident {
         let Some(mut free) = heap::free_end() else { return self.take(bytes) };
         // Freed below, after the pages before it are populated: other threads may need some of these at once.
         let mut grown = None;
-        if free.len() < LEAST_ADDRESSES.min(bytes) {
+        if free.len() < MIN_FREE_ADDRESSES_BYTES.min(bytes) {
             grown = heap::grow(&free);
             free = heap::free_end().unwrap_or(free);
         }

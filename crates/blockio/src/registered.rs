@@ -2,8 +2,8 @@
 //!
 //! For each request the kernel looks up, pins and unpins the pages of its buffer; for registered memory it does this once.
 //! Owns the numbers in use. A number belongs to the memory of a buffer ([`io::Registration`]) and is returned here when that
-//! memory is freed. Invariant: the kernel is told before a number is used again. Registered memory counts as locked: if a
-//! process may not lock more memory, it does not register any.
+//! memory is freed. Invariant: the kernel has dropped the memory of a number before that number is used again. Registered
+//! memory counts as locked: if a process may not lock more memory, it does not register any.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};

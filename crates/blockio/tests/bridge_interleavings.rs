@@ -41,10 +41,10 @@ fn block_on<F: Future>(task: F) -> F::Output {
 }
 
 /// Every interleaving with at most three changes of thread where none is needed: such bugs need one or two.
-fn explore(act: impl Fn() + Sync + Send + 'static) {
+fn explore(run: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
-    model.check(act);
+    model.check(run);
 }
 
 fn all<T: Send>(mut receiver: RemoteReceiver<T>) -> Vec<T> {
@@ -81,7 +81,7 @@ fn one_thread_s_requests_arrive_in_order_through_a_queue_of_one() {
     });
 }
 
-/// Two senders wait for room when the receiver goes: both are told.
+/// Two senders wait for room when the receiver ends: both get an error.
 #[test]
 fn a_receiver_that_goes_ends_every_wait_for_room() {
     for receives in [false, true] {

@@ -135,7 +135,7 @@ fn nobody_waits_for_a_side_that_is_gone() {
         move || sender.send(3)
     });
     drop(receiver);
-    // Either it got its place before the receiver went, or it was told; but it came back.
+    // Either it got its place before the receiver ended, or it got an error; it returned in both cases.
     let _ = blocked.join().unwrap();
     assert_eq!(sender.send(4), Err(Disconnected(4)));
     assert_eq!(sender.try_send(4), Err(TrySendError::Disconnected(4)));

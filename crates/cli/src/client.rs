@@ -16,7 +16,7 @@ use serde_json::Value;
 use serve::plain;
 
 use crate::failure::Failure;
-use crate::remote::{Remote, Stream, Url};
+use crate::remote::{Remote, Stream, Url, UrlError};
 
 /// Time limit of an answer of the daemon. The daemon has deadlines of its own, which are shorter.
 const ANSWER_WITHIN: Duration = Duration::from_secs(200);
@@ -98,16 +98,18 @@ impl Endpoint {
             Endpoint::Socket(socket) => socket,
             Endpoint::Remote(remote) => return remote.connect(),
         };
-        let connected = UnixStream::connect(socket).map_err(|e| match e.kind() {
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused => Failure::Failed(format!(
-                "no daemon runs at {self}: start one with `systemctl start ubcache` or `ubcache daemon`, name another \
-                 socket with --socket or UBCACHE_SOCKET, or serve a set in the foreground with `ubcache up`"
-            )),
-            ErrorKind::PermissionDenied => {
-                Failure::Failed(format!("{self}: permission denied: only root and the group in the \
-                                         configuration may control the daemon"))
-            }
-            _ => self.problem("cannot connect", e),
+        let connected = UnixStream::connect(socket).map_err(|e| {
+            let text = match e.kind() {
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused => format!(
+                    "no daemon runs at {self}: start one with `systemctl start ubcache` or `ubcache daemon`, name another \
+                     socket with --socket or UBCACHE_SOCKET, or serve a set in the foreground with `ubcache up`"
+                ),
+                ErrorKind::PermissionDenied => format!(
+                    "{self}: permission denied: only root and the group in the configuration may control the daemon"
+                ),
+                _ => return self.problem("cannot connect", e),
+            };
+            Failure::caused(text, e)
         });
         connected.map(Stream::Unix)
     }
@@ -156,7 +158,8 @@ impl Control {
         }
         let from_environment = || {
             let text = environment("UBCACHE_API")?;
-            Some(text.to_string_lossy().parse().map_err(|e| Failure::Usage(format!("UBCACHE_API: {e}"))))
+            let bad = |e: UrlError| Failure::BadValue { text: format!("UBCACHE_API: {e}"), source: e.into() };
+            Some(text.to_string_lossy().parse().map_err(bad))
         };
         let socket = || environment("UBCACHE_SOCKET").map(PathBuf::from);
         if let (None, Some(socket)) = (&self.api, socket()) {

@@ -105,27 +105,29 @@ impl Remote {
             return Ok(Stream::Plain(tcp));
         }
         let cannot = |e: Box<dyn Error + Send + Sync>| Failure::because(&self.url, e);
-        let name = ServerName::try_from(self.url.host.clone())
-            .map_err(|_| cannot("expected the name or the address of a host".into()))?;
+        let name = ServerName::try_from(self.url.host.clone()).map_err(|e| {
+            Failure::caused(format!("{}: expected the name or the address of a host", self.url), e)
+        })?;
         let connection = ClientConnection::new(self.tls_config()?, name).map_err(|e| cannot(e.into()))?;
         let mut stream = StreamOwned::new(connection, tcp);
         while stream.conn.is_handshaking() {
-            stream.conn.complete_io(&mut stream.sock).map_err(|e| Failure::Caused {
-                text: format!("{}: {}", self.url, self.tls_problem(&e)),
-                source: e.into(),
-            })?;
+            stream
+                .conn
+                .complete_io(&mut stream.sock)
+                .map_err(|e| Failure::caused(format!("{}: {}", self.url, self.tls_problem(&e)), e))?;
         }
         Ok(Stream::Tls(Box::new(stream)))
     }
 
     fn tcp(&self) -> Result<TcpStream, Failure> {
-        let cannot = |e: &dyn std::fmt::Display| {
-            Failure::Failed(format!(
-                "{}: cannot connect: {e}; check that a daemon runs there and that its configuration has `listen`",
+        let text = |why: &dyn std::fmt::Display| {
+            format!(
+                "{}: cannot connect: {why}; check that a daemon runs there and that its configuration has `listen`",
                 self.url
-            ))
+            )
         };
-        let addresses = (self.url.host.as_str(), self.url.port).to_socket_addrs().map_err(|e| cannot(&e))?;
+        let cannot = |e: io::Error| Failure::caused(text(&e), e);
+        let addresses = (self.url.host.as_str(), self.url.port).to_socket_addrs().map_err(cannot)?;
         let mut last = None;
         for address in addresses {
             if !self.url.tls && !address.ip().to_canonical().is_loopback() {
@@ -137,14 +139,14 @@ impl Remote {
             match TcpStream::connect_timeout(&address, CONNECT_WITHIN) {
                 Ok(stream) => {
                     // The limits apply to the handshake. The caller sets the limit of an answer.
-                    stream.set_read_timeout(Some(CONNECT_WITHIN)).map_err(|e| cannot(&e))?;
-                    stream.set_write_timeout(Some(CONNECT_WITHIN)).map_err(|e| cannot(&e))?;
+                    stream.set_read_timeout(Some(CONNECT_WITHIN)).map_err(cannot)?;
+                    stream.set_write_timeout(Some(CONNECT_WITHIN)).map_err(cannot)?;
                     return Ok(stream);
                 }
                 Err(e) => last = Some(e),
             }
         }
-        Err(last.map_or_else(|| cannot(&"this host has no address"), |e| cannot(&e)))
+        Err(last.map_or_else(|| Failure::Failed(text(&"this host has no address")), cannot))
     }
 
     fn tls_config(&self) -> Result<Arc<rustls::ClientConfig>, Failure> {
@@ -243,6 +245,20 @@ impl Write for Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A caller can tell a daemon that does not run from a host that does not exist.
+    #[test]
+    fn a_failed_connection_keeps_its_cause() {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let kind = |url: &str| {
+            let remote = Remote { url: url.parse().unwrap(), token_file: None, ca: None };
+            let failure = remote.connect().err().expect("nobody listens");
+            let cause = failure.source().and_then(|e| e.downcast_ref::<io::Error>());
+            cause.unwrap_or_else(|| panic!("{failure}: no cause")).kind()
+        };
+        assert_eq!(kind(&format!("http://{closed}")), io::ErrorKind::ConnectionRefused);
+        assert_eq!(kind(&format!("https://{closed}")), io::ErrorKind::ConnectionRefused);
+    }
 
     #[test]
     fn addresses_of_daemons() {

@@ -1,7 +1,8 @@
 //! The operator's guide is true: its commands are commands, those that can be tried are tried, its links lead somewhere, it has
 //! every tunable, and the messages that it explains are those that the program says.
 //!
-//! The page `reference.md` is made of tables in the program; `UBCACHE_BOOK_DRAW=1` writes it anew.
+//! The page `reference.md`, and the table of invariants in `docs/format.md`, are made of tables in the program;
+//! `UBCACHE_BOOK_DRAW=1` writes them anew.
 //!
 //! Blocks marked `sh run` are run in their order, those of a page in one directory; the commands of all other `sh` blocks are
 //! parsed. Before a page of `day2` the blocks of `day2/index.md` are run, which make its devices.
@@ -186,18 +187,70 @@ fn reference() -> String {
         let (name, unit) = (tunable.name, tunable.unit.name());
         page += &format!("| `{name}` | {owner} | {default} | {unit} | {} | {stored} |\n", tunable.range);
     }
-    page
+    page + &exports_table() + &metrics_table()
+}
+
+/// The table of the exports, made of their kinds.
+fn exports_table() -> String {
+    let mut table = String::from(
+        "\n## Exports\n\n\
+         `--export` of `ubcache up` and `exports` in the configuration take these values. `{volume}` in a value of the configuration \
+         stands for the name of the volume.\n\n\
+         | value | meaning |\n|---|---|\n",
+    );
+    for (form, meaning) in serve::exports::KINDS.iter().flat_map(|kind| kind.forms) {
+        table += &format!("| `{form}` | {meaning} |\n");
+    }
+    table
+}
+
+/// The table of the metrics, made of their families.
+fn metrics_table() -> String {
+    let mut table = String::from(
+        "\n## Metrics\n\n\
+         `/metrics` has these families. [The daemon](daemon.md#metrics) says who may read them. A histogram has the series `_bucket`, \
+         `_sum` and `_count`, and buckets have the label `le`. A label with an empty value is left out. `set` is the UUID of a set, \
+         `volume` the name of a volume, `device` a path; a backing device that is served without its cache has no `set`.\n\n\
+         | metric | type | labels | meaning |\n|---|---|---|---|\n",
+    );
+    for family in metrics::families() {
+        let labels: Vec<String> = family.labels.iter().map(|label| format!("`{label}`")).collect();
+        let (name, kind, labels) = (family.name, family.kind, labels.join(", "));
+        table += &format!("| `{name}` | {kind} | {labels} | {} |\n", family.help);
+    }
+    table
+}
+
+/// Compares a file with the text that the program's tables make; `UBCACHE_BOOK_DRAW=1` writes it first.
+#[track_caller]
+fn is_generated(path: &Path, expected: &str) {
+    if std::env::var_os("UBCACHE_BOOK_DRAW").is_some() {
+        std::fs::write(path, expected).unwrap();
+    }
+    let page = std::fs::read_to_string(path).unwrap();
+    assert_eq!(page, expected, "UBCACHE_BOOK_DRAW=1 cargo test -p ubcache-cli --test book writes it anew");
+}
+
+/// The table of section 11 of the format is that of `check`.
+#[test]
+fn the_invariants_are_those_of_check() {
+    let path = book().ancestors().nth(2).unwrap().join("format.md");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let begin = page.find("\n## 11. Invariants\n").unwrap();
+    let (head, divider) = ("| number | name | what holds |\n", "|---|---|---|\n");
+    let table = begin + page[begin..].find(head).unwrap();
+    let end = table + page[table..].find("\n\n").unwrap() + 1;
+    let mut expected = format!("{}{head}{divider}", &page[..table]);
+    for invariant in inspect::Invariant::ALL {
+        let (number, name, text) = (invariant.number(), invariant.name(), invariant.text());
+        expected += &format!("| {number} | `{name}` | {text} |\n");
+    }
+    is_generated(&path, &(expected + &page[end..]));
 }
 
 #[test]
 fn the_reference_is_that_of_the_program() {
-    let path = book().join("reference.md");
-    let expected = reference();
-    if std::env::var_os("UBCACHE_BOOK_DRAW").is_some() {
-        std::fs::write(&path, &expected).unwrap();
-    }
-    let page = std::fs::read_to_string(&path).unwrap();
-    assert_eq!(page, expected, "UBCACHE_BOOK_DRAW=1 cargo test -p ubcache-cli --test book writes it anew");
+    is_generated(&book().join("reference.md"), &reference());
 }
 
 /// A default of `tunables.md` in the form that the program stores; nothing for one that is of the moment.

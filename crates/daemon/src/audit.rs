@@ -24,7 +24,7 @@ use crate::names::Named;
 const MOST_STRANGERS: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(60);
 /// Limit of the characters of a request that a line repeats.
-const LONGEST: usize = 300;
+const MAX_REQUEST_CHARS: usize = 300;
 
 /// The client of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,7 +50,7 @@ impl fmt::Display for Peer {
 
 /// Writes the audit line and publishes the event.
 pub(crate) fn tell(hub: &Hub, peer: Peer, action: &str, on: &[Named], result: Result<&'static str, &str>) {
-    let action: String = plain::escaped(action).chars().take(LONGEST).collect();
+    let action: String = plain::escaped(action).chars().take(MAX_REQUEST_CHARS).collect();
     let devices: Vec<String> = on.iter().map(ToString::to_string).collect();
     let to = if devices.is_empty() { String::new() } else { format!(" on {}", devices.join(" and ")) };
     let (outcome, why) = match result {
@@ -175,9 +175,9 @@ mod tests {
         let (hub, mut strangers) = (Hub::default(), Strangers::default());
         let peer = Peer::Local { uid: 65534, gid: 65534, pid: Some(7) };
         (0..100).for_each(|_| strangers.refused(&hub, peer, "may not"));
-        let told = hub.last(200, |e| e.kind == "audit");
-        assert_eq!(told.len(), MOST_STRANGERS as usize);
-        assert_eq!(told[0].text, "audit: uid 65534 gid 65534 pid 7: connect: refused: may not");
+        let entries = hub.last(200, |e| e.kind == "audit");
+        assert_eq!(entries.len(), MOST_STRANGERS as usize);
+        assert_eq!(entries[0].text, "audit: uid 65534 gid 65534 pid 7: connect: refused: may not");
     }
 
     #[test]
@@ -186,8 +186,8 @@ mod tests {
         let named =
             Named { name: Some("bcache0".into()), label: "x\naudit: forged".into(), ..Named::default() };
         tell(&hub, Peer::Other("a test"), "set label=\n\u{1b}[2J", &[named], Err("not\nso"));
-        let told = &hub.last(1, |_| true)[0];
-        assert!(!told.text.contains(['\n', '\u{1b}']), "{:?}", told.text);
-        assert!(told.text.ends_with("refused: not\\nso"), "{}", told.text);
+        let entry = &hub.last(1, |_| true)[0];
+        assert!(!entry.text.contains(['\n', '\u{1b}']), "{:?}", entry.text);
+        assert!(entry.text.ends_with("refused: not\\nso"), "{}", entry.text);
     }
 }

@@ -150,7 +150,7 @@ impl Default for Config {
             drain_deadline_s: 300,
             busy_poll: BusyPoll::Auto,
             memory_limit: None,
-            exports: vec!["auto".into()],
+            exports: vec![serve::exports::DEFAULT.into()],
             everywhere: Section::default(),
             sets: BTreeMap::new(),
             volumes: BTreeMap::new(),

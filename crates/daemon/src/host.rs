@@ -22,7 +22,7 @@ use engine::Volume;
 use engine::figures::{CachedFigures, VolumeFigures};
 use io::Nanos;
 use io::sync::{Either, select};
-use serve::exports::{self, Context, Export, Force, Occupied, Sharing, Spec, Way};
+use serve::exports::{self, Context, Export, Force, Occupied, Opens, Sharing, Spec, Way};
 use serve::session::{Devices, Session, Simulation, open_backing};
 use serve::tunables::in_any_order;
 use serve::{Answer, Command, Failure, Snapshot, message, plain};
@@ -171,7 +171,7 @@ impl<'a> Host<'a> {
             }
         }
         let ways: Vec<_> = exports.iter().flat_map(|e| e.export.ways(&name)).collect();
-        if let Some(device) = ways.iter().find(|way| matches!(way.kind, "ublk" | "loop")) {
+        if let Some(device) = ways.iter().find(|way| way.is_block_device()) {
             self.shared.links.add(&key.id, &key.label, Path::new(&device.address));
         }
         match (ways.is_empty(), &problem) {
@@ -216,7 +216,7 @@ impl<'a> Host<'a> {
                 let mut receive = pin!(orders.recv());
                 poll_fn(|cx| {
                     tasks.poll(cx);
-                    // A task may have been told to stop everything.
+                    // A task may have received the order to stop everything.
                     if self.stopping.get() { Poll::Ready(None) } else { receive.as_mut().poll(cx) }
                 })
                 .await
@@ -237,7 +237,7 @@ impl<'a> Host<'a> {
             Order::Stop => self.stopping.set(true),
             Order::Force => self.force.use_it(),
             #[cfg(test)]
-            Order::Panic => panic!("as told"),
+            Order::Panic => panic!("by an order"),
             other if !other.is_wanted() => {}
             other => tasks.0.push(Box::pin(self.carry_out(other))),
         }
@@ -524,10 +524,13 @@ impl<'a> Host<'a> {
 /// The users of the exports of a volume, as far as the kernel reports them.
 fn users_of(way: &Way) -> Vec<User> {
     let place = Path::new(&way.address);
-    match (way.kind, place.strip_prefix("/dev"), place.parent()) {
-        ("ublk" | "loop", Ok(device), _) => users::of_block_device(&device.to_string_lossy()),
-        ("fuse", _, Some(dir)) => users::of_directory(dir),
-        _ => Vec::new(),
+    match way.kind.opens {
+        Opens::BlockDevice { .. } => {
+            let device = place.strip_prefix("/dev").map(|device| device.to_string_lossy());
+            device.map_or_else(|_| Vec::new(), |device| users::of_block_device(&device))
+        }
+        Opens::File => place.parent().map_or_else(Vec::new, users::of_directory),
+        Opens::Connection => Vec::new(),
     }
 }
 

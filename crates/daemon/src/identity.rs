@@ -16,7 +16,7 @@ use std::time::UNIX_EPOCH;
 use serde::{Deserialize, Serialize};
 
 /// Longest stored value of a key, in characters.
-const LONGEST: usize = 256;
+const MAX_VALUE_CHARS: usize = 256;
 /// Magic number of FUSE file systems, `include/uapi/linux/magic.h`.
 const FUSE_MAGIC: u64 = 0x6573_5546;
 /// Files of a disk in sysfs, and the key for each. Of several files for a key, the first with a value counts.
@@ -137,7 +137,7 @@ fn of_file(path: &Path, meta: &fs::Metadata) -> BTreeMap<String, String> {
 /// The printable part of a value, on one line; `None` if it is empty.
 fn sane(bytes: &[u8]) -> Option<String> {
     let text: String = String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_control()).collect();
-    let text: String = text.trim().chars().take(LONGEST).collect();
+    let text: String = text.trim().chars().take(MAX_VALUE_CHARS).collect();
     let nothing = text.chars().all(|c| matches!(c, '0' | ' ' | '-'));
     (!nothing).then_some(text)
 }
@@ -306,7 +306,7 @@ mod tests {
     fn what_a_device_says_is_one_short_line() {
         assert_eq!(sane(b" a\n\x1b[2Jb \0"), Some("a[2Jb".into()));
         assert_eq!(sane(b"0000 -\n"), None);
-        assert_eq!(sane(&[b'x'; 999]).map(|t| t.len()), Some(LONGEST));
+        assert_eq!(sane(&[b'x'; 999]).map(|t| t.len()), Some(MAX_VALUE_CHARS));
         assert_eq!(serial_of(b"\0\x80\xff\xffab"), Some("ab".into()));
         assert_eq!(serial_of(b"\0\x80"), None);
     }

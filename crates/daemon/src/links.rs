@@ -9,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use serve::{message, plain};
+use serve::{exports, message, plain};
 
 /// Directory of the links, unless the configuration names another one.
 pub(crate) const DEFAULT_LINKS: &str = "/dev/ubcache";
@@ -40,7 +40,7 @@ impl Links {
     pub(crate) fn remove_stale(&self) {
         let is_ours = |to: PathBuf| {
             let name = to.strip_prefix("/dev").map(|name| name.to_string_lossy().into_owned());
-            name.is_ok_and(|name| name.starts_with("ublkb") || name.starts_with("loop"))
+            name.is_ok_and(|name| exports::device_prefixes().any(|prefix| name.starts_with(prefix)))
         };
         for entry in std::fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let place = entry.path();

@@ -185,7 +185,8 @@ pub(crate) async fn probe_all(paths: Vec<PathBuf>) -> Vec<(PathBuf, Result<Probe
 /// The devices of ubcache itself, of the kernel's bcache, loop devices and drives with removable media are not probed.
 pub(crate) fn may_be_ours(name: &OsStr) -> bool {
     let name = name.as_bytes();
-    !["ublkb", "bcache", "loop", "fd", "sr"].iter().any(|prefix| name.starts_with(prefix.as_bytes()))
+    let mut others = serve::exports::device_prefixes().chain(["bcache", "loop", "fd", "sr"]);
+    !others.any(|prefix| name.starts_with(prefix.as_bytes()))
 }
 
 /// The block devices of this host that may hold a superblock.

@@ -29,10 +29,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 pub(crate) fn mount(registry: &Arc<Registry>, dir: Option<&Path>) -> Option<Tree> {
     let dir = dir?;
     let owner = Control { registry: registry.clone(), runtime: Handle::current() };
-    let mounted = match dir.parent().map_or(Ok(()), std::fs::create_dir_all) {
-        Ok(()) => Tree::mount(dir, SysfsView::new(Arc::new(owner)), MountBy::Auto).map_err(|e| e.to_string()),
-        Err(e) => Err(e.to_string()),
-    };
+    let made = dir.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(Failure::of);
+    let mounted = made.and_then(|()| Ok(Tree::mount(dir, SysfsView::new(Arc::new(owner)), MountBy::Auto)?));
     match mounted {
         Ok(tree) => {
             tree.notes().iter().for_each(message::note);

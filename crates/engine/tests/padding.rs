@@ -284,7 +284,12 @@ impl Bench {
         volume.write(Sector(at * BLOCK.0), sectors, buffer, 0, WriteFlags::default()).await.unwrap();
     }
 
-    async fn act(&mut self, action: Action, set: CacheSet, volume: Rc<Volume>) -> (CacheSet, Rc<Volume>) {
+    async fn carry_out(
+        &mut self,
+        action: Action,
+        set: CacheSet,
+        volume: Rc<Volume>,
+    ) -> (CacheSet, Rc<Volume>) {
         match action {
             Action::Write { at, blocks } => self.write(&volume, at, blocks).await,
             Action::Fill => {
@@ -333,7 +338,7 @@ fn run(actions: Vec<Action>) {
         bench.put_at_rest().await;
         let (mut set, mut volume) = bench.open().await;
         for action in actions {
-            (set, volume) = bench.act(action, set, volume).await;
+            (set, volume) = bench.carry_out(action, set, volume).await;
         }
         (set, _) = bench.restart(set, volume).await;
         set.stop().await.unwrap();

@@ -19,7 +19,7 @@ use fuser::{BackgroundSession, Config, Filesystem, Session, SessionACL};
 
 /// Answers requests from `device` until the file system is unmounted. Blocks while kernel and server negotiate.
 pub(crate) fn start(fs: impl Filesystem, device: OwnedFd, threads: usize) -> io::Result<BackgroundSession> {
-    // Before the threads start, because they inherit the mark. If the kernel refuses it, the caller has told the operator.
+    // Before the threads start, because they inherit the mark. If the kernel refuses it, the caller has warned the operator.
     let _ = flusher::mark_this_thread();
     let mut config = Config::default();
     config.n_threads = Some(threads.max(1));

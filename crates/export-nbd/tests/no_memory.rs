@@ -53,10 +53,10 @@ unsafe impl GlobalAlloc for Failing {
 #[global_allocator]
 static FAILING: Failing = Failing;
 
-/// Calls `act` while the system has no more than 400 KiB in one piece.
-fn short_of_memory<T>(act: impl FnOnce() -> T) -> T {
+/// Calls `work` while the system has no more than 400 KiB in one piece.
+fn short_of_memory<T>(work: impl FnOnce() -> T) -> T {
     LARGEST.store(400 << 10, Ordering::Relaxed);
-    let result = act();
+    let result = work();
     LARGEST.store(usize::MAX, Ordering::Relaxed);
     result
 }

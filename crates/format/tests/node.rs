@@ -1,4 +1,4 @@
-//! Damage to btree nodes: what may be a torn append is told from everything that cannot be one.
+//! Damage to btree nodes: what may be a torn append is distinguished from everything that cannot be one.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 mod common;

@@ -36,12 +36,12 @@ impl fmt::Display for Severity {
 }
 
 macro_rules! invariants {
-    ($($(#[$doc:meta])* $variant:ident = $number:literal $name:literal,)*) => {
-        /// The invariants of a cache set, with their numbers (format section 11).
+    ($($variant:ident = $number:literal $name:literal $text:literal,)*) => {
+        /// The invariants of a cache set, with their numbers (format section 11). They cite sections of the format.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[non_exhaustive]
         pub enum Invariant {
-            $($(#[$doc])* $variant,)*
+            $(#[doc = $text] $variant,)*
         }
 
         impl Invariant {
@@ -57,55 +57,71 @@ macro_rules! invariants {
             pub const fn name(self) -> &'static str {
                 match self { $(Invariant::$variant => $name,)* }
             }
+
+            /// What holds, as the table of format section 11 says it.
+            pub const fn text(self) -> &'static str {
+                match self { $(Invariant::$variant => $text,)* }
+            }
         }
     };
 }
 
 invariants! {
-    /// The superblock is valid (format section 2.5).
-    Superblock = "1" "superblock",
-    /// The journal has its newest entry and every entry that the newest one needs.
-    JournalContiguous = "2" "journal-contiguous",
-    /// Sequence numbers are unique; `last_seq` does not exceed `seq` and does not fall.
-    JournalOrder = "3" "journal-order",
-    /// The pointers of the newest entry are valid.
-    JournalRoots = "4" "journal-roots",
-    /// Journaled keys are well-formed and point into one bucket of the cache.
-    JournalKeys = "5" "journal-keys",
-    /// The table of generations is complete, intact, and from one write.
-    PrioChain = "6" "prio-chain",
-    /// UUIDs are unique, volumes have a size.
-    UuidTable = "7" "uuid-table",
-    /// All sets of every node can be read.
-    NodeReadable = "8" "node-readable",
-    /// Levels fall by one from parent to child; nodes begin at buckets, and each node has its own bucket.
-    NodeShape = "9" "node-shape",
-    /// Keys of a set are sorted; extents of a leaf set are disjoint.
-    BsetOrder = "10" "bset-order",
-    /// Keys of a node lie in the node's range.
-    NodeRange = "11" "node-range",
-    /// The merged bsets of a leaf take no more space than the bsets: a kernel merges them in place.
-    MergedSize = "11a" "merged-size",
-    /// Children cover the range of their parent, each position exactly once.
-    NodePartition = "12" "node-partition",
-    /// Extents are well-formed, lie in one bucket, and belong to a known device and lie inside it.
-    ExtentValid = "13" "extent-valid",
-    /// Pointers are at most 96 generations old, and no dirty key is stale.
-    PointerAge = "14" "pointer-age",
-    /// Extents begin and end at block borders.
-    Alignment = "15" "alignment",
-    /// Every bucket has only one use.
-    BucketUse = "16" "bucket-use",
-    /// No two live extents share a cache sector.
-    DataShared = "17" "data-shared",
-    /// No live extent points into a btree node.
-    NodeAsData = "18" "node-as-data",
-    /// The kernel finds enough free buckets to start the set.
-    Room = "18a" "room",
-    /// The superblock of a device with dirty data in the cache has state dirty.
-    BackingState = "19" "backing-state",
-    /// Clean data equals the data of the backing device.
-    CleanEqual = "20" "clean-equal",
+    Superblock = "1" "superblock"
+        "The superblock passes section 2.5.",
+    JournalContiguous = "2" "journal-contiguous"
+        "With *sync* there is at least one entry; no entry from `last_seq` of the newest to the newest is \
+         missing, except as section 9.3 allows.",
+    JournalOrder = "3" "journal-order"
+        "No two valid entries have the same `seq`; `last_seq` is not above `seq` and does not fall as `seq` \
+         rises.",
+    JournalRoots = "4" "journal-roots"
+        "The keys of root and UUID table are clean, have a pointer and a size, and point to the start of a \
+         bucket behind the ring. The root's key is the greatest key. The UUID table has the metadata size. \
+         The prio bucket is in range.",
+    JournalKeys = "5" "journal-keys"
+        "A journal key has a size, does not begin before 0, and points into one bucket, which lies behind \
+         the superblock area.",
+    PrioChain = "6" "prio-chain"
+        "The chain has as many prio sets as section 3.2 says, all intact, all of one `seq`, no bucket \
+         twice.",
+    UuidTable = "7" "uuid-table"
+        "No UUID is in two slots, except that of detached devices. A volume has a size.",
+    NodeReadable = "8" "node-readable"
+        "The bsets of each node can be read to their end (section 8.2).",
+    NodeShape = "9" "node-shape"
+        "Levels fall by one; a node begins at a bucket, and no other node is in it.",
+    BsetOrder = "10" "bset-order"
+        "The keys of a bset ascend; in a bset of a leaf extents do not overlap. Keys of size 0 do not \
+         count.",
+    NodeRange = "11" "node-range"
+        "The keys of a node lie between the end of its predecessor and its own end.",
+    MergedSize = "11a" "merged-size"
+        "The merged keys of a leaf fit into the space of its bsets (section 8.5).",
+    NodePartition = "12" "node-partition"
+        "The children of a node cover its range, each position once.",
+    ExtentValid = "13" "extent-valid"
+        "An extent does not begin before 0, lies in one bucket, belongs to a slot that is or was used, and \
+         lies inside its device.",
+    PointerAge = "14" "pointer-age"
+        "No pointer is more than 96 generations old; no dirty key is stale (notice: section 4.5 has the \
+         exception).",
+    Alignment = "15" "alignment"
+        "Extents and their pointers begin and end at blocks, keys without a pointer excepted. Notice.",
+    BucketUse = "16" "bucket-use"
+        "A bucket is superblock, journal, prio set, UUID table, node, data, or unused, and only one of \
+         them.",
+    DataShared = "17" "data-shared"
+        "No two live extents share a sector of the cache device.",
+    NodeAsData = "18" "node-as-data"
+        "No live extent points into the bucket of a node.",
+    Room = "18a" "room"
+        "A kernel can start the set: there are buckets without a live pointer for a prio chain and some \
+         nodes.",
+    BackingState = "19" "backing-state"
+        "A device with dirty extents has state dirty. Notice after a crash.",
+    CleanEqual = "20" "clean-equal"
+        "Clean extents have the bytes of the backing device. Notice after a crash.",
 }
 
 impl fmt::Display for Invariant {

@@ -1,16 +1,19 @@
 //! The table of metric families.
 //!
-//! Owns one table: the name of each family, its meaning, and the source of its samples. Dashboards and alert rules use the names;
-//! a test compares them. Names follow Prometheus' conventions: base units, `_total` for counters. Must not know their syntax.
+//! Owns one table: the name of each family, its labels, its meaning, and the source of its samples. Dashboards and alert rules
+//! use the names; tests compare them, and the table of the guide. Names follow Prometheus' conventions: base units, `_total` for counters. Must not know their syntax.
 
-use engine::figures::{RateReason, SetFigures, VolumeFigures};
+use engine::figures::{SetFigures, VolumeFigures};
 use engine::policy::bypass::BypassReason;
 use engine::stats::{DeviceFigures, OpKind, Outcome, View, ViewValues};
-use format::{BackingState, SECTOR_BYTES};
+use format::SECTOR_BYTES;
 
 use crate::Figures;
-use crate::family::{Family, counter, gauge, histogram};
+use crate::family::{
+    DEVICE, DEVICE_OP, Family, FamilyInfo, OUTCOME, REASON, SET, VOLUME, counter, gauge, histogram,
+};
 use crate::host::HOST_FAMILIES;
+use crate::states::{BACKING_STATES, RATE_REASONS, states};
 use crate::text::{Format, Kind, Text};
 
 /// Every family, in the order of the text.
@@ -26,6 +29,11 @@ pub fn render(figures: &Figures, format: Format) -> String {
         (family.samples)(figures, &mut text);
     }
     text.end()
+}
+
+/// Every family, in the order of the text.
+pub fn families() -> impl Iterator<Item = FamilyInfo> {
+    all().map(|f| FamilyInfo { name: f.name, kind: f.kind.name(), labels: f.labels, help: f.help })
 }
 
 /// The names of all series.
@@ -106,84 +114,72 @@ fn devices(f: &Figures, mut see: impl FnMut(&[(&str, &str)], &DeviceFigures)) {
     }
 }
 
-/// Writes a sample for each of several states: 1 for the current state, 0 for the others.
-fn states<T: PartialEq + Copy>(
-    text: &mut Text,
-    labels: &[(&str, &str)],
-    name: &str,
-    all: &[(T, &str)],
-    now: T,
-) {
-    for (state, value) in all {
-        text.count(&[labels, &[(name, value)]].concat(), u64::from(*state == now));
-    }
-}
-
-const RATE_REASONS: [(RateReason, &str); 12] = [
-    (RateReason::Never, "never"),
-    (RateReason::NothingDirty, "nothing_dirty"),
-    (RateReason::Stopped, "stopped"),
-    (RateReason::Detaching, "detaching"),
-    (RateReason::Draining, "draining"),
-    (RateReason::CacheStarved, "cache_starved"),
-    (RateReason::Filling, "filling"),
-    (RateReason::Unthrottled, "unthrottled"),
-    (RateReason::Delayed, "delayed"),
-    (RateReason::Idle, "idle"),
-    (RateReason::Fragmented, "fragmented"),
-    (RateReason::Controlled, "controlled"),
-];
-
-const STATES: [(BackingState, &str); 4] = [
-    (BackingState::None, "no_cache"),
-    (BackingState::Clean, "clean"),
-    (BackingState::Dirty, "dirty"),
-    (BackingState::Stale, "inconsistent"),
-];
-
 static FAMILIES: &[Family] = &[
     // Requests of clients.
-    counter("ubcache_requests_total", "Answered requests of clients, by outcome.", |f, t| {
+    counter("ubcache_requests_total", OUTCOME, "Answered requests of clients, by outcome.", |f, t| {
         outcomes(f, |l, v, op, outcome| t.count(l, v.total.of(op, outcome).requests));
     }),
-    counter("ubcache_request_bytes_total", "Length of the requests that were answered.", |f, t| {
+    counter("ubcache_request_bytes_total", OUTCOME, "Length of the requests that were answered.", |f, t| {
         outcomes(f, |l, v, op, outcome| t.count(l, v.total.of(op, outcome).bytes));
     }),
-    histogram("ubcache_request_duration_seconds", "Duration of requests of clients.", |f, t| {
+    histogram("ubcache_request_duration_seconds", OUTCOME, "Duration of requests of clients.", |f, t| {
         outcomes(f, |l, v, op, outcome| t.histogram(l, v.latencies.of(op, outcome)));
     }),
-    counter("ubcache_request_errors_total", "Failed requests of clients.", |f, t| {
-        volumes(f, |labels, v| {
-            for (op, errors) in OpKind::ALL.into_iter().zip(v.errors) {
-                t.count(&[labels, &[("op", op.name())]].concat(), errors);
-            }
-        });
-    }),
-    counter("ubcache_bypassed_requests_total", "Requests that were not cached, by reason.", |f, t| {
-        reasons(f, |l, v, reason| t.count(l, bypassed(v, reason).0));
-    }),
+    counter(
+        "ubcache_request_errors_total",
+        &["set", "volume", "op"],
+        "Failed requests of clients.",
+        |f, t| {
+            volumes(f, |labels, v| {
+                for (op, errors) in OpKind::ALL.into_iter().zip(v.errors) {
+                    t.count(&[labels, &[("op", op.name())]].concat(), errors);
+                }
+            });
+        },
+    ),
+    counter(
+        "ubcache_bypassed_requests_total",
+        REASON,
+        "Requests that were not cached, by reason.",
+        |f, t| {
+            reasons(f, |l, v, reason| t.count(l, bypassed(v, reason).0));
+        },
+    ),
     counter(
         "ubcache_bypassed_bytes_total",
+        REASON,
         "Length of the requests that were not cached, by reason.",
         |f, t| {
             reasons(f, |l, v, reason| t.count(l, bypassed(v, reason).1));
         },
     ),
-    counter("ubcache_cache_hits_total", "Reads, not bypassed, that the cache had completely.", |f, t| {
-        view(f, t, |v| v.cache_hits);
-    }),
+    counter(
+        "ubcache_cache_hits_total",
+        VOLUME,
+        "Reads, not bypassed, that the cache had completely.",
+        |f, t| {
+            view(f, t, |v| v.cache_hits);
+        },
+    ),
     counter(
         "ubcache_cache_misses_total",
+        VOLUME,
         "Reads, not bypassed, that the cache did not have completely.",
         |f, t| {
             view(f, t, |v| v.cache_misses);
         },
     ),
-    counter("ubcache_cache_bypass_hits_total", "Bypassed reads that the cache had completely.", |f, t| {
-        view(f, t, |v| v.cache_bypass_hits);
-    }),
+    counter(
+        "ubcache_cache_bypass_hits_total",
+        VOLUME,
+        "Bypassed reads that the cache had completely.",
+        |f, t| {
+            view(f, t, |v| v.cache_bypass_hits);
+        },
+    ),
     counter(
         "ubcache_cache_bypass_misses_total",
+        VOLUME,
         "Bypassed reads that the cache did not have completely.",
         |f, t| {
             view(f, t, |v| v.cache_bypass_misses);
@@ -191,23 +187,32 @@ static FAMILIES: &[Family] = &[
     ),
     counter(
         "ubcache_cache_miss_collisions_total",
+        VOLUME,
         "Misses not cached because of a concurrent write.",
         |f, t| {
             view(f, t, |v| v.cache_miss_collisions);
         },
     ),
     // Volumes.
-    gauge("ubcache_volume_info", "Label, UUID and device of the volume; always 1.", |f, t| {
-        volumes(f, |labels, v| {
-            let uuid = v.backing_uuid.map(|u| u.to_string()).unwrap_or_default();
-            let device = v.backing_name.as_deref().unwrap_or_default();
-            let own = [("label", v.tunables.label.as_str()), ("uuid", &uuid), ("device", device)];
-            t.count(&[labels, &own].concat(), 1);
-        });
+    gauge(
+        "ubcache_volume_info",
+        &["set", "volume", "label", "uuid", "device"],
+        "Label, UUID and device of the volume; always 1.",
+        |f, t| {
+            volumes(f, |labels, v| {
+                let uuid = v.backing_uuid.map(|u| u.to_string()).unwrap_or_default();
+                let device = v.backing_name.as_deref().unwrap_or_default();
+                let own = [("label", v.tunables.label.as_str()), ("uuid", &uuid), ("device", device)];
+                t.count(&[labels, &own].concat(), 1);
+            });
+        },
+    ),
+    gauge("ubcache_volume_size_bytes", VOLUME, "Size of the volume.", |f, t| {
+        of_volumes(f, t, |v| bytes(v.size.0))
     }),
-    gauge("ubcache_volume_size_bytes", "Size of the volume.", |f, t| of_volumes(f, t, |v| bytes(v.size.0))),
     gauge(
         "ubcache_volume_exported",
+        VOLUME,
         "1 if clients can reach the volume by every export of the configuration, else 0.",
         |f, t| {
             volumes(f, |labels, v| t.count(labels, u64::from(!f.not_exported.contains(&v.name))));
@@ -215,23 +220,25 @@ static FAMILIES: &[Family] = &[
     ),
     gauge(
         "ubcache_volume_state",
+        &["set", "volume", "state"],
         "State in the backing device's superblock: 1 for the current one.",
         |f, t| {
             volumes(f, |labels, v| {
                 if let Some(state) = v.state {
-                    states(t, labels, "state", &STATES, state);
+                    states(t, labels, "state", &BACKING_STATES, state);
                 }
             });
         },
     ),
-    gauge("ubcache_dirty_bytes", "Data that is in the cache only.", |f, t| {
+    gauge("ubcache_dirty_bytes", VOLUME, "Data that is in the cache only.", |f, t| {
         of_volumes(f, t, |v| bytes(v.dirty.0))
     }),
-    gauge("ubcache_dirty_target_bytes", "Target of the dirty data, by writeback_percent.", |f, t| {
+    gauge("ubcache_dirty_target_bytes", VOLUME, "Target of the dirty data, by writeback_percent.", |f, t| {
         of_volumes(f, t, |v| bytes(v.dirty_target.0));
     }),
     gauge(
         "ubcache_writeback_rate_bytes_per_second",
+        VOLUME,
         "Rate of writeback that the controller allows.",
         |f, t| {
             of_volumes(f, t, |v| v.writeback.rate.rate as f64);
@@ -239,42 +246,71 @@ static FAMILIES: &[Family] = &[
     ),
     gauge(
         "ubcache_writeback_proportional_bytes_per_second",
+        VOLUME,
         "Proportional (or fragmentation) term.",
         |f, t| {
             of_volumes(f, t, |v| v.writeback.rate.proportional as f64);
         },
     ),
-    gauge("ubcache_writeback_integral_bytes_per_second", "Integral term of the rate.", |f, t| {
+    gauge("ubcache_writeback_integral_bytes_per_second", VOLUME, "Integral term of the rate.", |f, t| {
         of_volumes(f, t, |v| v.writeback.rate.integral as f64);
     }),
-    gauge("ubcache_writeback_change_bytes_per_second", "Change of the rate by the last update.", |f, t| {
-        of_volumes(f, t, |v| v.writeback.rate.change as f64);
-    }),
-    gauge("ubcache_writeback_pace", "Reason for the rate of writeback: 1 for the current one.", |f, t| {
-        volumes(f, |labels, v| states(t, labels, "pace", &RATE_REASONS, v.writeback.rate_reason));
-    }),
-    counter("ubcache_writeback_bytes_total", "Data written back.", |f, t| {
+    gauge(
+        "ubcache_writeback_change_bytes_per_second",
+        VOLUME,
+        "Change of the rate by the last update.",
+        |f, t| {
+            of_volumes(f, t, |v| v.writeback.rate.change as f64);
+        },
+    ),
+    gauge(
+        "ubcache_writeback_rate_reason",
+        REASON,
+        "Reason for the rate of writeback: 1 for the current one.",
+        |f, t| {
+            volumes(f, |labels, v| states(t, labels, "reason", &RATE_REASONS, v.writeback.rate_reason));
+        },
+    ),
+    gauge(
+        "ubcache_writeback_pace",
+        &["set", "volume", "pace"],
+        "Deprecated, removed in the next release: ubcache_writeback_rate_reason with another label.",
+        |f, t| {
+            volumes(f, |labels, v| states(t, labels, "pace", &RATE_REASONS, v.writeback.rate_reason));
+        },
+    ),
+    counter("ubcache_writeback_bytes_total", VOLUME, "Data written back.", |f, t| {
         volumes(f, |labels, v| t.count(labels, v.writeback.written.bytes()));
     }),
-    gauge("ubcache_writeback_failures", "Batches of writeback that failed in a row.", |f, t| {
+    gauge("ubcache_writeback_failures", VOLUME, "Batches of writeback that failed in a row.", |f, t| {
         of_volumes(f, t, |v| f64::from(v.writeback.failures));
     }),
     // Devices.
-    histogram("ubcache_device_request_duration_seconds", "Duration of requests to a device.", |f, t| {
-        devices(f, |labels, d| {
-            for (op, figures) in d.ops() {
-                t.histogram(&[labels, &[("op", op)]].concat(), &figures.latency);
-            }
-        });
-    }),
-    counter("ubcache_device_bytes_total", "Length of the requests to a device that succeeded.", |f, t| {
-        devices(f, |labels, d| {
-            for (op, figures) in d.ops() {
-                t.count(&[labels, &[("op", op)]].concat(), figures.bytes);
-            }
-        });
-    }),
-    counter("ubcache_device_request_errors_total", "Requests to a device that failed.", |f, t| {
+    histogram(
+        "ubcache_device_request_duration_seconds",
+        DEVICE_OP,
+        "Duration of requests to a device.",
+        |f, t| {
+            devices(f, |labels, d| {
+                for (op, figures) in d.ops() {
+                    t.histogram(&[labels, &[("op", op)]].concat(), &figures.latency);
+                }
+            });
+        },
+    ),
+    counter(
+        "ubcache_device_bytes_total",
+        DEVICE_OP,
+        "Length of the requests to a device that succeeded.",
+        |f, t| {
+            devices(f, |labels, d| {
+                for (op, figures) in d.ops() {
+                    t.count(&[labels, &[("op", op)]].concat(), figures.bytes);
+                }
+            });
+        },
+    ),
+    counter("ubcache_device_request_errors_total", DEVICE_OP, "Requests to a device that failed.", |f, t| {
         devices(f, |labels, d| {
             for (op, figures) in d.ops() {
                 t.count(&[labels, &[("op", op)]].concat(), figures.errors);
@@ -283,6 +319,7 @@ static FAMILIES: &[Family] = &[
     }),
     gauge(
         "ubcache_device_errors",
+        DEVICE,
         "Errors of the device that count towards the limit (io_errors).",
         |f, t| {
             sets(f, |set, s| {
@@ -297,6 +334,7 @@ static FAMILIES: &[Family] = &[
     ),
     gauge(
         "ubcache_device_error_limit",
+        DEVICE,
         "Errors after which every request to the device fails (io_error_limit).",
         |f, t| {
             sets(f, |set, s| {
@@ -314,6 +352,7 @@ static FAMILIES: &[Family] = &[
     // Sets.
     gauge(
         "ubcache_set_info",
+        &["set", "label", "device", "uuid"],
         "Label and cache device of the set, and the UUID of the device; always 1.",
         |f, t| {
             sets(f, |set, s| {
@@ -323,75 +362,110 @@ static FAMILIES: &[Family] = &[
             });
         },
     ),
-    gauge("ubcache_set_failed", "1 if the set is disabled by a failure, or could not be started.", |f, t| {
-        count_sets(f, t, |s| u64::from(s.status.failed.is_some()));
-        let served = |id: &str| f.sets.iter().any(|s| s.status.set_uuid.to_string() == id);
-        for id in f.host.iter().flat_map(|h| &h.failed_sets).filter(|id| !served(id)) {
-            t.count(&[("set", id)], 1);
-        }
-    }),
-    gauge("ubcache_cache_size_bytes", "Size of all buckets.", |f, t| {
+    gauge(
+        "ubcache_set_failed",
+        SET,
+        "1 if the set is disabled by a failure, or could not be started.",
+        |f, t| {
+            count_sets(f, t, |s| u64::from(s.status.failed.is_some()));
+            let served = |id: &str| f.sets.iter().any(|s| s.status.set_uuid.to_string() == id);
+            for id in f.host.iter().flat_map(|h| &h.failed_sets).filter(|id| !served(id)) {
+                t.count(&[("set", id)], 1);
+            }
+        },
+    ),
+    gauge("ubcache_cache_size_bytes", SET, "Size of all buckets.", |f, t| {
         of_sets(f, t, |s| bytes(u64::from(s.status.nbuckets) * s.status.bucket_sectors.0));
     }),
-    gauge("ubcache_cached_bytes", "Live data in the cache.", |f, t| {
+    gauge("ubcache_cached_bytes", SET, "Live data in the cache.", |f, t| {
         of_sets(f, t, |s| bytes(s.status.cached_sectors.0));
     }),
-    gauge("ubcache_cache_in_use_ratio", "Share of the buckets that cannot be reused at once.", |f, t| {
-        of_sets(f, t, |s| f64::from(s.status.in_use_percent) / 100.0);
-    }),
-    gauge("ubcache_buckets", "Buckets of the cache device.", |f, t| {
+    gauge(
+        "ubcache_cache_in_use_ratio",
+        SET,
+        "Share of the buckets that cannot be reused at once.",
+        |f, t| {
+            of_sets(f, t, |s| f64::from(s.status.in_use_percent) / 100.0);
+        },
+    ),
+    gauge("ubcache_buckets", SET, "Buckets of the cache device.", |f, t| {
         of_sets(f, t, |s| f64::from(s.status.nbuckets));
     }),
-    gauge("ubcache_buckets_available", "Buckets that can be reused at once or are ready for use.", |f, t| {
-        of_sets(f, t, |s| f64::from(s.available_buckets));
-    }),
-    gauge("ubcache_congested", "1 while long requests bypass because the cache device is slow.", |f, t| {
-        of_sets(f, t, |s| f64::from(u8::from(s.congested.is_some())));
-    }),
-    gauge("ubcache_btree_nodes", "Nodes of the btree.", |f, t| {
+    gauge(
+        "ubcache_buckets_available",
+        SET,
+        "Buckets that can be reused at once or are ready for use.",
+        |f, t| {
+            of_sets(f, t, |s| f64::from(s.available_buckets));
+        },
+    ),
+    gauge(
+        "ubcache_congested",
+        SET,
+        "1 while long requests bypass because the cache device is slow.",
+        |f, t| {
+            of_sets(f, t, |s| f64::from(u8::from(s.congested.is_some())));
+        },
+    ),
+    gauge("ubcache_btree_nodes", SET, "Nodes of the btree.", |f, t| {
         of_sets(f, t, |s| s.status.btree_nodes as f64)
     }),
-    gauge("ubcache_index_bytes", "Memory of the index.", |f, t| {
+    gauge("ubcache_index_bytes", SET, "Memory of the index.", |f, t| {
         of_sets(f, t, |s| s.status.index_bytes as f64)
     }),
-    counter("ubcache_cache_written_bytes_total", "Written to the cache device, by kind of data.", |f, t| {
-        sets(f, |set, s| {
-            let other = s.counters.metadata_written.0.saturating_sub(s.counters.btree_written.0);
-            let kinds =
-                [("data", s.counters.written.0), ("btree", s.counters.btree_written.0), ("metadata", other)];
-            for (kind, sectors) in kinds {
-                t.count(&[("set", set), ("kind", kind)], sectors.saturating_mul(SECTOR_BYTES));
-            }
-        });
-    }),
+    counter(
+        "ubcache_cache_written_bytes_total",
+        &["set", "kind"],
+        "Written to the cache device, by kind of data.",
+        |f, t| {
+            sets(f, |set, s| {
+                let other = s.counters.metadata_written.0.saturating_sub(s.counters.btree_written.0);
+                let kinds = [
+                    ("data", s.counters.written.0),
+                    ("btree", s.counters.btree_written.0),
+                    ("metadata", other),
+                ];
+                for (kind, sectors) in kinds {
+                    t.count(&[("set", set), ("kind", kind)], sectors.saturating_mul(SECTOR_BYTES));
+                }
+            });
+        },
+    ),
     counter(
         "ubcache_cache_read_races_total",
+        SET,
         "Reads that found their bucket reused, and were repeated.",
         |f, t| {
             count_sets(f, t, |s| s.counters.cache_read_races);
         },
     ),
-    counter("ubcache_writeback_keys_total", "Extents written back, by whether they became clean.", |f, t| {
-        sets(f, |set, s| {
-            t.count(&[("set", set), ("result", "clean")], s.counters.writeback_keys_done);
-            t.count(&[("set", set), ("result", "overwritten")], s.counters.writeback_keys_failed);
-        });
-    }),
+    counter(
+        "ubcache_writeback_keys_total",
+        &["set", "result"],
+        "Extents written back, by whether they became clean.",
+        |f, t| {
+            sets(f, |set, s| {
+                t.count(&[("set", set), ("result", "clean")], s.counters.writeback_keys_done);
+                t.count(&[("set", set), ("result", "overwritten")], s.counters.writeback_keys_failed);
+            });
+        },
+    ),
     // Journal.
-    counter("ubcache_journal_entries_total", "Journal entries written.", |f, t| {
+    counter("ubcache_journal_entries_total", SET, "Journal entries written.", |f, t| {
         count_sets(f, t, |s| s.status.journal_written.0);
     }),
-    counter("ubcache_journal_bytes_total", "Length of the journal entries written.", |f, t| {
+    counter("ubcache_journal_bytes_total", SET, "Length of the journal entries written.", |f, t| {
         count_sets(f, t, |s| s.status.journal_written.1);
     }),
-    gauge("ubcache_journal_buckets", "Buckets of the journal.", |f, t| {
+    gauge("ubcache_journal_buckets", SET, "Buckets of the journal.", |f, t| {
         of_sets(f, t, |s| s.status.journal_free.1 as f64);
     }),
-    gauge("ubcache_journal_buckets_free", "Buckets of the journal that are free.", |f, t| {
+    gauge("ubcache_journal_buckets_free", SET, "Buckets of the journal that are free.", |f, t| {
         of_sets(f, t, |s| s.status.journal_free.0 as f64);
     }),
     counter(
         "ubcache_journal_reclaims_total",
+        SET,
         "Times that the journal had no free bucket and had to release entries.",
         |f, t| {
             count_sets(f, t, |s| s.counters.reclaim);
@@ -399,6 +473,7 @@ static FAMILIES: &[Family] = &[
     ),
     histogram(
         "ubcache_journal_write_duration_seconds",
+        SET,
         "Duration of the write of a journal entry, with its flush.",
         |f, t| {
             sets(f, |set, s| t.histogram(&[("set", set)], &s.times.journal_writes));
@@ -407,22 +482,29 @@ static FAMILIES: &[Family] = &[
     // Background work.
     histogram(
         "ubcache_gc_duration_seconds",
+        SET,
         "Duration of walks of the index by the garbage collector.",
         |f, t| {
             sets(f, |set, s| t.histogram(&[("set", set)], &s.times.work.gc_durations));
         },
     ),
-    counter("ubcache_overwrites_in_place_total", "Overwrites of dirty data in its place.", |f, t| {
+    counter("ubcache_overwrites_in_place_total", SET, "Overwrites of dirty data in its place.", |f, t| {
         count_sets(f, t, |s| s.engine.overwrites);
     }),
-    counter("ubcache_gc_moved_extents_total", "Extents that the garbage collector moved.", |f, t| {
+    counter("ubcache_gc_moved_extents_total", SET, "Extents that the garbage collector moved.", |f, t| {
         count_sets(f, t, |s| s.engine.moved_extents);
     }),
-    histogram("ubcache_writeback_batch_duration_seconds", "Duration of batches of writeback.", |f, t| {
-        sets(f, |set, s| t.histogram(&[("set", set)], &s.times.work.writeback_batches));
-    }),
+    histogram(
+        "ubcache_writeback_batch_duration_seconds",
+        SET,
+        "Duration of batches of writeback.",
+        |f, t| {
+            sets(f, |set, s| t.histogram(&[("set", set)], &s.times.work.writeback_batches));
+        },
+    ),
     histogram(
         "ubcache_background_slice_duration_seconds",
+        &["set", "work"],
         "Duration of slices of background work on the thread of the set.",
         |f, t| {
             sets(f, |set, s| {
@@ -434,6 +516,7 @@ static FAMILIES: &[Family] = &[
     ),
     gauge(
         "ubcache_background_slice_longest_seconds",
+        &["set", "work"],
         "The longest of these slices since the start.",
         |f, t| {
             sets(f, |set, s| {
@@ -443,10 +526,10 @@ static FAMILIES: &[Family] = &[
             });
         },
     ),
-    counter("ubcache_btree_reads_total", "Btree nodes read after the start.", |f, t| {
+    counter("ubcache_btree_reads_total", SET, "Btree nodes read after the start.", |f, t| {
         count_sets(f, t, |s| s.engine.btree_reads);
     }),
-    counter("ubcache_btree_rewrites_total", "Leaves of the btree that were replaced.", |f, t| {
+    counter("ubcache_btree_rewrites_total", SET, "Leaves of the btree that were replaced.", |f, t| {
         count_sets(f, t, |s| s.engine.btree_rewrites);
     }),
 ];

@@ -39,47 +39,52 @@ pub struct ProcessFigures {
 }
 
 pub(crate) static HOST_FAMILIES: &[Family] = &[
-    gauge("ubcache_volumes_not_exported", "Volumes that clients cannot reach as configured.", |f, t| {
+    gauge("ubcache_volumes_not_exported", &[], "Volumes that clients cannot reach as configured.", |f, t| {
         if f.host.is_some() {
             t.count(&[], f.not_exported.len() as u64);
         }
     }),
-    gauge("ubcache_devices", "Registered devices, by state.", |f, t| {
+    gauge("ubcache_devices", &["state"], "Registered devices, by state.", |f, t| {
         for (state, count) in f.host.iter().flat_map(|h| &h.devices) {
             t.count(&[("state", state)], *count);
         }
     }),
-    gauge("ubcache_devices_waiting", "Registered devices that wait to be served, by reason.", |f, t| {
-        for (reason, count) in f.host.iter().flat_map(|h| &h.waiting) {
-            t.count(&[("reason", reason)], *count);
-        }
-    }),
-    gauge("ubcache_build_info", "Version of the program; always 1.", |f, t| {
+    gauge(
+        "ubcache_devices_waiting",
+        &["reason"],
+        "Registered devices that wait to be served, by reason.",
+        |f, t| {
+            for (reason, count) in f.host.iter().flat_map(|h| &h.waiting) {
+                t.count(&[("reason", reason)], *count);
+            }
+        },
+    ),
+    gauge("ubcache_build_info", &["version"], "Version of the program; always 1.", |f, t| {
         if let Some(host) = &f.host {
             t.count(&[("version", host.version)], 1);
         }
     }),
-    counter("process_cpu_seconds_total", "Time that the process has used of all processors.", |f, t| {
+    counter("process_cpu_seconds_total", &[], "Time that the process has used of all processors.", |f, t| {
         if let Some(host) = &f.host {
             t.value(&[], host.process.cpu_seconds);
         }
     }),
-    gauge("process_resident_memory_bytes", "Resident memory of the process.", |f, t| {
+    gauge("process_resident_memory_bytes", &[], "Resident memory of the process.", |f, t| {
         if let Some(host) = &f.host {
             t.count(&[], host.process.resident_bytes);
         }
     }),
-    gauge("process_open_fds", "Open file descriptors of the process.", |f, t| {
+    gauge("process_open_fds", &[], "Open file descriptors of the process.", |f, t| {
         if let Some(host) = &f.host {
             t.count(&[], host.process.open_files);
         }
     }),
-    gauge("process_max_fds", "Limit of the open file descriptors of the process.", |f, t| {
+    gauge("process_max_fds", &[], "Limit of the open file descriptors of the process.", |f, t| {
         if let Some(host) = &f.host {
             t.count(&[], host.process.most_open_files);
         }
     }),
-    gauge("process_start_time_seconds", "Start of the process, in seconds since 1970.", |f, t| {
+    gauge("process_start_time_seconds", &[], "Start of the process, in seconds since 1970.", |f, t| {
         if let Some(host) = &f.host {
             t.value(&[], host.process.start_seconds);
         }

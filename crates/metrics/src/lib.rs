@@ -9,10 +9,12 @@ mod explain;
 mod families;
 mod family;
 mod host;
+mod states;
 mod text;
 
 pub use explain::{Explanation, explain};
-pub use families::{names, render};
+pub use families::{families, names, render};
+pub use family::FamilyInfo;
 pub use host::{HostFigures, ProcessFigures};
 pub use text::Format;
 

@@ -43,7 +43,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",

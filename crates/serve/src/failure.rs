@@ -65,6 +65,11 @@ impl Failure {
         Failure::Caused { text: source.to_string(), source }
     }
 
+    /// A failure with a message of its own that contains the text of the error, or says in other words what it means.
+    pub fn caused(text: impl Into<String>, e: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
+        Failure::Caused { text: text.into(), source: e.into() }
+    }
+
     /// Wrong usage: the value is refused by an error.
     pub fn bad_value(e: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
         let source = e.into();
@@ -123,24 +128,22 @@ impl Error for Failure {
     }
 }
 
+/// Makes errors failures whose message is that of the error. Each kind of export does so for its own errors.
 macro_rules! failed {
     ($($error:ty),+ $(,)?) => {
-        $(impl From<$error> for Failure {
-            fn from(e: $error) -> Failure {
-                Failure::of(e)
+        $(impl From<$error> for $crate::failure::Failure {
+            fn from(e: $error) -> $crate::failure::Failure {
+                $crate::failure::Failure::of(e)
             }
         })+
     };
 }
 
+pub(crate) use failed;
+
 failed!(
     blockio::OpenError,
-    export_fuse::FuseError,
     engine::EngineError,
-    export_nbd::EndpointError,
-    export_nbd::ExportError,
-    export_nbd::JoinError,
-    export_ublk::UblkError,
     inspect::ExtractError,
     inspect::OpenError,
     inspect::OpenFileError,

@@ -7,21 +7,21 @@ use std::borrow::Cow;
 use std::fmt::Display;
 
 /// Whether a terminal or a log interprets a character instead of showing it.
-fn acts(c: char) -> bool {
+fn is_interpreted(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Text in which every character that a terminal or a log interprets is an escape, such as `\u{1b}`.
 pub fn escaped(text: &str) -> Cow<'_, str> {
-    if !text.chars().any(acts) {
+    if !text.chars().any(is_interpreted) {
         return Cow::Borrowed(text);
     }
     let mut safe = String::new();
     for c in text.chars() {
         match c {
             '\n' => safe.push_str("\\n"),
-            c if acts(c) => safe.extend(c.escape_unicode()),
+            c if is_interpreted(c) => safe.extend(c.escape_unicode()),
             c => safe.push(c),
         }
     }
@@ -30,21 +30,22 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
 
 /// JSON text in which these characters are JSON escapes; line ends between values stay.
 pub fn escaped_json(json: &str) -> Cow<'_, str> {
-    let acts = |c: char| c != '\n' && acts(c);
-    if !json.contains(acts) {
+    let is_interpreted = |c: char| c != '\n' && is_interpreted(c);
+    if !json.contains(is_interpreted) {
         return Cow::Borrowed(json);
     }
     let mut safe = String::new();
     for c in json.chars() {
         // Each of these characters is one UTF-16 unit.
-        if acts(c) { safe.push_str(&format!("\\u{:04x}", u32::from(c))) } else { safe.push(c) }
+        if is_interpreted(c) { safe.push_str(&format!("\\u{:04x}", u32::from(c))) } else { safe.push(c) }
     }
     Cow::Owned(safe)
 }
 
 /// Whether a label can be used as a name: a word that is no path, no UUID and no name of a volume.
 pub fn is_word(label: &str) -> bool {
-    let seen = !is_uuid(label) && !label.is_empty() && !label.chars().any(acts) && label.trim() == label;
+    let seen =
+        !is_uuid(label) && !label.is_empty() && !label.chars().any(is_interpreted) && label.trim() == label;
     seen && !label.contains(['/', '"', '\\']) && !matches!(label, "." | "..") && !is_volume_name(label)
 }
 

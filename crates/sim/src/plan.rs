@@ -178,9 +178,9 @@ pub enum Request {
     },
 }
 
-/// An act of the operator.
+/// An operator action.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Act {
+pub enum OperatorAction {
     /// Sets a tunable of a cached device.
     Tune {
         /// The device.
@@ -286,8 +286,10 @@ pub struct BootPlan {
     pub read_back_percent: u64,
     /// Requests: the number of the volume, and the request. `depth` clients carry out the requests of a volume.
     pub requests: Vec<(usize, Request)>,
-    /// Acts of the operator, each with the number of requests after which it happens.
-    pub acts: Vec<(u64, Act)>,
+    /// Operator actions, each with the number of requests after which it happens.
+    // Saved plans have the former name.
+    #[serde(rename = "acts")]
+    pub actions: Vec<(u64, OperatorAction)>,
     /// Whether all dirty data is written back before the end.
     pub drain: bool,
     /// Whether the set alone is stopped, as at a signal; otherwise each volume is stopped before the set.
@@ -399,9 +401,9 @@ impl Plan {
         plan
     }
 
-    /// The length of the plan: the number of boots, requests and acts.
+    /// The length of the plan: the number of boots, requests and actions.
     pub fn len(&self) -> usize {
-        self.boots.iter().map(|b| 1 + b.requests.len() + b.acts.len()).sum()
+        self.boots.iter().map(|b| 1 + b.requests.len() + b.actions.len()).sum()
     }
 
     /// Whether the plan has no boots.

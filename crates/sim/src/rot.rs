@@ -23,9 +23,9 @@ const LIMIT: Nanos = Nanos::from_secs(100_000);
 /// The place of every superblock.
 const SUPERBLOCK: Sector = Sector(8);
 /// Number of bytes before the keys of a superblock, of a journal entry and of a bset.
-const SUPERBLOCK_HEADER: usize = 208;
-const JSET_HEADER: usize = 240;
-const BSET_HEADER: usize = 32;
+const SUPERBLOCK_HEADER_BYTES: usize = 208;
+const JSET_HEADER_BYTES: usize = 240;
+const BSET_HEADER_BYTES: usize = 32;
 
 /// The damage to an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,7 +105,7 @@ impl Damage {
 fn mend_superblock(image: &mut Image) {
     let mut bytes = image.read_vec(SUPERBLOCK, Sectors(8));
     let keys = usize::from(u16::from_le_bytes([bytes[206], bytes[207]]));
-    if let Some(covered) = bytes.get(8..SUPERBLOCK_HEADER + 8 * keys) {
+    if let Some(covered) = bytes.get(8..SUPERBLOCK_HEADER_BYTES + 8 * keys) {
         let sum = crc64(covered);
         bytes[..8].copy_from_slice(&sum.to_le_bytes());
         image.write(SUPERBLOCK, &bytes);
@@ -136,7 +136,7 @@ fn sets(image: &Image, superblock: &CacheSuper) -> Vec<Sum> {
     let mut found = Vec::new();
     for at in (0..image.size().0).map(Sector) {
         let first = image.read_vec(at, Sectors(1));
-        let bytes = length(&first, BSET_HEADER);
+        let bytes = length(&first, BSET_HEADER_BYTES);
         let sectors = bytes.div_ceil(SECTOR) as u64;
         if word(&first, 8) != superblock.set_magic().bset() || at.0 + sectors > image.size().0 {
             continue;
@@ -219,11 +219,11 @@ impl Images {
             let first = image.read_vec(at, Sectors(1));
             let set = self.sets.iter().find(|s| s.at == at);
             let (covered, seed) = match (word(&first, 8), set) {
-                (m, _) if m == magic.jset() => (length(&first, JSET_HEADER), u64::MAX),
+                (m, _) if m == magic.jset() => (length(&first, JSET_HEADER_BYTES), u64::MAX),
                 (m, _) if m == magic.pset() => {
                     (self.superblock.geometry().meta_sectors.bytes() as usize, u64::MAX)
                 }
-                (_, Some(set)) => (length(&first, BSET_HEADER), set.seed),
+                (_, Some(set)) => (length(&first, BSET_HEADER_BYTES), set.seed),
                 _ => continue,
             };
             let sectors = covered.div_ceil(SECTOR) as u64;

@@ -1,6 +1,6 @@
 //! Makes a failing plan shorter and simpler while it fails in the same way.
 //!
-//! Owns the candidates and the order in which they are tried: whole boots, then requests and acts in ever smaller pieces,
+//! Owns the candidates and the order in which they are tried: whole boots, then requests and actions in ever smaller pieces,
 //! then single values. The parts of a run that its plan does not specify change when anything is removed, so each candidate
 //! is tried with several seeds and several moments of the crash. The search is deterministic. Must not know the meaning of
 //! a plan beyond its fields.
@@ -45,7 +45,7 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
             let before = self.best.clone();
             self.drop_boots();
             self.drop_pieces(|b| &mut b.requests);
-            self.drop_pieces(|b| &mut b.acts);
+            self.drop_pieces(|b| &mut b.actions);
             self.simplify();
             if self.best == before || self.runs_left == 0 {
                 break;

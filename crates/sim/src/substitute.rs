@@ -25,7 +25,7 @@ use crate::world::{Order, Outcome};
 /// Number of starts of an older copy without the backing devices.
 const STARTS_ALONE: usize = 2;
 /// Number of sectors that are read at once.
-const READ: u64 = 128;
+const READ_SECTORS: u64 = 128;
 
 /// The expected reaction of the engine to the substitute.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -130,8 +130,8 @@ async fn use_it(
             Err(e) => return Err(format!("{name}: {e}")),
         }
         let size = client.size();
-        for at in (0..size).step_by(READ as usize) {
-            client.read(at, READ.min(size - at)).await;
+        for at in (0..size).step_by(READ_SECTORS as usize) {
+            client.read(at, READ_SECTORS.min(size - at)).await;
         }
     }
     Ok(())

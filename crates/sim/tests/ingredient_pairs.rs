@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sim::disk::Landmark;
-use sim::plan::{Act, BootPlan, Cut, Faults, Plan, Request, Substitute};
+use sim::plan::{BootPlan, Cut, Faults, OperatorAction, Plan, Request, Substitute};
 
 const PLANS: u64 = 10_000;
 
@@ -69,19 +69,19 @@ fn overlap(a: &Request, b: &Request) -> bool {
     }
 }
 
-fn of_act(act: &Act) -> String {
-    match act {
-        Act::Tune { name, value, .. } if name == "cache_mode" => format!("act mode {value}"),
-        Act::Tune { name, .. } | Act::TuneSet { name, .. } => format!("act {name}"),
-        Act::Gc => "act gc".into(),
-        Act::Detach { .. } => "act detach".into(),
-        Act::Recreate => "act recreate".into(),
-        Act::Release { .. } => "act release".into(),
-        Act::GiveUpDetach { .. } => "act detach given up".into(),
-        Act::Wipe { ns: 0 } => "act wipe".into(),
-        Act::Wipe { .. } => "act wipe given up".into(),
-        Act::Drain { .. } => "act drain given up".into(),
-        Act::Attach { .. } => "act attach".into(),
+fn of_action(action: &OperatorAction) -> String {
+    match action {
+        OperatorAction::Tune { name, value, .. } if name == "cache_mode" => format!("action mode {value}"),
+        OperatorAction::Tune { name, .. } | OperatorAction::TuneSet { name, .. } => format!("action {name}"),
+        OperatorAction::Gc => "action gc".into(),
+        OperatorAction::Detach { .. } => "action detach".into(),
+        OperatorAction::Recreate => "action recreate".into(),
+        OperatorAction::Release { .. } => "action release".into(),
+        OperatorAction::GiveUpDetach { .. } => "action detach given up".into(),
+        OperatorAction::Wipe { ns: 0 } => "action wipe".into(),
+        OperatorAction::Wipe { .. } => "action wipe given up".into(),
+        OperatorAction::Drain { .. } => "action drain given up".into(),
+        OperatorAction::Attach { .. } => "action attach".into(),
     }
 }
 
@@ -113,7 +113,7 @@ fn of_faults(f: &Faults, all: &mut Set) {
 
 fn of_boot(plan: &Plan, b: &BootPlan) -> Set {
     let mut all: Set = b.requests.iter().filter_map(|(_, r)| of_request(r)).collect();
-    all.extend(b.acts.iter().map(|(_, a)| of_act(a)));
+    all.extend(b.actions.iter().map(|(_, a)| of_action(a)));
     if let Some(f) = &b.faults {
         of_faults(f, &mut all);
     }
@@ -164,8 +164,11 @@ fn excused(a: &str, b: &str) -> bool {
 /// Pairs of requests at one place: before, after; and what was between.
 fn follow(b: &BootPlan, near: &mut BTreeMap<(String, String, bool), u64>, last: &mut BTreeMap<String, u64>) {
     let mode_at = |from: usize, to: usize| {
-        let is_mode = |a: &Act| matches!(a, Act::Tune { name, .. } if name == "cache_mode");
-        b.acts.iter().any(|(at, a)| (from as u64..to as u64).contains(&(at.saturating_sub(1))) && is_mode(a))
+        let is_mode =
+            |a: &OperatorAction| matches!(a, OperatorAction::Tune { name, .. } if name == "cache_mode");
+        b.actions
+            .iter()
+            .any(|(at, a)| (from as u64..to as u64).contains(&(at.saturating_sub(1))) && is_mode(a))
     };
     let asked: Vec<(usize, &(usize, Request))> =
         b.requests.iter().enumerate().filter(|(_, (_, r))| of_request(r).is_some()).collect();

@@ -81,11 +81,11 @@ fn what_is_packed_leaves_its_buckets() {
 /// Extents too far apart to be read together.
 #[test]
 fn each_extent_is_moved_however_few_there_are() {
-    for victims in [2, 3] {
+    for sparse_buckets in [2, 3] {
         let mut scenario = Scenario::new(2, layout(), 0);
         scenario.boot(move |b| async move {
-            thin(&b, 13, |bucket, n| bucket % 5 != 0 || bucket / 5 >= victims || n == 0).await;
-            assert_eq!(pack(&b).await, victims);
+            thin(&b, 13, |bucket, n| bucket % 5 != 0 || bucket / 5 >= sparse_buckets || n == 0).await;
+            assert_eq!(pack(&b).await, sparse_buckets);
         });
         scenario.power_cut(Retained::Nothing).judge().happy_end();
     }

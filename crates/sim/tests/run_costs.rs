@@ -1,4 +1,4 @@
-//! The costs of whole runs: seeds and saved plans, with crashes, faults and all acts of an operator.
+//! The costs of whole runs: seeds and saved plans, with crashes, faults and all operator actions.
 //!
 //! The pages of the ledger cover one feature at a time, and the model test checks data. Here whole runs are
 //! counted: how many requests each sends to the devices, what the index, the journal and the collector did in it, and when

@@ -3,12 +3,12 @@
 //! Owns both tables. A row names only rows above it in the table. Crates in one row do not name each other; components in
 //! one row may.
 
-/// Packages of the workspace without the prefix `ubcache-`.
+/// Packages of the workspace without the prefix `ubcache-`. `export-*` are all exports.
 pub const CRATES: &[&[&str]] = &[
     &["format"],
     &["io", "inspect"],
     &["blockio", "engine"],
-    &["export-ublk", "export-nbd", "export-fuse", "metrics", "sim", "rig"],
+    &["export-*", "metrics", "sim", "rig"],
     &["serve", "sysfs-view", "bench"],
     &["daemon"],
     &["cli"],
@@ -46,5 +46,6 @@ pub const COMPONENTS: &[&[&str]] = &[
 
 /// The row of a name in one of the tables, from 0 at the ground.
 pub fn row(table: &[&[&str]], name: &str) -> Option<usize> {
+    let name = if name.starts_with("export-") { "export-*" } else { name };
     table.iter().position(|row| row.contains(&name))
 }

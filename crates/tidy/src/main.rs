@@ -11,6 +11,7 @@ mod exceptions;
 mod impls;
 mod layers;
 mod named;
+mod numbers;
 mod references;
 mod rust;
 mod sizes;

@@ -1,43 +1,50 @@
-//! References resolve: cited sections, decisions and files in `docs/` exist, and so do the targets of links.
+//! References resolve: cited sections, numbered rules, decisions and files in `docs/` exist, and so do the targets of links.
 //!
-//! Owns the check. It reads a text as words, so a citation may lie on two lines of a comment.
+//! Owns the check. It reads a text as words, so a citation may lie on two lines of a comment. `numbers` knows which numbers
+//! the documents have.
 
 use std::collections::BTreeSet;
 
+use crate::numbers::{HEADING, Numbers, number};
 use crate::source::{SourceFile, Tree};
 use crate::violation::Violation;
 
 /// A word of a file with its line; comment markers are left out.
 type Word<'a> = (usize, &'a str);
 
-/// Documents whose sections are cited, by the word that cites them. After `semantics` a number alone is a citation.
-const DOCUMENTS: &[(&str, &str)] = &[("format", "docs/format.md"), ("semantics", "docs/semantics.md")];
-
 /// Citations that do not resolve.
 pub fn check(tree: &Tree) -> Vec<Violation> {
-    let sections: Vec<_> =
-        DOCUMENTS.iter().map(|(word, file)| (*word, tree.text(file).map(headings))).collect();
+    let numbers = Numbers::of(tree);
+    let names: BTreeSet<&str> = tree.known.iter().filter_map(|p| p.rsplit('/').next()).collect();
     let mut found = Vec::new();
     for file in tree.prose() {
         let words = words(&file.text);
+        let citations = Citations { file, words: &words, numbers: &numbers };
+        found.extend((0..words.len()).flat_map(|at| citations.at(at)));
         for (at, (_, word)) in words.iter().enumerate() {
-            let name = word.trim_start_matches(|c: char| !c.is_alphanumeric()).to_lowercase();
-            for (document, numbers) in &sections {
-                // A document that does not exist has no sections to compare with.
-                if let Some(numbers) = numbers.as_ref().filter(|_| name.trim_end_matches(',') == *document) {
-                    found.extend(section(file, &words[at + 1..], (document, numbers)));
-                }
-            }
-            if ["decision", "decisions"].contains(&name.as_str()) {
+            if ["decision", "decisions"].contains(&&*plain(word).to_lowercase()) {
                 found.extend(decision(tree, file, &words[at + 1..]));
             }
         }
         found.extend(words.iter().flat_map(|(line, word)| documents(tree, file, *line, word)));
+        found.extend(words.iter().filter_map(|(line, word)| unknown_name(&names, file, *line, word)));
         if file.path.ends_with(".md") {
             found.extend(links(tree, file));
         }
     }
     found
+}
+
+/// A word without the punctuation around it.
+fn plain(word: &str) -> &str {
+    word.trim_matches(|c: char| !c.is_alphanumeric())
+}
+
+/// The name of a document in a word, in lower case: `format` of `format`, `docs/format.md`, and `[format.md](../format.md),`.
+fn document(word: &str) -> String {
+    let word = plain(word).to_lowercase();
+    let name = word.strip_suffix(".md").and_then(|path| path.rsplit(['/', '(']).next());
+    name.map_or_else(|| word.clone(), Into::into)
 }
 
 fn words(text: &str) -> Vec<Word<'_>> {
@@ -52,20 +59,6 @@ fn words(text: &str) -> Vec<Word<'_>> {
         .collect()
 }
 
-/// The numbers at the beginning of headings: `7.4` of `### 7.4 Placement`.
-fn headings(text: &str) -> BTreeSet<String> {
-    let titles = text.lines().filter_map(|l| l.strip_prefix('#')).map(|l| l.trim_start_matches('#').trim());
-    titles.filter_map(|t| number(t.split_whitespace().next()?)).map(Into::into).collect()
-}
-
-/// The number `N` or `N.N` in a word, without punctuation.
-fn number(word: &str) -> Option<&str> {
-    let word = word.trim_matches(|c: char| !c.is_ascii_digit());
-    let mut parts = word.split('.');
-    let is_number = |p: &str| !p.is_empty() && p.len() <= 2 && p.bytes().all(|b| b.is_ascii_digit());
-    (parts.clone().count() <= 2 && parts.all(is_number)).then_some(word)
-}
-
 /// The list of numbers at the beginning of the words: `3.1, 4 and 5`.
 fn list<'a>(words: &[Word<'a>], number: impl Fn(&'a str) -> Option<&'a str>) -> Vec<Word<'a>> {
     let mut numbers = Vec::new();
@@ -74,26 +67,70 @@ fn list<'a>(words: &[Word<'a>], number: impl Fn(&'a str) -> Option<&'a str>) -> 
         let Some(n) = number(word).filter(|n| word.trim_start_matches('(').starts_with(n)) else { break };
         numbers.push((*line, n));
         let more = words.next_if(|(_, w)| ["and", "to", "or"].contains(w)).is_some();
-        if !more && !word.ends_with(',') {
+        // A comma after a parenthesis ends the list: `(section 3), 4 requests`.
+        if !more && (!word.ends_with(',') || word.ends_with("),")) {
             break;
         }
     }
     numbers
 }
 
-fn section(file: &SourceFile, after: &[Word], cited: (&str, &BTreeSet<String>)) -> Vec<Violation> {
-    let (document, numbers) = cited;
-    let named = after.first().is_some_and(|(_, w)| ["section", "sections"].contains(w));
-    if !named && document != "semantics" {
-        return Vec::new();
+/// The words of a file, and the numbers that they may cite.
+struct Citations<'a> {
+    file: &'a SourceFile,
+    words: &'a [Word<'a>],
+    numbers: &'a Numbers,
+}
+
+impl Citations<'_> {
+    /// The violations of the citation whose first word is at this place.
+    fn at(&self, at: usize) -> Vec<Violation> {
+        let word = plain(self.words[at].1).to_lowercase();
+        let before = at.checked_sub(1).map(|before| document(self.words[before].1)).unwrap_or_default();
+        let after = &self.words[at + 1..];
+        let next = after.first().map(|(_, w)| plain(w).to_lowercase()).unwrap_or_default();
+        let is_section = ["section", "sections"].contains(&&*next);
+        let cited = document(self.words[at].1);
+        if let Some((document, path)) = self.numbers.document(&cited) {
+            // After `semantics` a number alone is a citation.
+            if is_section || document == "semantics" {
+                return self.missing(path, HEADING, &after[usize::from(is_section)..]);
+            }
+        }
+        // A document cites its own sections without its name.
+        if ["section", "sections"].contains(&&*word) && self.numbers.document(&before).is_none() {
+            let own = self.numbers.is_document(&self.file.path);
+            return own.map_or_else(Vec::new, |path| self.missing(path, HEADING, after));
+        }
+        match self.numbers.cited_by(&word) {
+            // `contract rule 3` is a rule of the contract.
+            Some(_) if ["rule", "rules"].contains(&&*word) && before == "contract" => Vec::new(),
+            Some((path, what)) => {
+                let named = word == "contract" && ["rule", "rules"].contains(&&*next);
+                self.missing(path, what, &after[usize::from(named)..])
+            }
+            None => Vec::new(),
+        }
     }
-    let missing =
-        list(&after[usize::from(named)..], number).into_iter().filter(|(_, n)| !numbers.contains(*n));
-    let violation = |(line, n)| {
-        let message = format!("expected a heading {n} in docs/{document}.md, found none");
-        Violation::new("references.section", &file.path, line, message)
-    };
-    missing.map(violation).collect()
+
+    /// The numbers at the beginning of the words that the document does not have as `what`.
+    fn missing(&self, path: &'static str, what: &'static str, words: &[Word]) -> Vec<Violation> {
+        // A document that does not exist has no numbers to compare with.
+        let Some(numbers) = self.numbers.all(path, what) else { return Vec::new() };
+        let missing = list(words, number).into_iter().filter(|(_, n)| !numbers.contains(*n));
+        let rule = if what == HEADING { "references.section" } else { "references.number" };
+        let violation = |(line, n)| {
+            let message = format!("expected {what} {n} in {path}, found none");
+            Violation::new(rule, &self.file.path, line, message)
+        };
+        missing.map(violation).collect()
+    }
+}
+
+/// Whether a decision with this number exists.
+fn is_decision(tree: &Tree, number: &str) -> bool {
+    let from = format!("docs/decisions/{number}-");
+    tree.known.range(from.clone()..).next().is_some_and(|p| p.starts_with(&from))
 }
 
 fn decision(tree: &Tree, file: &SourceFile, after: &[Word]) -> Vec<Violation> {
@@ -101,32 +138,44 @@ fn decision(tree: &Tree, file: &SourceFile, after: &[Word]) -> Vec<Violation> {
         let digits = str::trim_matches(word, |c: char| !c.is_ascii_digit());
         (digits.len() == 3 && digits.bytes().all(|b| b.is_ascii_digit())).then_some(digits)
     };
-    let exists = |n: &str| {
-        let from = format!("docs/decisions/{n}-");
-        tree.known.range(from.clone()..).next().is_some_and(|p| p.starts_with(&from))
-    };
     let violation = |(line, n)| {
         let message = format!("expected a file docs/decisions/{n}-….md, found none");
         Violation::new("references.decision", &file.path, line, message)
     };
-    list(after, three).into_iter().filter(|(_, n)| !exists(n)).map(violation).collect()
+    list(after, three).into_iter().filter(|(_, n)| !is_decision(tree, n)).map(violation).collect()
 }
 
-/// Paths in `docs/` in a word. A path with more before `docs/` is an address, or relative to another directory.
+/// Paths in `docs/` in a word. A path with more before `docs/` is an address, or relative to another directory. A decision may be
+/// named by its number alone: `docs/decisions/011`.
 fn documents(tree: &Tree, file: &SourceFile, line: usize, word: &str) -> Vec<Violation> {
     let is_path = |c: char| c.is_alphanumeric() || "/._-".contains(c);
     let mut found = Vec::new();
     for (at, _) in word.match_indices("docs/") {
         let rest = &word[at..];
         let end = rest.find(|c: char| !is_path(c)).unwrap_or(rest.len());
-        let path = rest[..end].trim_end_matches('.');
+        let is_pattern = rest[end..].starts_with(['*', '{', '…', '$']);
+        let path = rest[..end].trim_end_matches(['.', '/']);
         let begins = !word[..at].ends_with(is_path);
-        if begins && path.ends_with(".md") && !tree.known.contains(path) {
+        let decision = path.strip_prefix("docs/decisions/");
+        let exists = tree.known.contains(path) || decision.is_some_and(|n| is_decision(tree, n));
+        if begins && !is_pattern && !exists {
             let message = format!("expected the file {path}, found none");
             found.push(Violation::new("references.file", &file.path, line, message));
         }
     }
     found
+}
+
+/// The name of a page without its directory, such as `durability.md`, that no file has.
+fn unknown_name(names: &BTreeSet<&str>, file: &SourceFile, line: usize, word: &str) -> Option<Violation> {
+    let name = plain(word);
+    let is_name = |c: char| c.is_alphanumeric() || "_-.".contains(c);
+    let stem = name.strip_suffix(".md").filter(|stem| !stem.is_empty())?;
+    if !stem.chars().all(is_name) || names.contains(name) {
+        return None;
+    }
+    let message = format!("expected a file with the name {name}, found none");
+    Some(Violation::new("references.file", &file.path, line, message))
 }
 
 /// Relative targets of links in Markdown, outside code, that do not exist.
@@ -173,8 +222,22 @@ mod tests {
 
     fn found(path: &str, text: &str) -> Vec<(&'static str, usize)> {
         let files = [
-            ("docs/format.md", "# The format\n## 3. Superblock\n### 3.2 Fields\n"),
-            ("docs/semantics.md", "## 7 Placement\n### 7.4 Streams\n"),
+            (
+                "docs/format.md",
+                "# The format\n## 3. Superblock\n### 3.2 Fields\n| number | name |\n|---|---|\n| 1 | a |\n| 11a | b |\n",
+            ),
+            (
+                "docs/semantics.md",
+                "## 7 Placement\n### 7.4 Streams\n| rule | condition |\n|---|---|\n| 9 | x |\n",
+            ),
+            (
+                "docs/durability.md",
+                "# Promises\n1. One.\n   More.\n2. Two.\n\n3. Three.\n## More\n4. No promise.\n",
+            ),
+            (
+                "docs/compat.md",
+                "| # | kernel |\n|---|---|\n| 0 | x |\n\n| # | kernel |\n|---|---|\n| 24 | y |\n",
+            ),
             ("docs/decisions/011-costs.md", ""),
             ("docs/book/src/a.md", ""),
             (path, text),
@@ -195,6 +258,51 @@ mod tests {
             "// format section 3.1, or format\n// sections 3.2 and 4 (runtime semantics 7.4 to 7.6,\n// 8)";
         let rule = "references.section";
         assert_eq!(found("a.rs", text), [(rule, 1), (rule, 2), (rule, 2), (rule, 3)]);
+    }
+
+    #[test]
+    fn a_document_can_be_cited_by_its_file() {
+        let text = "docs/format.md, section 3. [format.md](../docs/format.md) section 3.2, `semantics.md` section 7.";
+        assert_eq!(found("docs/a.md", text), []);
+        let text = "docs/format.md, section 4. [format.md](format.md) section 3.3, `semantics.md` section 8.";
+        assert_eq!(found("docs/a.md", text), [("references.section", 1); 3]);
+    }
+
+    #[test]
+    fn a_document_cites_its_own_sections() {
+        let text =
+            "## 1. One\n(section 1), 64 times; sections 1 and 2; format section 3; semantics section 1\n";
+        let files = [
+            (
+                "docs/format.md",
+                "## 3. Superblock\nsection 3, section 4; semantics section 1 and format section 3",
+            ),
+            ("docs/semantics.md", text),
+        ];
+        let found: Vec<_> = check(&Tree::of(&files)).into_iter().map(|v| (v.path, v.line)).collect();
+        assert_eq!(found, [("docs/format.md".into(), 2), ("docs/semantics.md".into(), 2)]);
+    }
+
+    #[test]
+    fn numbers_of_promises_invariants_rules_and_items_exist() {
+        let text = "// Promises 1 and 2 (durability contract 3), contract rule 2; invariants 1, 11a and 1;\n\
+                    // semantics section 7, rule 9; docs/compat.md, item 24; the defects 0 and 24; each rule 3 times";
+        let rule = "references.number";
+        assert_eq!(found("a.rs", text), [(rule, 2)], "a rule of semantics");
+        let text = "// promise 4, contract 5, contract rule\n// 6; invariant 11b,\n// invariants 1 to 20, rules 8 and 9; item 25";
+        assert_eq!(
+            found("a.rs", text),
+            [(rule, 1), (rule, 1), (rule, 2), (rule, 2), (rule, 3), (rule, 3), (rule, 3)]
+        );
+    }
+
+    #[test]
+    fn pages_are_files() {
+        let text = "docs/decisions/011, `docs/decisions/011-costs.md`, a.md, docs/book/, docs/{name}.md, docs/*.md, {x}.md";
+        assert_eq!(found("b.rs", &format!("// {text}")), []);
+        let text = "docs/decisions/012, docs/book/src/b, gone.md and\n// `docs/missing/`";
+        let rule = "references.file";
+        assert_eq!(found("b.rs", &format!("// {text}")), [(rule, 1), (rule, 1), (rule, 2), (rule, 1)]);
     }
 
     #[test]

@@ -84,6 +84,8 @@ const COINAGES: &[(&str, &str)] = &[
     ("tale", "scenario"),
     ("told", "outcome"),
     ("habit", "operator action"),
+    ("act", "operator action"),
+    ("acts", "operator actions"),
 ];
 
 /// The usual words for a search, which are no coinage.

@@ -352,7 +352,7 @@ fn users_without_privileges_have_devices_too() {
         .sh("mkdir /tmp/user && cd /tmp/user && truncate -s 70M c && truncate -s 64M b && \
              ubcache make -C c -B b --bucket 64k --writeback && chown -R 65534 /tmp/user")
         .ok();
-    // As long as the driver is not theirs, they are told why, and get a socket if they leave the choice.
+    // As long as they may not use the driver, they get the reason, and a socket if they leave the choice.
     let user = "cd /tmp/user; export XDG_RUNTIME_DIR=/tmp/user
         as_user() { /usr/bin/setpriv --reuid 65534 --regid 65534 --clear-groups \"$@\"; }";
     guest

@@ -5,7 +5,7 @@
 //!
 //! `replacement [--requests N] [--trace FILE.csv [--shift BYTES]] [NAME...]`: NAMEs of workloads, or all.
 
-use bench::study::{CACHE_BLOCKS, Outcome, POLICIES, play};
+use bench::study::{CACHE_BLOCKS, Outcome, play, policies};
 use bench::workloads::{Access, NAMES, from_csv, optimum, synthetic};
 
 struct Row {
@@ -16,14 +16,14 @@ struct Row {
 
 fn row(name: &str, accesses: &[Access]) -> Row {
     let from = accesses.len() / 4;
-    let outcomes = POLICIES.iter().map(|p| play(accesses, from, p)).collect();
+    let outcomes = policies().map(|p| play(accesses, from, &p)).collect();
     Row { name: name.to_owned(), optimum: optimum(accesses, CACHE_BLOCKS as usize, from), outcomes }
 }
 
 fn table(title: &str, rows: &[Row], best: Option<fn(&Row) -> String>, cell: fn(&Outcome) -> String) {
     let head = best.map_or("", |_| " optimum |");
-    println!("\n| {title} |{head} {} |", POLICIES.map(|p| p.0).join(" | "));
-    println!("|---|{}", "---:|".repeat(POLICIES.len() + usize::from(best.is_some())));
+    println!("\n| {title} |{head} {} |", policies().map(|p| p.0).collect::<Vec<_>>().join(" | "));
+    println!("|---|{}", "---:|".repeat(policies().count() + usize::from(best.is_some())));
     for r in rows {
         let first = best.map(|b| format!(" {} |", b(r))).unwrap_or_default();
         let cells: Vec<String> = r.outcomes.iter().map(cell).collect();

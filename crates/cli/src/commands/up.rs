@@ -33,6 +33,11 @@ const GRACE: Duration = Duration::from_secs(3);
 /// Time limit of exports that are stopped by force.
 const FORCED_WITHIN: Nanos = Nanos::from_ms(2500);
 
+/// The help of the option `--export`.
+fn export_help() -> String {
+    format!("How clients reach the volumes: {}", exports::forms())
+}
+
 /// Serve a cache set in the foreground
 ///
 /// Volumes are named bcache0, bcache1 and so on: first those of the backing devices in the order given, then
@@ -50,8 +55,7 @@ pub(crate) struct Up {
     /// Backing device
     #[arg(short = 'B', long = "backing", value_name = "DEV")]
     backing: Vec<PathBuf>,
-    /// How clients reach the volumes: auto, ublk, ublk=NUMBER, nbd=SOCKET, nbd=HOST:PORT or fuse=DIR
-    #[arg(long, value_name = "EXPORT", default_value = "auto")]
+    #[arg(long, value_name = "EXPORT", default_value = exports::DEFAULT, help = export_help())]
     export: Vec<Spec>,
     /// Value of a tunable, by the kernel's name
     #[arg(long, value_name = "KEY=VALUE")]
@@ -266,7 +270,7 @@ impl Up {
             let ways: Vec<exports::Way> = running.iter().flat_map(|r| r.ways(&name)).collect();
             if self.json {
                 let ways: Vec<_> =
-                    ways.iter().map(|w| json!({"kind": w.kind, "address": w.address})).collect();
+                    ways.iter().map(|w| json!({"kind": w.kind.name, "address": w.address})).collect();
                 out::print_json_line(&json!({
                     "schema_version": 1,
                     "event": "ready",
@@ -305,8 +309,8 @@ impl Up {
                         (None, None) => std::future::pending().await,
                     }
                 });
-                let news = pin!(session.until_events(&rt));
-                let inner = pin!(select(next, news));
+                let events = pin!(session.until_events(&rt));
+                let inner = pin!(select(next, events));
                 select(pin!(signals.next()), inner).await
             };
             session.log_events();

@@ -14,7 +14,7 @@ use crate::world::*;
 const SSD: u64 = 12 << 20;
 const HDD: u64 = 24 << 20;
 
-/// The device, and how it is told to fail.
+/// The device, and the switch that makes it fail.
 struct Faulty {
     fuse: Child,
     /// The process that has the data.

@@ -194,7 +194,7 @@ fn a_change_of_an_unknown_name_is_written_down() {
     daemon.stop();
 }
 
-/// A number that a tunable cannot have exactly is told.
+/// A number that a tunable cannot have exactly is reported.
 #[test]
 fn a_value_that_became_another_one_is_told() {
     let place = Place::new();

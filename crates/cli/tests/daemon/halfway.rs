@@ -71,7 +71,7 @@ fn a_client_that_goes_away_in_the_middle_leaves_nothing_half_done() {
     let body = r#"{"mode": "writethrough"}"#;
     let head = "PUT /v1/volumes/bcache0/cache-mode HTTP/1.1\r\nHost: x\r\n";
     write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
-    // By then the set has been told; it cannot write its superblock.
+    // By then the set has the order; it cannot write its superblock.
     for _ in 0..30 {
         daemon.volume("bcache0");
     }

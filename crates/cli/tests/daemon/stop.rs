@@ -66,7 +66,7 @@ fn a_second_signal_ends_the_drain_and_dirty_data_stays() {
         wait_until("its end", || daemon.said().contains("stopping without the drain"));
         slow.thaw();
         let (status, said) = daemon.ended();
-        assert_eq!(status.code(), Some(0), "it was told to: {said}");
+        assert_eq!(status.code(), Some(0), "the order was to stop: {said}");
         run(&["super", &slow.file]).ok().says(&["dirty"]);
         place.configure("[tunables]\nwriteback_running = 0\n");
         let daemon = place.start();
@@ -126,7 +126,7 @@ fn a_second_signal_waits_for_nobody() {
     daemon.stop();
 }
 
-/// A service manager: what it is told, and when.
+/// A service manager, with the messages that it receives and their times.
 struct Manager {
     path: String,
     notifications: Receiver<(Instant, String)>,
@@ -149,7 +149,7 @@ impl Manager {
         Manager { path, notifications }
     }
 
-    /// The next thing that it is told, beside signs of life.
+    /// The next message, apart from those of the watchdog.
     #[track_caller]
     fn next(&self) -> String {
         loop {
@@ -185,7 +185,7 @@ fn the_service_manager_is_told_what_goes_on() {
             assert!(at - last < ALIVE_WITHIN, "{:?}", at - last);
         }
     }
-    // A reload is told, also one that changes nothing because of a mistake.
+    // A reload is reported, also one that changes nothing because of a mistake.
     for config in ["", "nonsense = 1\n"] {
         place.configure(&format!("{config}{DRAINS}"));
         daemon.signal(Signal::HUP);

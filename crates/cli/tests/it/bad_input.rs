@@ -14,7 +14,7 @@ fn places(dir: &Dir) -> Vec<(&'static str, usize)> {
     let journal = run(&["dump", &ssd, "journal", "--json"]).ok().json();
     let root = journal["btree_root"]["pointer"]["sector"].as_u64().unwrap();
     let prio_bucket = journal["prio_bucket"].as_u64().unwrap();
-    // Not the journal: what comes behind a damaged entry cannot be told from what was never written.
+    // Not the journal: what follows a damaged entry cannot be distinguished from what was never written.
     let bucket_sectors = run(&["super", &ssd, "--json"]).ok().json()["bucket_sectors"].as_u64().unwrap();
     vec![
         ("the root of the index", root as usize * 512 + 20),
@@ -42,7 +42,7 @@ fn a_bit_flipped_in_the_metadata() {
             assert!(read(&ssd) == bytes && &read(&hdd_path) == hdd, "{what}: {said}");
             assert!(!Path::new(&out).exists(), "{what}: {said}");
         }
-        // Whoever must, gets what is left, and is told.
+        // An operator who needs the data gets what is left, and a warning.
         let said = run(&["extract", "-C", &ssd, "-B", &hdd_path, "-o", &out, "--best-effort"]).refused(&[]);
         assert_eq!(read(&out).len() as u64, SET_SECTORS * 512, "{what}: {said}");
         std::fs::remove_file(&out).unwrap();
@@ -175,7 +175,7 @@ fn devices_in_use_by_up() {
     let dir2 = Dir::new();
     let [ssd2, hdd2] = dirty_files(&dir2);
     run(&["up", "-C", &ssd2, "-B", &hdd2, &export]).refused(&[&socket, "in use"]);
-    // What only looks at a block, or is told not to mind.
+    // Commands that only read a block, or have an option to ignore the checksum.
     run(&["super", &ssd]).ok();
     run(&["dump", &ssd, "uuids", "--in-use"]).ok();
     Client::connect(Path::new(&socket), "").unwrap().read(0, 4096).unwrap();

@@ -188,7 +188,7 @@ impl Dir {
     }
 }
 
-/// How a set without a crash log is told.
+/// The warning about a set without a crash log.
 pub const NO_CRASH_LOG: &str =
     "if this process is killed, the last writes that were not flushed are lost: there is no crash log: ";
 

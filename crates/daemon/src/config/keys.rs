@@ -2,6 +2,8 @@
 //!
 //! Owns this table alone. A test compares it with the keys that the parser accepts. Must not know the parser.
 
+use std::fmt;
+
 /// A key of the configuration file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConfigKey {
@@ -10,11 +12,29 @@ pub struct ConfigKey {
     /// The name of the key.
     pub name: &'static str,
     /// The values that it takes.
-    pub values: &'static str,
+    pub values: ValueList,
     /// What applies without it; empty if nothing does.
     pub default: &'static str,
     /// What it does.
     pub meaning: &'static str,
+}
+
+/// The values that a key takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ValueList {
+    /// As this text says.
+    Text(&'static str),
+    /// A list of exports, of the kinds that `serve` has.
+    Exports,
+}
+
+impl fmt::Display for ValueList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ValueList::Text(text) => f.write_str(text),
+            ValueList::Exports => write!(f, "list of {}", serve::exports::forms()),
+        }
+    }
 }
 
 /// A row of the table: name, values, default and meaning of a key.
@@ -22,7 +42,12 @@ type Row = (&'static str, &'static str, &'static str, &'static str);
 
 const fn key(section: &'static str, row: Row) -> ConfigKey {
     let (name, values, default, meaning) = row;
-    ConfigKey { section, name, values, default, meaning }
+    ConfigKey { section, name, values: ValueList::Text(values), default, meaning }
+}
+
+/// The key of the exports of all volumes.
+const fn exports(default: &'static str, meaning: &'static str) -> ConfigKey {
+    ConfigKey { section: "", name: "exports", values: ValueList::Exports, default, meaning }
 }
 
 const fn top(row: Row) -> ConfigKey {
@@ -72,13 +97,11 @@ pub const CONFIG_KEYS: &[ConfigKey] = &[
         "Whether devices that appear later are registered without a udev \
          rule.",
     )),
-    top((
-        "exports",
-        "list of auto, ublk, ublk=NUMBER, nbd=SOCKET, nbd=HOST:PORT, fuse=DIR",
+    exports(
         "[\"auto\"]",
         "How clients \
          reach each volume. {volume} stands for the name of the volume. Takes effect when a volume is served again.",
-    )),
+    ),
     top((
         "preset",
         "default, latency, throughput, ceph-osd or quiet-disk",

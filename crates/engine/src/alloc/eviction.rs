@@ -16,7 +16,7 @@ pub(crate) enum Aged {
     No,
     /// They were.
     Yes,
-    /// They were, and the policy wants to be told what hits save now.
+    /// They were, and the policy needs to know what hits save now.
     Observed,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Eviction {
     entry: &'static PolicyEntry,
     /// The policy in use, from when it is first asked.
     policy: Option<Box<dyn ReplacementPolicy>>,
-    /// The policy in use has to be told of fills, hits and misses.
+    /// The policy in use needs the calls for fills, hits and misses.
     observes: bool,
     /// Policies that were in use before.
     others: Vec<(&'static PolicyEntry, Box<dyn ReplacementPolicy>)>,
@@ -59,7 +59,7 @@ impl Eviction {
         (self.entry, self.observes) = (entry, (entry.observes)());
     }
 
-    /// Whether the policy has to be told of hits.
+    /// Whether the policy needs the calls for hits.
     pub(super) fn observes(&self) -> bool {
         self.observes
     }

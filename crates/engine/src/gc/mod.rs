@@ -9,7 +9,7 @@
 
 mod moving;
 
-pub(crate) use moving::{compact_task, promote};
+pub(crate) use moving::{pack_task, promote};
 
 use std::cell::Cell;
 use std::collections::BTreeSet;

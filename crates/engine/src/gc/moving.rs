@@ -57,7 +57,7 @@ const WORTH_MOVING: u64 = 4;
 
 /// The share of buckets in use from which sparsely filled ones are packed. It is below the first writeback cutoff, so
 /// that fragmentation alone never makes writes bypass the cache.
-const COMPACT_FROM_PERCENT: u8 = 30;
+const PACK_FROM_PERCENT: u8 = 30;
 
 /// The share of buckets in use from which room is worth more than clean data. It is lower than the share from which
 /// writes are throttled (`policy::yielding`).
@@ -79,7 +79,7 @@ pub(super) enum Packing {
 fn is_fragmented(gc: &Gc) -> bool {
     let buckets = gc.parts.alloc.buckets();
     let in_use_percent = buckets.in_use_percent() as u8;
-    if in_use_percent < COMPACT_FROM_PERCENT {
+    if in_use_percent < PACK_FROM_PERCENT {
         return false;
     }
     let dirty: u64 = gc.parts.index.tree().all_dirty().map(|(_, n)| n.0).sum();
@@ -127,7 +127,7 @@ fn due(gc: &Gc) -> Option<Packing> {
 }
 
 /// Packs sparsely filled buckets whenever there are too many of them.
-pub(crate) async fn compact_task(gc: Rc<Gc>) {
+pub(crate) async fn pack_task(gc: Rc<Gc>) {
     loop {
         gc.parts.alloc.walks().wait_until(|| gc.parts.device.is_stopping() || due(&gc).is_some()).await;
         if gc.parts.device.is_stopping() {

@@ -166,20 +166,18 @@ pub enum Decision {
     Bypass(BypassReason),
 }
 
-/// Decides whether a request bypasses the cache (semantics section 4, rules 1 to 8 in their order).
+/// Decides whether a request bypasses the cache: semantics section 4, rules 1 to 8 in their order, with the changes of the
+/// admission policy `cost`.
 ///
 /// `stream` is called at most once, and only where the length of the request's stream matters; it returns the result of
 /// [`super::sequential::SequentialDetector::observe`]. So requests that bypass for another reason are not part of any
 /// stream, as in the kernel.
-pub fn decide(inputs: &BypassInputs, stream: impl FnOnce() -> Sectors) -> Decision {
-    decide_by_cost(inputs, stream, || None)
-}
-
-/// Decides whether a request bypasses the cache under the admission policy `cost`. The policy differs from [`decide`]
-/// in three points: while there is room to spare, a stream that is faster through the cache is cached; no request
-/// bypasses a congested cache for a device that would take even longer; metadata of file systems bypasses the cache for
-/// neither reason. `compare` is called at most once, and only for requests that bypass the cache by rule 7; if it
-/// returns `None`, the kernel's rules apply.
+///
+/// The policy `cost` differs from the kernel's rules in three points: while there is room to spare, a stream that is faster
+/// through the cache is cached; no request bypasses a congested cache for a device that would take even longer; metadata of
+/// file systems bypasses the cache for neither reason. `compare` is called at most once, and only for requests that bypass
+/// the cache by rule 7. It returns `None` where the kernel's rules apply: under the admission policy `kernel`, and while the
+/// costs are unknown.
 pub fn decide_by_cost(
     inputs: &BypassInputs,
     stream: impl FnOnce() -> Sectors,
@@ -334,7 +332,7 @@ pub fn should_writeback(inputs: &WriteInputs, bypass: bool) -> bool {
         || inputs.in_use_percent <= inputs.cutoff_writeback
 }
 
-/// Decides the path of a write or discard; `decision` is the result of [`decide`] for it.
+/// Decides the path of a write or discard; `decision` is the result of [`decide_by_cost`] for it.
 pub fn write_path(inputs: &WriteInputs, decision: Decision) -> WritePath {
     let over_dirty = inputs.overlaps_dirty;
     let bypass = match decision {

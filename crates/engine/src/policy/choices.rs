@@ -12,6 +12,11 @@ pub(crate) trait Choice: Copy + PartialEq + 'static {
     /// The names, in the same order.
     const NAMES: &'static [&'static str];
 
+    /// The position of the value that a text names: by its name, or by one that it had in an earlier release.
+    fn named(text: &str) -> Option<usize> {
+        Self::NAMES.iter().position(|name| *name == text)
+    }
+
     /// Position in the list.
     fn position(self) -> usize {
         Self::ALL.iter().position(|(value, _)| *value == self).unwrap_or_default()

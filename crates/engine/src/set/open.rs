@@ -223,7 +223,7 @@ fn start_tasks(core: &Rc<Core>) {
         core.cache.tasks.spawn(Work::Allocator, footer_task(core.cache.data.clone()));
     }
     core.cache.tasks.spawn(Work::Gc, gc::gc_task(core.cache.gc.clone()));
-    core.cache.tasks.spawn(Work::Gc, gc::compact_task(core.cache.gc.clone()));
+    core.cache.tasks.spawn(Work::Gc, gc::pack_task(core.cache.gc.clone()));
 }
 
 fn start_volumes(core: &Rc<Core>) {

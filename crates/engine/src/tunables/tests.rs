@@ -4,6 +4,7 @@ use format::{CacheMode, Replacement};
 use proptest::prelude::*;
 
 use super::*;
+use crate::policy::replacement::InPlaceOfLru;
 
 const MAX_U32: u64 = u32::MAX as u64;
 const MAX_I32: u64 = i32::MAX as u64;
@@ -76,7 +77,7 @@ const SET: &[(&str, &str, &str, Unit, Range)] = &[
         Unit::None,
         Range::Choices(&["off", "auto", "always"]),
     ),
-    ("replacement", "[kernel] reuse", "kernel", Unit::None, Range::Choices(&["kernel", "reuse"])),
+    ("replacement", "", "kernel", Unit::None, Range::Choices(InPlaceOfLru::names())),
     ("btree_cache_limit", "1.0G", "1073741824", Unit::Bytes, Range::Number(16 << 20, 1 << 50)),
     ("writeback_batch_sectors", "65536", "65536", Unit::Sectors, Range::Number(8, 2 << 20)),
 ];
@@ -85,7 +86,10 @@ fn is_as_specified(infos: Vec<TunableInfo>, table: &[(&str, &str, &str, Unit, Ra
     assert_eq!(infos.len(), table.len());
     for (info, (name, shown, raw, unit, range)) in infos.iter().zip(table) {
         assert_eq!(info.name, *name);
-        assert_eq!((&*info.value, &*info.raw, &*info.default), (*shown, *raw, *raw), "{name}");
+        // The table of policies has the choices of `replacement`.
+        let policies = InPlaceOfLru::names().join(" ").replacen("kernel", "[kernel]", 1);
+        let shown = if *name == "replacement" { &policies } else { *shown };
+        assert_eq!((&*info.value, &*info.raw, &*info.default), (shown, *raw, *raw), "{name}");
         assert_eq!((info.unit, &info.range), (*unit, range), "{name}");
         assert!(!info.doc.is_empty() && !info.doc.contains('\n') && !info.doc.ends_with('.'), "{name}");
     }
@@ -434,19 +438,29 @@ proptest! {
     }
 }
 
-/// The policy applies only in place of lru, and only if it is set.
+/// A policy of our own applies only in place of lru, and only if it is set.
 #[test]
-fn the_policy_cost_benefit_takes_the_place_of_lru() {
-    for (policy, replacement, in_use) in [
-        ("lru", "reuse", "reuse"),
-        ("lru", "kernel", "lru"),
-        ("fifo", "reuse", "fifo"),
-        ("random", "reuse", "random"),
-        ("fifo", "kernel", "fifo"),
-    ] {
+fn a_policy_of_our_own_takes_the_place_of_lru() {
+    let of_the_kernel =
+        [("lru", "kernel", "lru"), ("fifo", "kernel", "fifo"), ("random", "kernel", "random")];
+    let own = InPlaceOfLru::names()[1..].iter();
+    let own =
+        own.flat_map(|name| [("lru", *name, *name), ("fifo", name, "fifo"), ("random", name, "random")]);
+    for (policy, replacement, in_use) in of_the_kernel.into_iter().chain(own) {
         let mut t = SetTunables::default();
         t.set("cache_replacement_policy", policy).unwrap();
         t.set("replacement", replacement).unwrap();
         assert_eq!(t.policy().name, in_use, "{policy}, {replacement}");
     }
+}
+
+/// Settings that an operator or a state directory has from the release before are accepted, and shown with the new name.
+#[test]
+fn the_former_name_of_a_policy_is_accepted() {
+    let mut t = SetTunables::default();
+    t.set("replacement", "reuse").unwrap();
+    assert_eq!(t.policy().name, "cost_benefit");
+    let shown = t.iter().find(|tunable| tunable.name == "replacement").unwrap();
+    assert_eq!((&*shown.value, &*shown.raw), ("kernel [cost_benefit]", "cost_benefit"));
+    assert!(t.set("replacement", "reused").unwrap_err().to_string().contains("kernel, cost_benefit"));
 }

@@ -124,10 +124,27 @@ pub(super) enum Show {
 
 /// The field behind a tunable.
 pub(super) enum Field<T: 'static> {
-    Number { get: fn(&T) -> u64, put: fn(&mut T, u64), range: fn(&T) -> (u64, u64), show: Show },
-    Flag { get: fn(&T) -> bool, put: fn(&mut T, bool) },
-    Choice { names: &'static [&'static str], get: fn(&T) -> usize, put: fn(&mut T, usize) },
-    Text { max_bytes: usize, get: fn(&T) -> &str, put: fn(&mut T, &str) },
+    Number {
+        get: fn(&T) -> u64,
+        put: fn(&mut T, u64),
+        range: fn(&T) -> (u64, u64),
+        show: Show,
+    },
+    Flag {
+        get: fn(&T) -> bool,
+        put: fn(&mut T, bool),
+    },
+    Choice {
+        names: &'static [&'static str],
+        named: fn(&str) -> Option<usize>,
+        get: fn(&T) -> usize,
+        put: fn(&mut T, usize),
+    },
+    Text {
+        max_bytes: usize,
+        get: fn(&T) -> &str,
+        put: fn(&mut T, &str),
+    },
 }
 
 /// One entry of a table of settings.
@@ -218,16 +235,9 @@ impl<T> Tunable<T> {
                 let value = parse::decimal(word).ok_or_else(|| not_a_number(word))?;
                 put(of, value != 0);
             }
-            Field::Choice { names, put, .. } => {
-                let position = names.iter().position(|choice| *choice == word);
-                put(
-                    of,
-                    position.ok_or_else(|| TunableError::NotAChoice {
-                        name,
-                        value: word.to_owned(),
-                        range,
-                    })?,
-                );
+            Field::Choice { named, put, .. } => {
+                let not_a_choice = || TunableError::NotAChoice { name, value: word.to_owned(), range };
+                put(of, named(word).ok_or_else(not_a_choice)?);
             }
             Field::Text { max_bytes, put, .. } => {
                 // Blanks are part of a text; newlines at the end are not.
@@ -371,6 +381,7 @@ macro_rules! choice_of {
     ($field:ident: $type:ty) => {
         $crate::tunables::tunable::Field::Choice {
             names: <$type as $crate::policy::choices::Choice>::NAMES,
+            named: <$type as $crate::policy::choices::Choice>::named,
             get: |t| $crate::policy::choices::Choice::position(t.$field),
             put: |t, position| {
                 if let Some(value) = <$type as $crate::policy::choices::Choice>::at(position) {

@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn savings_are_measured_when_priorities_age() {
         run(|rt| async move {
-            for (replacement, observes) in [("kernel", false), ("reuse", true)] {
+            for (replacement, observes) in [("kernel", false), ("cost_benefit", true)] {
                 let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
                 let backing = backing_device(&TestDisk::new(4096), &rt);
                 let volume = crate::set::attach(&set.core, backing.clone()).await.unwrap();

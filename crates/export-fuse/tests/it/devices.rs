@@ -204,7 +204,7 @@ fn partitions_can_be_used_and_are_in_use() {
     let mut server = Server::start(&dir.path().join("m"), &[&disk], LOOPS);
     let first = PathBuf::from(format!("{}p1", text(server.device())));
     if !first.exists() {
-        // This kernel cannot read such tables, but is told what is in them.
+        // This kernel cannot read such tables, so the test passes their contents to it.
         run("partx", &["-a", text(server.device())]);
     }
     run("mkfs.ext4", &["-q", text(&first)]);

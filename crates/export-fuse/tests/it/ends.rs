@@ -88,7 +88,7 @@ fn force_takes_everything_away_and_says_from_whom() {
     assert!(notes[0].contains("was unmounted by force while in use"), "{notes:?}");
     assert!(notes[0].contains(text(&mount_point)), "{notes:?}");
     assert!(!host::is_mount_point(&server.dir));
-    // Who still has a file open is told, not left waiting.
+    // A program that still has a file open gets an error and does not wait.
     let mut byte = [0];
     assert!(std::os::unix::fs::FileExt::read_at(&file, &mut byte, 0).is_err());
     drop(mounted);

@@ -22,37 +22,44 @@ use io::{MemoryBudget, OverBudget, Reservation};
 pub(super) struct Memory {
     reservation: RefCell<Reservation>,
     /// Bytes of the reservation that are for fixed buffers, not for data.
-    fixed: u64,
+    fixed_bytes: u64,
     /// Bytes for data that are reserved for as long as the connection exists.
-    own: u64,
+    own_bytes: u64,
     /// Maximum bytes of data at a time, for any budget.
-    limit: u64,
+    limit_bytes: u64,
     used: Cell<u64>,
     waiter: RefCell<Option<Waker>>,
 }
 
 impl Memory {
-    /// Reserves `fixed` bytes, and `own` bytes for data. The bytes for data may grow to `limit`.
+    /// Reserves `fixed_bytes`, and `own_bytes` for data. The bytes for data may grow to `limit_bytes`.
     pub(super) fn reserve(
         budget: &MemoryBudget,
-        fixed: u64,
-        own: u64,
-        limit: u64,
+        fixed_bytes: u64,
+        own_bytes: u64,
+        limit_bytes: u64,
     ) -> Result<Memory, OverBudget> {
-        let reservation = RefCell::new(budget.try_reserve(fixed.saturating_add(own))?);
+        let reservation = RefCell::new(budget.try_reserve(fixed_bytes.saturating_add(own_bytes))?);
         let (used, waiter) = (Cell::new(0), RefCell::default());
-        Ok(Memory { reservation, fixed, own, limit: limit.max(own), used, waiter })
+        Ok(Memory {
+            reservation,
+            fixed_bytes,
+            own_bytes,
+            limit_bytes: limit_bytes.max(own_bytes),
+            used,
+            waiter,
+        })
     }
 
     /// Takes `n` bytes if the connection's limit and the budget permit.
     pub(super) fn try_take(&self, n: u64) -> bool {
         let after = self.used.get().saturating_add(n);
-        if after > self.limit {
+        if after > self.limit_bytes {
             return false;
         }
-        if after > self.own {
+        if after > self.own_bytes {
             let mut reservation = self.reservation.borrow_mut();
-            let missing = (self.fixed + after).saturating_sub(reservation.bytes());
+            let missing = (self.fixed_bytes + after).saturating_sub(reservation.bytes());
             if missing > 0 && reservation.try_grow(missing).is_err() {
                 return false;
             }
@@ -63,7 +70,7 @@ impl Memory {
 
     /// Waits until `n` bytes can be taken, and takes them; `n` is at most what the connection has reserved.
     pub(super) async fn take(&self, n: u64) {
-        debug_assert!(n <= self.own, "{n} bytes at once, {} are reserved", self.own);
+        debug_assert!(n <= self.own_bytes, "{n} bytes at once, {} are reserved", self.own_bytes);
         self.wait(|| self.try_take(n)).await;
     }
 
@@ -88,7 +95,7 @@ impl Memory {
         assert!(n <= self.used.get(), "more is given back than was taken");
         let left = self.used.get() - n;
         self.used.set(left);
-        self.reservation.borrow_mut().shrink_to(self.fixed + left.max(self.own));
+        self.reservation.borrow_mut().shrink_to(self.fixed_bytes + left.max(self.own_bytes));
         let waiter = self.waiter.borrow_mut().take();
         if let Some(w) = waiter {
             w.wake();

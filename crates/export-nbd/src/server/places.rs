@@ -160,8 +160,8 @@ mod tests {
         who: PeerId,
         now: u64,
     ) -> Result<Option<usize>, TurnedAway> {
-        let victim = places.admit(who, Nanos::from_secs(now), &options())?;
-        Ok(victim.map(|v| clients.iter().position(|c| std::ptr::addr_eq(&**c, &*v)).expect("a client")))
+        let removed = places.admit(who, Nanos::from_secs(now), &options())?;
+        Ok(removed.map(|v| clients.iter().position(|c| std::ptr::addr_eq(&**c, &*v)).expect("a client")))
     }
 
     #[test]

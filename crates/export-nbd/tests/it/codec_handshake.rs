@@ -134,7 +134,7 @@ fn info_describes_without_opening() {
 #[test]
 fn the_empty_name_is_the_only_export() {
     let (replies, verdict) = run(&catalogue(&["disk"]), &[choose(option::GO, "", &[info::NAME])]);
-    assert_eq!(replies[2].2, [&[0, 1][..], b"disk"].concat(), "told by its name");
+    assert_eq!(replies[2].2, [&[0, 1][..], b"disk"].concat(), "the export is named");
     assert_eq!(verdict.expect("decided").expect("agreed").export.name, "disk");
 
     for exports in [catalogue(&["disk", "other"]), catalogue(&[])] {

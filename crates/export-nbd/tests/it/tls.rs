@@ -182,7 +182,7 @@ fn requests_and_data_pass_through_tls() {
     }
 }
 
-/// Clients that may not come in: they are told why by TLS, and never see an export.
+/// Clients that are refused: they get the reason by TLS, and never reach an export.
 #[test]
 fn clients_without_a_certificate_of_the_right_authority_are_refused() {
     let (ca, other) = (Ca::new(), Ca::named("another"));

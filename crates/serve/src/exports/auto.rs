@@ -10,13 +10,25 @@ use std::path::{Path, PathBuf};
 
 use export_nbd::Endpoint;
 
-use super::spec::Kind;
-use super::{Context, Export, Place, Spec, Work, fuse, nbd, ublk};
+use super::{Context, Export, Kind, Place, Spec, Work, fuse, nbd, ublk};
 use crate::failure::Failure;
 use crate::message;
 
-pub(super) const KIND: Kind =
-    Kind { forms: &["auto"], parse: |text| (text == "auto").then(|| Ok(Spec::new(Auto))) };
+/// The option of this kind.
+pub(super) const OPTION: &str = "auto";
+
+pub(super) const KIND: Kind = Kind {
+    name: OPTION,
+    forms: &[(
+        OPTION,
+        "The best that the host offers: ublk, else files with loop devices over them (FUSE), else an NBD socket.",
+    )],
+    // Clients reach the volumes by the ways of the kind that it chooses.
+    ways: &[],
+    parse: |text| (text == OPTION).then(|| Ok(Spec::new(Auto))),
+    #[cfg(test)]
+    example: |_| Err("it is one of the other kinds".into()),
+};
 
 /// The best export that build and host offer.
 #[derive(Debug)]
@@ -24,7 +36,7 @@ struct Auto;
 
 impl fmt::Display for Auto {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("auto")
+        f.write_str(OPTION)
     }
 }
 

@@ -14,14 +14,14 @@ use ::io::WriteFlags;
 use blockio::{Driver, DriverOptions};
 use rig::{Rig, Shape};
 
-use super::spec::Kind;
+use super::spec::SpecError;
 use super::*;
 
 /// Number of bytes that a client reads.
 const BLOCK: usize = 4096;
 
-/// Runs the suite for the place that an option names.
-fn check(kinds: &[Kind], option: &str) {
+/// Runs the suite for a kind of the table, at the place that an option names.
+fn check(kinds: &[Kind], kind: &Kind, option: &str) {
     let spec = Spec::parse(option, kinds).unwrap();
     assert_eq!(spec.to_string(), option, "an option is shown as it was given");
     spec.prepare().unwrap();
@@ -31,13 +31,13 @@ fn check(kinds: &[Kind], option: &str) {
     driver.block_on(async {
         let rig = Shape::default().open(&rt).await;
         rig.volume.set_name("vol");
-        life(&driver, &rig, &spec).await;
+        life(&driver, &rig, &spec, kind).await;
         rig.set.stop().await.unwrap();
     });
 }
 
 /// Runs an export and its successors at the same place: clients reach each by all of its ways, and by none after its end.
-async fn life(driver: &Driver, rig: &Rig, spec: &Spec) {
+async fn life(driver: &Driver, rig: &Rig, spec: &Spec, kind: &Kind) {
     let force = Force::default();
     let volumes = [rig.volume.clone()];
     let context = Context {
@@ -54,7 +54,13 @@ async fn life(driver: &Driver, rig: &Rig, spec: &Spec) {
         let export = start(spec, &context).await.unwrap_or_else(|e| panic!("{at}: {:?}", e.message()));
         let ways = export.ways("vol");
         assert!(!ways.is_empty(), "{at}: no way to the volume");
-        assert!(ways.iter().all(|way| !way.kind.is_empty() && !way.address.is_empty()), "{at}: {ways:?}");
+        assert!(
+            ways.iter().all(|way| kind.ways.contains(&way.kind) && !way.address.is_empty()),
+            "{at}: {ways:?}"
+        );
+        for way in &ways {
+            check_way(way, &at);
+        }
         assert!(!in_words(&ways).is_empty(), "{at}");
         fill(rig, round as u8 + 1).await;
         for way in &ways {
@@ -71,6 +77,20 @@ async fn life(driver: &Driver, rig: &Rig, spec: &Spec) {
         for way in ways.iter().filter(|_| !is_kept) {
             assert!(read_by(driver, way).await.is_err(), "{at}: {way:?}: still served");
         }
+    }
+}
+
+/// Checks that an address is what the table says that clients open.
+fn check_way(way: &Way, at: &str) {
+    let file_type = std::fs::metadata(&way.address).map(|meta| meta.file_type());
+    match (way.kind.opens, file_type) {
+        (Opens::BlockDevice { prefix }, Ok(file_type)) => {
+            let name = way.address.strip_prefix("/dev/").unwrap_or_default();
+            assert!(file_type.is_block_device() && name.starts_with(prefix), "{at}: {way:?}");
+        }
+        (Opens::File, Ok(file_type)) => assert!(file_type.is_file(), "{at}: {way:?}"),
+        (Opens::Connection, _) => {}
+        (_, Err(e)) => panic!("{at}: {way:?}: {e}"),
     }
 }
 
@@ -120,34 +140,22 @@ fn read_by_nbd(name: &str, socket: &Path) -> std::io::Result<Vec<u8>> {
     Ok(reply.split_off(16))
 }
 
-/// Runs the suite with the table of all kinds.
-fn check_of_the_table(option: &str) {
-    check(spec::KINDS, option);
-}
-
-#[test]
-fn nbd_conforms() {
-    let dir = tempfile::tempdir().unwrap();
-    check_of_the_table(&format!("nbd={}", dir.path().join("vol.sock").display()));
-}
-
-#[test]
-fn fuse_conforms() {
-    if let Err(why) = export_fuse::probe().fuse {
-        rig::skipped(why);
-        return;
+/// Runs the suite for all kinds of a table that this machine can start.
+fn check_all(kinds: &[Kind]) {
+    for kind in kinds {
+        let dir = tempfile::tempdir().unwrap();
+        match (kind.example)(dir.path()) {
+            Ok(option) => check(kinds, kind, &option),
+            // It starts one of the others.
+            Err(_) if kind.ways.is_empty() => {}
+            Err(why) => rig::skipped(format!("{}: {why}", kind.name)),
+        }
     }
-    let dir = tempfile::tempdir().unwrap();
-    check_of_the_table(&format!("fuse={}", dir.path().join("mnt").display()));
 }
 
 #[test]
-fn ublk_conforms() {
-    if let Some(why) = ublk::obstacle() {
-        rig::skipped(why);
-        return;
-    }
-    check_of_the_table("ublk");
+fn all_kinds_conform() {
+    check_all(KINDS);
 }
 
 /// The example of CONTRIBUTING.md, "Add an export": a socket in a directory that sends the first block of a volume to each client.
@@ -161,7 +169,19 @@ mod head {
 
     use super::*;
 
-    pub(super) const KIND: Kind = Kind { forms: &["head=DIR"], parse };
+    pub(super) const KIND: Kind = Kind {
+        name: "head",
+        forms: &[(
+            "head=DIR",
+            "A socket in this directory sends the first block of the volume to each client.",
+        )],
+        ways: &[&WAY],
+        parse,
+        #[cfg(test)]
+        example: |dir| Ok(format!("head={}", dir.display())),
+    };
+
+    static WAY: WayKind = WayKind { name: "head", opens: Opens::Connection };
 
     fn parse(text: &str) -> Option<Result<Spec, SpecError>> {
         text.strip_prefix("head=").map(|dir| Ok(Spec::new(Dir(dir.into()))))
@@ -223,9 +243,7 @@ mod head {
     impl Export for Head {
         fn ways(&self, volume: &str) -> Vec<Way> {
             let mine = self.socket.ends_with(volume);
-            mine.then(|| Way { kind: "head", address: self.socket.display().to_string() })
-                .into_iter()
-                .collect()
+            mine.then(|| Way { kind: &WAY, address: self.socket.display().to_string() }).into_iter().collect()
         }
 
         fn stop(self: Box<Self>, _force: &Force) -> Work<'_, Result<(), Failure>> {
@@ -259,8 +277,7 @@ mod head {
 #[test]
 fn a_new_kind_conforms() {
     const TABLE: &[Kind] = &[nbd::KIND, head::KIND];
-    let dir = tempfile::tempdir().unwrap();
-    check(TABLE, &format!("head={}", dir.path().display()));
+    check_all(TABLE);
     assert_eq!(
         Spec::parse("tape", TABLE).unwrap_err().to_string(),
         "expected nbd=SOCKET, nbd=HOST:PORT or head=DIR"

@@ -13,18 +13,43 @@ use engine::VolumeRef;
 use export_fuse::{FuseError, FuseOptions, PunchHole, ServeOptions, probe, serve};
 use io::{Handle, Nanos};
 
-use super::spec::{Kind, SpecError};
-use super::{Context, Export, Force, Occupied, Place, Spec, Way, Work};
-use crate::failure::Failure;
+use super::spec::SpecError;
+use super::{Context, Export, Force, Kind, Occupied, Opens, Place, Spec, Way, WayKind, Work};
+use crate::failure::{Failure, failed};
 use crate::message;
 
 /// Time between two attempts to stop a volume that is in use.
 const AGAIN: Nanos = Nanos::from_ms(500);
 
-pub(super) const KIND: Kind = Kind { forms: &["fuse=DIR"], parse };
+pub(super) const KIND: Kind = Kind {
+    name: "fuse",
+    forms: &[(
+        "fuse=DIR",
+        "Each volume is a file in this directory, and, as root, a loop device over the file.",
+    )],
+    ways: &[&LOOP, &FILE],
+    parse,
+    #[cfg(test)]
+    example: |dir| match probe().fuse {
+        Ok(()) => Ok(option(&dir.join("mnt"))),
+        Err(why) => Err(why.to_string()),
+    },
+};
+
+pub(super) static LOOP: WayKind = WayKind { name: "loop", opens: Opens::BlockDevice { prefix: "loop" } };
+pub(super) static FILE: WayKind = WayKind { name: "fuse", opens: Opens::File };
+
+failed!(FuseError);
+
+const PREFIX: &str = "fuse=";
+
+/// The option that names this directory.
+pub(super) fn option(dir: &Path) -> String {
+    format!("{PREFIX}{}", dir.display())
+}
 
 fn parse(text: &str) -> Option<Result<Spec, SpecError>> {
-    let dir = text.strip_prefix("fuse=").filter(|dir| !dir.is_empty())?;
+    let dir = text.strip_prefix(PREFIX).filter(|dir| !dir.is_empty())?;
     Some(Ok(Spec::new(Dir(PathBuf::from(dir)))))
 }
 
@@ -34,7 +59,7 @@ struct Dir(PathBuf);
 
 impl fmt::Display for Dir {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "fuse={}", self.0.display())
+        f.write_str(&option(&self.0))
     }
 }
 
@@ -106,15 +131,15 @@ pub(crate) async fn start(dir: &Path, own: bool, context: &Context<'_>) -> Resul
 impl Export for Fuse {
     fn ways(&self, volume: &str) -> Vec<Way> {
         let Some(exported) = self.fuse.exports().find(|e| e.name == volume) else { return Vec::new() };
-        let way = |kind, path: &Path| Way { kind, address: path.display().to_string() };
-        let device = exported.loop_device.iter().map(|d| way("loop", d));
-        device.chain([way("fuse", &exported.file)]).collect()
+        let way = |kind: &'static WayKind, path: &Path| Way { kind, address: path.display().to_string() };
+        let device = exported.loop_device.iter().map(|d| way(&LOOP, d));
+        device.chain([way(&FILE, &exported.file)]).collect()
     }
 
     /// Waits while a volume is in use: a stop would lose data that a program has not written yet.
     fn stop(mut self: Box<Self>, _force: &Force) -> Work<'_, Result<(), Failure>> {
         Box::pin(async move {
-            let mut told = String::new();
+            let mut warned_of = String::new();
             loop {
                 match self.fuse.stop().await {
                     Ok(()) => break,
@@ -125,11 +150,11 @@ impl Export for Fuse {
                         if !in_use(&refused.error) {
                             return Err(refused.error.into());
                         }
-                        if why != told {
+                        if why != warned_of {
                             message::warn(format!(
                                 "{why}: waiting until it is no longer in use; unmount it to go on"
                             ));
-                            told = why;
+                            warned_of = why;
                         }
                         self.rt.sleep(AGAIN).await;
                     }

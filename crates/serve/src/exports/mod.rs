@@ -1,13 +1,14 @@
 //! How clients reach volumes: one file for each kind of export.
 //!
-//! Owns the trait [`Export`], which all kinds implement: an export is started for all volumes of a session, tells how each
-//! is reached, and is stopped before the volumes are. `spec` has the `--export` option and the table of the kinds. Exports
-//! run on the driver's thread or bring their requests there themselves. Must not know how a kind of export works.
+//! Owns the table of all kinds ([`KINDS`]), and the trait [`Export`], which all kinds implement: an export is started for all
+//! volumes of a session, tells how each is reached, and is stopped before the volumes are. `spec` has the `--export` option.
+//! Exports run on the driver's thread or bring their requests there themselves. Must not know how a kind of export works.
 
 mod auto;
 #[cfg(test)]
 mod conformance;
 mod fuse;
+mod kind;
 mod nbd;
 mod nbd_access;
 mod spec;
@@ -25,11 +26,42 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::pressure;
+pub use kind::{Kind, Opens, WayKind};
 pub use nbd_access::{
     NbdAccess, SaidBy, TlsFile, TlsFileError, TlsFileProblem, is_remote, read_tls, why_not, why_not_remote,
 };
 pub use spec::{Place, Spec, SpecError};
 pub use ublk::{Force, servers};
+
+/// All kinds of exports, the preferred ones first.
+pub const KINDS: &[Kind] = &[auto::KIND, ublk::KIND, nbd::KIND, fuse::KIND];
+
+/// The option of an export that the operator does not choose.
+pub const DEFAULT: &str = auto::OPTION;
+
+/// The forms of the options of all kinds: `auto, ublk, ublk=NUMBER`.
+pub fn forms() -> String {
+    let forms: Vec<_> = KINDS.iter().flat_map(|kind| kind.forms).map(|(form, _)| *form).collect();
+    forms.join(", ")
+}
+
+/// The beginnings of the names in `/dev` of block devices that exports make.
+pub fn device_prefixes() -> impl Iterator<Item = &'static str> {
+    KINDS.iter().flat_map(|kind| kind.ways).filter_map(|way| match way.opens {
+        Opens::BlockDevice { prefix } => Some(prefix),
+        Opens::File | Opens::Connection => None,
+    })
+}
+
+/// The option of an export whose volumes are files in `dir`, with block devices over them.
+pub fn files_in(dir: &std::path::Path) -> String {
+    fuse::option(dir)
+}
+
+/// The option of an export that listens on a unix socket.
+pub fn listening_on(socket: &std::path::Path) -> String {
+    Endpoint::Unix(socket.to_path_buf()).to_string()
+}
 
 /// A directory that no other user can write to and that a reboot clears.
 pub fn runtime_dir() -> Result<PathBuf, Failure> {
@@ -70,23 +102,32 @@ pub struct Context<'a> {
 /// A way to reach one volume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Way {
-    /// `nbd` for a URI, `fuse` for a file, `loop` or `ublk` for a block device.
-    pub kind: &'static str,
+    /// The kind of the way; clients of the API get its name.
+    pub kind: &'static WayKind,
     /// URI or path.
     pub address: String,
 }
 
-/// The ways as text for an operator, in which the file under a loop device explains the device.
+impl Way {
+    /// Whether the volume is a block device of the kernel.
+    pub fn is_block_device(&self) -> bool {
+        matches!(self.kind.opens, Opens::BlockDevice { .. })
+    }
+}
+
+/// The ways as text for an operator, in which the file under a block device explains the device.
 pub fn in_words(ways: &[Way]) -> String {
     let mut text = String::new();
-    let mut before = "";
+    let mut before = None;
     for way in ways {
-        match (before, way.kind) {
-            ("", _) => text.push_str(&way.address),
-            ("loop", "fuse") => text.push_str(&format!(" (file {})", way.address)),
-            _ => text.push_str(&format!(", {}", way.address)),
+        match (before, way.kind.opens) {
+            (None, _) => text.push_str(&way.address),
+            (Some(Opens::BlockDevice { .. }), Opens::File) => {
+                text.push_str(&format!(" (file {})", way.address))
+            }
+            (Some(_), _) => text.push_str(&format!(", {}", way.address)),
         }
-        before = way.kind;
+        before = Some(way.kind.opens);
     }
     text
 }
@@ -117,7 +158,7 @@ pub trait Export {
     /// Returns the export, still in service, and its users.
     fn stop_if_free(self: Box<Self>) -> Work<'static, Result<(), Occupied>>;
 
-    /// Whether a stop can be told to use force, and has to be awaited then.
+    /// Whether a stop can use force, and has to be awaited then.
     fn takes_force(&self) -> bool {
         false
     }
@@ -174,9 +215,29 @@ mod tests {
     #[test]
     fn ways_are_put_in_words() {
         let way = |kind, address: &str| Way { kind, address: address.to_owned() };
-        let (socket, device, file) = (way("nbd", "nbd://x"), way("loop", "/dev/loop0"), way("fuse", "/m/v"));
+        let (socket, device) = (way(&nbd::WAY, "nbd://x"), way(&fuse::LOOP, "/dev/loop0"));
+        let file = way(&fuse::FILE, "/m/v");
         assert_eq!(in_words(&[device.clone(), file.clone()]), "/dev/loop0 (file /m/v)");
         assert_eq!(in_words(&[socket.clone(), device, file.clone()]), "nbd://x, /dev/loop0 (file /m/v)");
         assert_eq!(in_words(&[file, socket]), "/m/v, nbd://x");
+    }
+
+    /// Help, guide and clients of the API tell kinds, forms and ways apart by these names.
+    #[test]
+    fn names_differ_and_have_meanings() {
+        let forms = || KINDS.iter().flat_map(|kind| kind.forms);
+        let lists: [Vec<&str>; 3] = [
+            KINDS.iter().map(|kind| kind.name).collect(),
+            forms().map(|(form, _)| *form).collect(),
+            KINDS.iter().flat_map(|kind| kind.ways).map(|way| way.name).collect(),
+        ];
+        for mut names in lists {
+            let count = names.len();
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), count, "{names:?}");
+        }
+        assert!(forms().all(|(_, meaning)| meaning.ends_with('.')));
+        assert!(DEFAULT.parse::<Spec>().is_ok());
     }
 }

@@ -15,17 +15,33 @@ use export_nbd::{
     ConnectionEnd, ConnectionEvent, Endpoint, Exports, Joining, Observer, Server, ServerOptions, uri,
 };
 
-use super::spec::{Kind, SpecError};
-use super::{Context, Export, Force, NbdAccess, Occupied, Place, Sharing, Spec, Way, Work};
-use crate::failure::Failure;
+use super::spec::SpecError;
+use super::{
+    Context, Export, Force, Kind, NbdAccess, Occupied, Opens, Place, Sharing, Spec, Way, WayKind, Work,
+};
+use crate::failure::{Failure, failed};
 use crate::message;
 use crate::quiet::Quiet;
 
-pub(super) const KIND: Kind = Kind { forms: &["nbd=SOCKET", "nbd=HOST:PORT"], parse };
+pub(super) const KIND: Kind = Kind {
+    name: "nbd",
+    forms: &[
+        ("nbd=SOCKET", "An NBD server on a unix socket; each volume is an export with its name."),
+        ("nbd=HOST:PORT", "An NBD server on a TCP port; each volume is an export with its name."),
+    ],
+    ways: &[&WAY],
+    parse,
+    #[cfg(test)]
+    example: |dir| Ok(super::listening_on(&dir.join("vol.sock"))),
+};
+
+pub(super) static WAY: WayKind = WayKind { name: "nbd", opens: Opens::Connection };
+
+failed!(export_nbd::EndpointError, export_nbd::ExportError, export_nbd::JoinError);
 
 fn parse(text: &str) -> Option<Result<Spec, SpecError>> {
     let endpoint = Endpoint::from_export_option(text)?;
-    Some(endpoint.map(|endpoint| Spec::new(Listening(endpoint))).map_err(SpecError::Endpoint))
+    Some(endpoint.map(|endpoint| Spec::new(Listening(endpoint))).map_err(SpecError::place))
 }
 
 /// The endpoint on which the volumes are NBD exports.
@@ -105,7 +121,7 @@ pub(crate) fn start(endpoint: &Endpoint, context: &Context<'_>) -> Result<Nbd, F
 
 impl Export for Nbd {
     fn ways(&self, volume: &str) -> Vec<Way> {
-        vec![Way { kind: "nbd", address: uri(&self.address, volume, self.encrypted) }]
+        vec![Way { kind: &WAY, address: uri(&self.address, volume, self.encrypted) }]
     }
 
     fn clients(&self) -> Option<String> {

@@ -12,9 +12,9 @@ use export_ublk::{Identity, Options, Ublk as Devices, UblkError, left_behind};
 use io::sync::{Event, select};
 use io::{Handle, Nanos};
 
-use super::spec::{Kind, SpecError};
-use super::{Context, Export, NbdAccess, Occupied, Place, Spec, Way, Work};
-use crate::failure::Failure;
+use super::spec::SpecError;
+use super::{Context, Export, Kind, NbdAccess, Occupied, Opens, Place, Spec, Way, WayKind, Work};
+use crate::failure::{Failure, failed};
 use crate::message;
 
 /// Time between two attempts to stop a volume that is in use.
@@ -26,7 +26,33 @@ const SLOTS: u32 = 64;
 /// Device numbers of the ublk driver are below 2^20; this leaves room for the numbers of further volumes.
 const MAX_NUMBER: u32 = (1 << 20) - 1024;
 
-pub(super) const KIND: Kind = Kind { forms: &["ublk", "ublk=NUMBER"], parse };
+pub(super) const KIND: Kind = Kind {
+    name: "ublk",
+    forms: &[
+        ("ublk", "Each volume is a block device of the kernel, `/dev/ublkbN`."),
+        ("ublk=NUMBER", "Each volume is a block device of the kernel; the first one is `/dev/ublkbNUMBER`."),
+    ],
+    ways: &[&WAY],
+    parse,
+    #[cfg(test)]
+    example: |_| obstacle().map_or_else(|| Ok("ublk".into()), |why| Err(why.to_string())),
+};
+
+static WAY: WayKind = WayKind { name: "ublk", opens: Opens::BlockDevice { prefix: "ublkb" } };
+
+failed!(UblkError);
+
+/// The option has no number of a block device.
+#[derive(Debug, thiserror::Error)]
+#[error("{found}: expected a device number below {most}")]
+struct NumberError {
+    /// The text in the place of the number.
+    found: String,
+    /// All numbers are below this one.
+    most: u32,
+    /// The reason if it is no number at all.
+    source: Option<std::num::ParseIntError>,
+}
 
 fn parse(text: &str) -> Option<Result<Spec, SpecError>> {
     if text == "ublk" {
@@ -35,7 +61,10 @@ fn parse(text: &str) -> Option<Result<Spec, SpecError>> {
     let number = text.strip_prefix("ublk=")?;
     Some(match number.parse() {
         Ok(number) if number < MAX_NUMBER => Ok(Spec::new(Number(Some(number)))),
-        other => Err(SpecError::Number { found: number.to_owned(), most: MAX_NUMBER, source: other.err() }),
+        other => {
+            let (found, source) = (number.to_owned(), other.err());
+            Err(SpecError::place(NumberError { found, most: MAX_NUMBER, source }))
+        }
     })
 }
 
@@ -147,20 +176,20 @@ impl Export for Ublk {
     fn ways(&self, volume: &str) -> Vec<Way> {
         let exports = self.devices.exports();
         let mine = exports.iter().filter(|e| e.volume == volume);
-        mine.map(|e| Way { kind: "ublk", address: e.path.display().to_string() }).collect()
+        mine.map(|e| Way { kind: &WAY, address: e.path.display().to_string() }).collect()
     }
 
     /// Waits while a device is in use, until force is used.
     fn stop(self: Box<Self>, force: &Force) -> Work<'_, Result<(), Failure>> {
         Box::pin(async move {
-            let mut told = String::new();
+            let mut warned_of = String::new();
             while !force.is_on() {
                 let Some(why) = self.devices.in_use().await else { break };
-                if why != told {
+                if why != warned_of {
                     message::warn(format!(
                         "{why}: waiting until it is no longer in use; unmount it to go on"
                     ));
-                    told = why;
+                    warned_of = why;
                 }
                 select(Box::pin(self.rt.sleep(AGAIN)), Box::pin(force.on())).await;
             }

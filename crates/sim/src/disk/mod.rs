@@ -364,9 +364,9 @@ impl SimDisk {
             Op::WriteZeroes { .. } => Some(Rc::from(vec![0; request.sectors.bytes() as usize])),
             Op::Discard => {
                 let mut bytes = s.medium.live.read_vec(request.sector, request.sectors);
-                let habit = rng.below(4);
+                let contents = rng.below(4);
                 for block in bytes.chunks_mut(s.medium.block_sectors as usize * SECTOR) {
-                    match if habit == 3 { rng.below(3) } else { habit } {
+                    match if contents == 3 { rng.below(3) } else { contents } {
                         0 => {}
                         1 => block.fill(0),
                         _ => {

@@ -11,8 +11,8 @@ use crate::hardware::Layout;
 use crate::landmark::Aim;
 use crate::plan::{BootPlan, Cut, Faults, Hang, Loss, Outage};
 
-/// Limit of slow requests in a boot with a hung device, in ns. A request that takes longer waits for that device.
-const SLOW_BESIDE_A_HANG: u64 = 300_000_000;
+/// Limit of slow requests in a boot with a hung device. A request that takes longer waits for that device.
+const MAX_SLOW_BESIDE_A_HANG_NS: u64 = 300_000_000;
 
 impl Mix {
     /// Draws the faults of one boot, each on its own.
@@ -96,7 +96,7 @@ impl Mix {
         }
         if boot.faults.as_ref().is_some_and(|f| f.hang.is_some()) {
             for s in [&mut boot.cache_speed, &mut boot.backing_speed] {
-                s.slow.0 = s.slow.0.min(SLOW_BESIDE_A_HANG);
+                s.slow.0 = s.slow.0.min(MAX_SLOW_BESIDE_A_HANG_NS);
             }
         }
         if rng.below(100) >= self.crashes.percent {

@@ -1,6 +1,6 @@
 //! Later additions to plans, drawn by a separate generator.
 //!
-//! The older parts of a plan stay the same, so seeds that found a bug still find it. Owns the additions of requests, acts
+//! The older parts of a plan stay the same, so seeds that found a bug still find it. Owns the additions of requests, actions
 //! and settings. Must not change what the other modules drew.
 
 use io::{Nanos, Rng};
@@ -9,7 +9,7 @@ use super::mix::Lean;
 use super::one_of;
 use crate::disk::{Landmark, Retained};
 use crate::landmark::Aim;
-use crate::plan::{Act, BootPlan, Cut, Plan, Request, Substitute};
+use crate::plan::{BootPlan, Cut, OperatorAction, Plan, Request, Substitute};
 
 /// Adds the later additions to a plan with these leanings.
 pub(super) fn add(plan: &mut Plan, rng: &mut Rng, leanings: &[Lean]) {
@@ -83,9 +83,9 @@ fn drain(rng: &mut Rng, boot: &mut BootPlan, volumes: u64) {
     for _ in 0..rng.below(4) {
         let at = rng.below(boot.requests.len() as u64 + 1);
         let ns = one_of(rng, &[0, 1_000_000, 1_000_000_000]);
-        boot.acts.push((at, Act::Drain { volume: rng.below(volumes) as usize, ns }));
+        boot.actions.push((at, OperatorAction::Drain { volume: rng.below(volumes) as usize, ns }));
     }
-    boot.acts.sort_by_key(|(at, _)| *at);
+    boot.actions.sort_by_key(|(at, _)| *at);
 }
 
 /// Adds durable zeros over a hole of the flash-only volume and over parts of the adjacent blocks, which have dirty data.
@@ -118,9 +118,9 @@ fn wipe(rng: &mut Rng, boot: &mut BootPlan) {
         let at = rng.below(boot.requests.len() as u64 + 1);
         let ns = one_of(rng, &[0, 0, 1_000_000, 1_000_000_000]);
         if rng.chance(1, 2) {
-            boot.acts.push((at, Act::Gc));
+            boot.actions.push((at, OperatorAction::Gc));
         }
-        boot.acts.push((at, Act::Wipe { ns }));
+        boot.actions.push((at, OperatorAction::Wipe { ns }));
     }
-    boot.acts.sort_by_key(|(at, _)| *at);
+    boot.actions.sort_by_key(|(at, _)| *at);
 }

@@ -7,7 +7,7 @@
 use format::CacheMode;
 use io::{Nanos, Rng};
 
-use super::operator::{OperatorAction, OperatorMix};
+use super::operator::{ActionKind, OperatorMix};
 use super::requests::{RequestMix, Script};
 use super::{Life, one_of};
 use crate::disk::{Landmark, Retained};
@@ -103,7 +103,7 @@ impl Mix {
         }
     }
 
-    /// Draws about this many requests of clients, and the acts of the operator in the boot.
+    /// Draws about this many requests of clients, and the operator actions in the boot.
     pub(super) fn script(&self, rng: &mut Rng, requests: u64, sizes: &[u64], absent: &[usize]) -> Script {
         self.requests.script(rng, &self.operator, requests, sizes, absent)
     }
@@ -316,11 +316,9 @@ impl Mix {
         let larger = layout.bucket_sectors.max(32);
         t.to(&mut layout.bucket_sectors, &[larger]);
         if t.0.chance(5, 6) {
-            self.operator
-                .actions
-                .extend([OperatorAction::CopyGc, OperatorAction::Gc, OperatorAction::Mode].repeat(3));
+            self.operator.actions.extend([ActionKind::CopyGc, ActionKind::Gc, ActionKind::Mode].repeat(3));
         }
-        t.to(&mut self.operator.acts_per_hundred, &[10]);
+        t.to(&mut self.operator.actions_per_hundred, &[10]);
         t.to(&mut self.requests.weights.read, &[40]);
         t.to(&mut self.requests.weights.pause, &[5]);
         t.to(&mut self.requests.count, &[100]);

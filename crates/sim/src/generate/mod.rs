@@ -6,7 +6,7 @@
 //! most mistakes show there. Must not know how a plan is carried out.
 //!
 //! `devices` draws the hardware, `settings` the settings of a boot, `mix` the weights of a plan, `requests` the requests of
-//! clients, `operator` the acts of the operator, `faults` failures and the ends of boots, `later` later additions.
+//! clients, `operator` the operator actions, `faults` failures and the ends of boots, `later` later additions.
 
 mod devices;
 mod faults;
@@ -93,7 +93,7 @@ impl Drawn {
             (rng.below(100) < mix.faulty_percent).then(|| mix.faults(rng, layout, self.sizes.len()));
         let (requests, effects) = mix.length(rng, number, boot.faults.as_ref());
         let script = mix.script(rng, requests, &self.sizes, &boot.absent);
-        (boot.requests, boot.acts) = (script.requests, script.acts);
+        (boot.requests, boot.actions) = (script.requests, script.actions);
         mix.crash(rng, &mut boot, (effects, number == 0), &script.ends);
         boot
     }
@@ -129,7 +129,7 @@ impl Plan {
             faults: None,
             read_back_percent: mix.read_back_percent,
             requests: Vec::new(),
-            acts: Vec::new(),
+            actions: Vec::new(),
             drain: false,
             stops_set_alone: false,
             crash: None,

@@ -6,21 +6,21 @@
 use io::{Nanos, Rng};
 
 use super::one_of;
-use super::operator::{OperatorMix, series_act};
+use super::operator::{OperatorMix, series_action};
 use crate::hardware::Layout;
-use crate::plan::{Act, Request};
+use crate::plan::{OperatorAction, Request};
 
-/// The requests and acts of a boot.
+/// The requests and actions of a boot.
 #[derive(Default)]
 pub(super) struct Script {
     pub(super) requests: Vec<(usize, Request)>,
-    pub(super) acts: Vec<(u64, Act)>,
+    pub(super) actions: Vec<(u64, OperatorAction)>,
     /// Number of all requests that are answered when each series ends.
     pub(super) ends: Vec<u64>,
 }
 
 /// Size in sectors from which writes of zeros bypass the cache.
-const LARGE_ZEROES: u64 = 129;
+const LARGE_ZEROES_SECTORS: u64 = 129;
 
 /// Relative frequency of requests.
 #[derive(Clone)]
@@ -77,7 +77,7 @@ impl RequestMix {
         }
     }
 
-    /// Draws about this many requests of clients, and the acts of the operator in the boot.
+    /// Draws about this many requests of clients, and the operator actions in the boot.
     pub(super) fn script(
         &self,
         rng: &mut Rng,
@@ -90,13 +90,13 @@ impl RequestMix {
         let mut last_ends = vec![0; sizes.len()];
         let backings = sizes.len();
         let only = (rng.below(100) < self.one_volume_percent).then(|| rng.below(sizes.len() as u64) as usize);
-        let every = 100_u64.checked_div(operator.acts_per_hundred).unwrap_or(u64::MAX);
-        let mut next_act = 0;
+        let every = 100_u64.checked_div(operator.actions_per_hundred).unwrap_or(u64::MAX);
+        let mut next_action = 0;
         while (script.requests.len() as u64) < requests {
             let at = script.requests.len() as u64;
-            if at >= next_act && every < u64::MAX {
-                next_act = at + every;
-                script.acts.extend(operator.act(rng, backings).into_iter().map(|a| (at, a)));
+            if at >= next_action && every < u64::MAX {
+                next_action = at + every;
+                script.actions.extend(operator.action(rng, backings).into_iter().map(|a| (at, a)));
             }
             let volume = only.unwrap_or_else(|| rng.below(sizes.len() as u64) as usize);
             if rng.below(100) < self.series_percent {
@@ -108,10 +108,10 @@ impl RequestMix {
         }
         for volume in absent {
             if rng.chance(1, 2) {
-                script.acts.push((rng.below(requests + 1), Act::Attach { volume: *volume }));
+                script.actions.push((rng.below(requests + 1), OperatorAction::Attach { volume: *volume }));
             }
         }
-        script.acts.sort_by_key(|(at, _)| *at);
+        script.actions.sort_by_key(|(at, _)| *at);
         script
     }
 
@@ -174,16 +174,16 @@ impl RequestMix {
             _ => (start, sectors),
         };
         let large = |rng: &mut Rng| {
-            let first = (start + sectors).saturating_sub(LARGE_ZEROES).min(start) / align * align;
+            let first = (start + sectors).saturating_sub(LARGE_ZEROES_SECTORS).min(start) / align * align;
             let first = if rng.chance(1, 2) { first } else { start };
-            (first, LARGE_ZEROES.next_multiple_of(8).min(size - first))
+            (first, LARGE_ZEROES_SECTORS.next_multiple_of(8).min(size - first))
         };
         for kind in self.kinds(rng) {
             let (near, large) = (near(rng), large(rng));
             let steps = self.step(rng, kind, near, large);
             let at = script.requests.len() as u64;
             if kind == Step::Other {
-                script.acts.extend(series_act(rng, volume).into_iter().map(|a| (at, a)));
+                script.actions.extend(series_action(rng, volume).into_iter().map(|a| (at, a)));
             }
             script.requests.extend(steps.into_iter().map(|r| (volume, r)));
         }
@@ -234,7 +234,7 @@ enum Step {
     Zeroes,
     DurableZeroes,
     Flush,
-    /// The operator acts, most often on the mode.
+    /// An operator action, most often on the mode.
     Other,
     Pause,
 }

@@ -2,6 +2,7 @@
 //!
 //! Owns their drawing. Must not know how a setting is applied.
 
+use engine::policy::replacement::InPlaceOfLru;
 use io::Rng;
 
 use super::mix::Lean;
@@ -13,7 +14,7 @@ pub(super) fn draw(rng: &mut Rng, life: Life) -> Settings {
     Settings {
         cache_mode: None,
         node_cache_bytes: one_of(rng, &[1, 20_000, 1 << 30]),
-        replacement: one_of(rng, &["kernel", "reuse", "reuse"]).into(),
+        replacement: replacement(rng),
         journal_delay_ms: one_of(rng, &[0, 100, 100, 2000, 30_000]),
         writeback_batch: one_of(rng, &[8, 64, 65536]),
         cutoffs: if pressure { (70, 90) } else { one_of(rng, &[(40, 70), (40, 70), (1, 5), (70, 90)]) },
@@ -30,6 +31,13 @@ pub(super) fn draw(rng: &mut Rng, life: Life) -> Settings {
             writeback_bridge_limit: one_of(rng, &[512, 4096, 65536, 1 << 20]),
         },
     }
+}
+
+/// The kernel's policy, or, twice as likely each, one of our own.
+fn replacement(rng: &mut Rng) -> String {
+    let names = InPlaceOfLru::names();
+    let weighted: Vec<&str> = names.iter().chain(names.iter().skip(1)).copied().collect();
+    one_of(rng, &weighted).into()
 }
 
 /// Changes settings so that the combination that a plan leans towards is likely, each by chance.

@@ -1,6 +1,6 @@
 //! One boot: the set is opened, clients and an operator work, the set is stopped. The power may fail at any moment.
 //!
-//! Owns the events between power on and power off; the acts of the operator are in `operator`, the rules about waits in
+//! Owns the events between power on and power off; the operator actions are in `operator`, the rules about waits in
 //! `liveness`. Must not know what survives a crash: the run decides that.
 
 mod liveness;
@@ -26,7 +26,7 @@ use crate::world::World;
 use liveness::HungDevice;
 
 /// Number of sectors that are read at once when a volume is read back.
-const READ_BACK: u64 = 96;
+const READ_BACK_SECTORS: u64 = 96;
 
 /// Number of leaves that a start may have in memory beyond the limit, in addition to those that the replay changes.
 const FEW_LEAVES: u64 = 4;
@@ -315,7 +315,7 @@ impl Session {
             let size = client.size();
             let mut at = 0;
             while at < size && client.volume().is_some() {
-                let n = READ_BACK.min(size - at);
+                let n = READ_BACK_SECTORS.min(size - at);
                 if rng.below(100) < percent
                     && let Some(found) = client.read(at, n).await
                     && let Some(judged) = self.given.judged.get(i).and_then(Option::as_ref)

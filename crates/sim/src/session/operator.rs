@@ -1,6 +1,6 @@
-//! The acts of the operator in a boot, while clients send requests.
+//! The operator actions in a boot, while clients send requests.
 //!
-//! Owns the execution of each act, and its consequences for the clients of the volume. Must not know which acts come.
+//! Owns the execution of each action, and its consequences for the clients of the volume. Must not know which actions come.
 
 use std::rc::Rc;
 
@@ -11,62 +11,64 @@ use io::sync::{Either, select};
 
 use super::{FLASH, Session};
 use crate::hardware::uuid_of;
-use crate::plan::Act;
+use crate::plan::OperatorAction;
 
 impl Session {
     pub(super) async fn operate(self: &Rc<Self>) -> Result<(), String> {
-        for (after, act) in &self.boot.acts {
+        for (after, action) in &self.boot.actions {
             self.issued_more.wait_until(|| self.clients_done.get() || self.issued.get() >= *after).await;
-            self.given.world.log(|| format!("operator: {act:?}"));
-            let result = self.act(act).await;
-            self.given.world.log(|| format!("operator: {act:?} ends"));
+            self.given.world.log(|| format!("operator: {action:?}"));
+            let result = self.action(action).await;
+            self.given.world.log(|| format!("operator: {action:?} ends"));
             if let Err(e) = result {
                 if !self.tolerant() {
-                    return Err(format!("{act:?}: {e}"));
+                    return Err(format!("{action:?}: {e}"));
                 }
-                self.given.world.log(|| format!("operator: {act:?}: {e}"));
+                self.given.world.log(|| format!("operator: {action:?}: {e}"));
             }
         }
         Ok(())
     }
 
-    async fn act(self: &Rc<Self>, act: &Act) -> Result<(), EngineError> {
+    async fn action(self: &Rc<Self>, action: &OperatorAction) -> Result<(), EngineError> {
         let Some(set) = self.set() else { return Ok(()) };
         let volume =
             |i: usize| self.given.clients.get(i).filter(|_| i < self.given.parts.backings.len())?.volume();
-        match act {
-            Act::Tune { volume: i, name, value } => match volume(*i) {
+        match action {
+            OperatorAction::Tune { volume: i, name, value } => match volume(*i) {
                 Some(v) => v.set(name, value).await,
                 None => Ok(()),
             },
-            Act::TuneSet { name, value } => set.set(name, value).await,
-            Act::Gc => set.gc().await,
-            Act::Detach { volume: i, ns } => match volume(*i) {
+            OperatorAction::TuneSet { name, value } => set.set(name, value).await,
+            OperatorAction::Gc => set.gc().await,
+            OperatorAction::Detach { volume: i, ns } => match volume(*i) {
                 Some(v) => self.detach(&set, *i, v, *ns).await,
                 None => Ok(()),
             },
-            Act::Recreate => self.recreate(&set).await,
-            Act::Release { volume: i, ns } => match volume(*i) {
+            OperatorAction::Recreate => self.recreate(&set).await,
+            OperatorAction::Release { volume: i, ns } => match volume(*i) {
                 Some(v) => self.release(&set, *i, v, *ns).await,
                 None => Ok(()),
             },
-            Act::GiveUpDetach { volume: i, ns } => match volume(*i) {
+            OperatorAction::GiveUpDetach { volume: i, ns } => match volume(*i) {
                 Some(v) => self.give_up_detach(&set, v, *ns).await,
                 None => Ok(()),
             },
-            Act::Drain { volume: i, ns } => match volume(*i) {
+            OperatorAction::Drain { volume: i, ns } => match volume(*i) {
                 Some(v) => match select(std::pin::pin!(v.drained()), self.rt.sleep(Nanos(*ns))).await {
                     Either::Left(drained) => drained,
                     Either::Right(()) => Ok(()),
                 },
                 None => Ok(()),
             },
-            Act::Wipe { ns: 0 } => set.wipe().await.map(drop),
-            Act::Wipe { ns } => match select(std::pin::pin!(set.wipe()), self.rt.sleep(Nanos(*ns))).await {
-                Either::Left(wiped) => wiped.map(drop),
-                Either::Right(()) => Ok(()),
-            },
-            Act::Attach { volume: i } => self.attach(&set, *i).await,
+            OperatorAction::Wipe { ns: 0 } => set.wipe().await.map(drop),
+            OperatorAction::Wipe { ns } => {
+                match select(std::pin::pin!(set.wipe()), self.rt.sleep(Nanos(*ns))).await {
+                    Either::Left(wiped) => wiped.map(drop),
+                    Either::Right(()) => Ok(()),
+                }
+            }
+            OperatorAction::Attach { volume: i } => self.attach(&set, *i).await,
         }
     }
 

@@ -122,7 +122,7 @@ fn reads_of_more_than_there_is_room_for() {
     thin.backings[1].mode = CacheMode::Writearound;
     page("mixed_reads", Detail::Sums, (thin, 0), |b| async move {
         let mut options = SetOptions::default();
-        options.tunables.replacement = InPlaceOfLru::named("reuse").unwrap();
+        options.tunables.replacement = InPlaceOfLru::named("cost_benefit").unwrap();
         b.open_with(options).await;
         b.backings[0].set_speed(Speed::even(5000));
         b.backings[1].set_speed(Speed::even(300));

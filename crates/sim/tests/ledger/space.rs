@@ -51,7 +51,7 @@ fn buckets_are_reused_by_cost() {
     let layout = small_cache(CacheMode::Writethrough, Replacement::Lru);
     page("reuse_cost", Detail::Sums, (layout, 0), |b| async move {
         let mut options = SetOptions::default();
-        options.tunables.replacement = InPlaceOfLru::named("reuse").unwrap();
+        options.tunables.replacement = InPlaceOfLru::named("cost_benefit").unwrap();
         b.open_with(options).await;
         b.tune(0, "sequential_cutoff", "0").await;
         b.backings[0].set_speed(Speed::even(5000));

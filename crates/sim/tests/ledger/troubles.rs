@@ -97,7 +97,7 @@ fn commands_beside_requests() {
             let mut options = SetOptions::default();
             options.tunables.overwrite_in_place = overwrite;
             b.open_with(options).await;
-            let acts = b.rt.spawn(operator(b.clone()));
+            let actions = b.rt.spawn(operator(b.clone()));
             for round in 0..4 {
                 let clients: Vec<_> = (0..b.clients.len())
                     .map(|client| {
@@ -110,7 +110,7 @@ fn commands_beside_requests() {
                 }
                 sums(&b, &format!("round {round}"));
             }
-            acts.await;
+            actions.await;
             sums(&b, "the operator is done");
         });
     }

@@ -65,7 +65,7 @@ mod tests {
 
     use super::*;
 
-    /// Fails as told, then answers.
+    /// Fails with these errors, the last one first, then answers.
     struct Failing(Vec<Errno>);
 
     impl Target for Failing {

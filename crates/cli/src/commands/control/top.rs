@@ -32,8 +32,8 @@ use crate::{out, size};
 #[derive(Args, Debug)]
 pub(crate) struct Top {
     /// Seconds between two updates
-    #[arg(short = 'i', long, value_name = "S", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    interval: u64,
+    #[arg(short = 'i', long = "interval", value_name = "S", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    interval_s: u64,
     /// Number of updates [default: until interrupted]
     #[arg(short = 'n', long, value_name = "N")]
     count: Option<u64>,
@@ -198,7 +198,7 @@ impl Top {
         let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb" || term.is_empty());
         let terminal = std::io::stdout().is_terminal() && std::io::stdin().is_terminal() && !dumb;
         if terminal && !self.control.json {
-            return screen::run(Duration::from_secs(self.interval), self.count, || sampler.update());
+            return screen::run(Duration::from_secs(self.interval_s), self.count, || sampler.update());
         }
         let mut left = self.count;
         loop {
@@ -214,7 +214,7 @@ impl Top {
                     return Ok(());
                 }
             }
-            std::thread::sleep(Duration::from_secs(self.interval));
+            std::thread::sleep(Duration::from_secs(self.interval_s));
         }
     }
 }

@@ -38,18 +38,19 @@ impl Wait {
                             format!("{}: {}\n", self.volume, text(&way["address"]))
                         });
                     }
-                    None => body["volume"]["problem"].as_str().unwrap_or("nothing exports it").to_owned(),
+                    None => {
+                        let problem = body["volume"]["problem"].as_str().unwrap_or("nothing exports it");
+                        Failure::Failed(problem.to_owned())
+                    }
                 },
-                Err(Failure::Failed(why) | Failure::Caused { text: why, .. }) => why,
+                Err(why @ (Failure::Failed(_) | Failure::Caused { .. })) => why,
                 Err(other) => return Err(other),
             };
             if let Some(seconds) =
                 self.timeout.filter(|s| began.elapsed() >= Duration::from_secs((*s).into()))
             {
-                return Err(Failure::Failed(format!(
-                    "{} was not served within {seconds} seconds: {refused}",
-                    self.volume
-                )));
+                let what = format!("{} was not served within {seconds} seconds", self.volume);
+                return Err(Failure::because(what, refused));
             }
             std::thread::sleep(EVERY);
         }

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::exports;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::out;
@@ -127,8 +128,8 @@ impl Devices<'_> {
     /// Starts a server, with the backing device slowed down.
     fn serve(&self, way: Way, args: &[&str]) -> Result<Server, Failure> {
         let export = match way {
-            Way::Ext4 => format!("fuse={}", self.place.path("volumes").display()),
-            Way::Nbd => format!("nbd={}", self.socket().display()),
+            Way::Ext4 => exports::files_in(&self.place.path("volumes")),
+            Way::Nbd => exports::listening_on(&self.socket()),
         };
         Server::start(self.place, &[&["-B", &self.hdd, "--simulate-hdd"], args].concat(), &export)
     }
@@ -138,7 +139,7 @@ impl Devices<'_> {
     }
 
     fn mount(&self, server: &Server) -> Result<Mounted, Failure> {
-        let device = server.address("loop")?;
+        let device = server.block_device()?;
         let dir = self.place.path("mnt");
         say(&format!("$ mount {device} mnt"))?;
         Mounted::mount(&device, &dir)
@@ -193,7 +194,7 @@ fn measure_alone(
     let server = devices.serve(way, &["--without-cache"])?;
     let mut mounted = None;
     if way == Way::Ext4 {
-        let device = server.address("loop")?;
+        let device = server.block_device()?;
         say(&format!("$ mkfs.ext4 {device}"))?;
         filesystem::make(&device)?;
         let fs = devices.mount(&server)?;

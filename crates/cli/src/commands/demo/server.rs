@@ -69,24 +69,32 @@ impl Server {
 
     /// The next event of the server, which must be of this kind.
     fn event(&self, kind: &str) -> Result<Value, Failure> {
-        let failed = |why: String| {
+        let event = self.next_event(kind);
+        if event.is_err() {
             let said = std::fs::read_to_string(&self.messages).unwrap_or_default();
             said.lines().for_each(out::note);
-            Failure::Failed(format!("ubcache up: {why}"))
-        };
-        let line = self
-            .lines
-            .recv_timeout(ANSWER_WITHIN)
-            .map_err(|_| failed(format!("expected {kind} on standard output, found nothing")))?;
-        let event: Value = serde_json::from_str(&line).map_err(|e| failed(format!("{line:?}: {e}")))?;
-        if event["event"] == kind { Ok(event) } else { Err(failed(format!("expected {kind}, found {line}"))) }
+        }
+        event
     }
 
-    /// The address of the volume through an export of this kind.
-    pub(super) fn address(&self, kind: &str) -> Result<String, Failure> {
+    fn next_event(&self, kind: &str) -> Result<Value, Failure> {
+        let line = self.lines.recv_timeout(ANSWER_WITHIN).map_err(|e| {
+            Failure::caused(format!("ubcache up: expected {kind} on standard output, found nothing"), e)
+        })?;
+        let event: Value = serde_json::from_str(&line)
+            .map_err(|e| Failure::because(format_args!("ubcache up: {line:?}"), e))?;
+        if event["event"] == kind {
+            return Ok(event);
+        }
+        Err(Failure::Failed(format!("ubcache up: expected {kind}, found {line}")))
+    }
+
+    /// The block device that is the volume.
+    pub(super) fn block_device(&self) -> Result<String, Failure> {
         let ways = self.ready["exports"].as_array().into_iter().flatten();
-        let way = ways.filter(|w| w["kind"] == kind).find_map(|w| w["address"].as_str());
-        way.map(str::to_owned).ok_or_else(|| Failure::Failed(format!("ubcache up offers no {kind}")))
+        let mut addresses = ways.filter_map(|w| w["address"].as_str());
+        let device = addresses.find(|address| address.starts_with("/dev/"));
+        device.map(str::to_owned).ok_or_else(|| Failure::Failed("ubcache up offers no block device".into()))
     }
 
     pub(super) fn stats(&mut self) -> Result<Stats, Failure> {

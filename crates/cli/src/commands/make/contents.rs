@@ -3,6 +3,7 @@
 //! Owns the refusal to overwrite them: it names each device, what it holds and the option that overwrites it. Dirty data,
 //! which exists nowhere else, has an option of its own. Never writes.
 
+use std::error::Error;
 use std::path::Path;
 
 use blockio::{probe_before_bcache, probe_signature};
@@ -21,6 +22,14 @@ struct Contents {
     /// The contents in a few words.
     text: String,
     dirty: Dirty,
+    /// The error because of which they are not known completely.
+    cause: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl Contents {
+    fn known(text: String, dirty: Dirty) -> Contents {
+        Contents { text, dirty, cause: None }
+    }
 }
 
 /// Whether data would be lost that exists nowhere else.
@@ -40,20 +49,20 @@ impl Make {
             refused.extend(self.refusal(path, disk).await?);
         }
         let Some(last) = refused.pop() else { return Ok(()) };
-        refused.iter().for_each(|one| out::message("error", one));
-        Err(Failure::Failed(last))
+        refused.iter().filter_map(Failure::message).for_each(|one| out::message("error", one));
+        Err(last)
     }
 
     /// Why a device is not overwritten; `None` if it is.
-    async fn refusal(&self, path: &Path, disk: &Disk) -> Result<Option<String>, Failure> {
+    async fn refusal(&self, path: &Path, disk: &Disk) -> Result<Option<Failure>, Failure> {
         let found = probe_signature(path).map_err(|e| Failure::at(path, "cannot be read", e))?;
         let bytes =
             if disk.info().sectors < HEAD { Vec::new() } else { superblock::read_bytes(disk).await? };
         let path_text = path.display();
         if identify(&bytes) == Identity::NotBcache {
-            return Ok(found
-                .filter(|_| !self.force)
-                .map(|found| format!("{path_text}: holds {found}: overwrite it with --force")));
+            return Ok(found.filter(|_| !self.force).map(|found| {
+                Failure::Failed(format!("{path_text}: holds {found}: overwrite it with --force"))
+            }));
         }
         if self.wipe_dirty {
             return Ok(None);
@@ -62,31 +71,40 @@ impl Make {
             && let Some(newer) =
                 probe_before_bcache(path).map_err(|e| Failure::at(path, "cannot be read", e))?
         {
-            return Ok(Some(format!(
+            return Ok(Some(Failure::Failed(format!(
                 "{path_text}: holds {newer} beside an older superblock of bcache: overwrite both with --force"
-            )));
+            ))));
         }
-        let Contents { text, dirty } = describe(path, &bytes);
+        let Contents { text, dirty, cause } = describe(path, &bytes);
         let advice = match dirty {
             Dirty::No if self.wipe || self.force => return Ok(None),
             Dirty::No => "overwrite it with --wipe",
             Dirty::Yes => "write the dirty data back with `ubcache flush`, or lose it with --wipe-dirty",
             Dirty::Unknown => "look at it with `ubcache check`, or lose its dirty data with --wipe-dirty",
         };
-        Ok(Some(format!("{path_text}: {text}: {advice}")))
+        let text = format!("{path_text}: {text}: {advice}");
+        Ok(Some(match cause {
+            Some(cause) => Failure::caused(text, cause),
+            None => Failure::Failed(text),
+        }))
     }
 }
 
 /// The contents of a device with a superblock of bcache.
 fn describe(path: &Path, bytes: &[u8]) -> Contents {
-    let unknown = |text: String| Contents { text, dirty: Dirty::Unknown };
-    let Ok(raw) = RawSuperblock::from_prefix(bytes) else {
-        return unknown("holds a bcache superblock".to_owned());
+    let raw = match RawSuperblock::from_prefix(bytes) {
+        Ok(raw) => raw,
+        Err(e) => {
+            let text = "holds a bcache superblock".to_owned();
+            return Contents { text, dirty: Dirty::Unknown, cause: Some(e.into()) };
+        }
     };
     // The device may have another size than its superblock says. Whether it is usable does not matter here.
     let any = Sectors(u64::MAX);
-    let damaged =
-        |e: format::Corrupt| unknown(format!("holds a bcache superblock that cannot be used ({e})"));
+    let damaged = |e: format::Corrupt| {
+        let text = format!("holds a bcache superblock that cannot be used ({e})");
+        Contents { text, dirty: Dirty::Unknown, cause: Some(e.into()) }
+    };
     if identify(bytes) == Identity::Cache {
         return match raw.check_cache(any, 0) {
             Ok(sb) => {
@@ -98,7 +116,7 @@ fn describe(path: &Path, bytes: &[u8]) -> Contents {
                             "{name}; {} may have acknowledged writes of a process that was killed",
                             log.display()
                         );
-                        Contents { text, dirty: Dirty::Yes }
+                        Contents::known(text, Dirty::Yes)
                     }
                 }
             }
@@ -114,7 +132,7 @@ fn describe(path: &Path, bytes: &[u8]) -> Contents {
             let label = if sb.label().is_empty() { String::new() } else { format!(" {:?}", sb.label()) };
             let state = sb.state().name();
             let text = format!("is the bcache backing device {}{label}, state {state}{data}", sb.uuid());
-            Contents { text, dirty }
+            Contents::known(text, dirty)
         }
         Err(e) => damaged(e),
     }
@@ -122,14 +140,14 @@ fn describe(path: &Path, bytes: &[u8]) -> Contents {
 
 /// A cache device of this name, with the dirty data of each device and volume of its set.
 fn with_dirty_data(path: &Path, name: String) -> Contents {
-    let view = FileSource::open(path)
-        .map_err(|e| e.to_string())
-        .and_then(|source| SetView::open(&source, Mode::Strict).map_err(|e| e.to_string()));
+    let view = FileSource::open(path).map_err(Into::into).and_then(|source| {
+        SetView::open(&source, Mode::Strict).map_err(Box::<dyn Error + Send + Sync>::from)
+    });
     let view = match view {
         Ok(view) => view,
         Err(e) => {
             let text = format!("{name}, whose dirty data cannot be counted ({e})");
-            return Contents { text, dirty: Dirty::Unknown };
+            return Contents { text, dirty: Dirty::Unknown, cause: Some(e) };
         }
     };
     let dirty = |inode: Inode| Sectors(view.totals_of(inode).dirty_sectors);
@@ -143,8 +161,8 @@ fn with_dirty_data(path: &Path, name: String) -> Contents {
         })
         .collect();
     if parts.is_empty() {
-        return Contents { text: name, dirty: Dirty::No };
+        return Contents::known(name, Dirty::No);
     }
     let text = format!("{name}, with dirty data that exists nowhere else: {}", parts.join(", "));
-    Contents { text, dirty: Dirty::Yes }
+    Contents::known(text, Dirty::Yes)
 }

@@ -32,7 +32,7 @@ fn choose(eviction: &mut Eviction, wanted: usize) -> Vec<u32> {
 }
 
 fn cost_benefit() -> &'static PolicyEntry {
-    InPlaceOfLru::named("reuse").unwrap().policy(Replacement::Lru)
+    InPlaceOfLru::named("cost_benefit").unwrap().policy(Replacement::Lru)
 }
 
 /// A policy that comes back goes on where it was, unless it took memory for each bucket and priorities have aged meanwhile.
@@ -62,7 +62,7 @@ fn a_policy_that_comes_back_knows_what_it_knew() {
     assert_eq!(choose(&mut eviction, 1), [first[2] + 2]);
 }
 
-/// Fills are told to a policy that is not in use, too, as long as it is there.
+/// A policy that is not in use gets the calls for fills, too, as long as it is there.
 #[test]
 fn a_policy_that_is_not_in_use_is_told_of_fills() {
     let mut eviction = Eviction::new(geometry(), cost_benefit(), 0);

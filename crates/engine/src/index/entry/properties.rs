@@ -150,14 +150,14 @@ fn edge_ends(size: u64) -> [u64; 5] {
     [size, size + 1, 1 << 46, MAX_POSITION.0 - 1, MAX_POSITION.0]
 }
 
-fn for_each_edge(mut act: impl FnMut(Entry)) {
+fn for_each_edge(mut check: impl FnMut(Entry)) {
     for size in SIZES {
         for end in edge_ends(size) {
             for target in edge_targets(size) {
                 for flags in FLAGS {
                     for dirty in [false, true] {
                         if !(dirty && matches!(target, Target::Hole { .. })) {
-                            act(build((end, size, dirty), target, flags));
+                            check(build((end, size, dirty), target, flags));
                         }
                     }
                 }

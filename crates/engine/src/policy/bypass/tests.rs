@@ -23,6 +23,11 @@ fn inputs() -> BypassInputs {
     }
 }
 
+/// The decision by the kernel's rules alone.
+fn decide(inputs: &BypassInputs, stream: impl FnOnce() -> Sectors) -> Decision {
+    decide_by_cost(inputs, stream, || None)
+}
+
 fn reason(inputs: &BypassInputs) -> Option<BypassReason> {
     match decide(inputs, || inputs.sectors) {
         Decision::Cache => None,

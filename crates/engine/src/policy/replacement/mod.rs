@@ -35,7 +35,7 @@ pub const POLICIES: &[PolicyEntry] = &[
     PolicyEntry::of::<Lru>("lru"),
     PolicyEntry::of::<Fifo>("fifo"),
     PolicyEntry::of::<Random>("random"),
-    PolicyEntry::of::<CostBenefit>("reuse"),
+    PolicyEntry::of::<CostBenefit>("cost_benefit").formerly("reuse"),
 ];
 
 /// Policies that the superblock can name (format section 2.3); each of the others can take the place of lru.
@@ -164,6 +164,8 @@ pub trait ReplacementPolicy {
 pub struct PolicyEntry {
     /// What settings call the policy.
     pub name: &'static str,
+    /// What settings called the policy in the release before; they may still do so.
+    pub former_name: Option<&'static str>,
     /// A new policy.
     pub new: fn(&Space) -> Box<dyn ReplacementPolicy>,
     /// [`ReplacementPolicy::bytes_each`].
@@ -175,7 +177,19 @@ pub struct PolicyEntry {
 impl PolicyEntry {
     /// The entry of the policy `P`.
     pub const fn of<P: ReplacementPolicy + 'static>(name: &'static str) -> PolicyEntry {
-        PolicyEntry { name, new: boxed::<P>, bytes_each: P::bytes_each, observes: P::observes }
+        PolicyEntry {
+            name,
+            former_name: None,
+            new: boxed::<P>,
+            bytes_each: P::bytes_each,
+            observes: P::observes,
+        }
+    }
+
+    /// Accepts a former name of the policy, too.
+    const fn formerly(mut self, name: &'static str) -> PolicyEntry {
+        self.former_name = Some(name);
+        self
     }
 
     /// The policy that a superblock names.
@@ -199,9 +213,14 @@ pub fn most_bytes_each() -> u64 {
 pub struct InPlaceOfLru(Option<usize>);
 
 impl InPlaceOfLru {
-    /// The value with this name.
+    /// The value with this name, or with this former name.
     pub fn named(name: &str) -> Option<InPlaceOfLru> {
-        Self::ALL.iter().find(|(_, other)| *other == name).map(|(value, _)| *value)
+        <Self as Choice>::named(name).and_then(Self::at)
+    }
+
+    /// The names of all values: `kernel`, then the policies in the order of [`POLICIES`].
+    pub const fn names() -> &'static [&'static str] {
+        <Self as Choice>::NAMES
     }
 
     /// The policy that is in use where the superblock names `stored`.
@@ -232,4 +251,12 @@ impl Choice for InPlaceOfLru {
         }
         names
     };
+
+    fn named(text: &str) -> Option<usize> {
+        let is_former = |name: &&str| {
+            POLICIES.iter().any(|policy| policy.name == *name && policy.former_name == Some(text))
+        };
+        let position = Self::NAMES.iter().position(|name| *name == text);
+        position.or_else(|| Self::NAMES.iter().position(is_former))
+    }
 }

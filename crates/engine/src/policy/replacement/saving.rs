@@ -1,6 +1,6 @@
 //! The time that a hit saves.
 //!
-//! Owns the unit in which policies are told the worth of a hit. Must not know devices: the caller has measured them.
+//! Owns the unit in which policies get the worth of a hit. Must not know devices: the caller has measured them.
 
 use format::Sectors;
 

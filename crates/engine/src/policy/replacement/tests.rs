@@ -150,6 +150,10 @@ fn settings_name_policies() {
     }
     assert_eq!(InPlaceOfLru::named("kernel"), Some(InPlaceOfLru::default()));
     assert_eq!(InPlaceOfLru::named("lru"), None, "the superblock says that");
+    let former = POLICIES.iter().filter_map(|policy| Some((policy.former_name?, policy.name)));
+    for (former, name) in former {
+        assert_eq!(InPlaceOfLru::named(former), InPlaceOfLru::named(name), "{former}");
+    }
     for (value, name) in InPlaceOfLru::ALL {
         assert_eq!(InPlaceOfLru::named(name), Some(*value));
         let in_use = if *name == "kernel" { "lru" } else { *name };
