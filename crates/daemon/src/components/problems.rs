@@ -3,17 +3,20 @@
 //! Owns the list of problems, their order and the command that comes next for each. It reads views only, so a test can make
 //! any situation. Must not know how a problem is shown.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serve::snapshot::{SetFigures, SlotDirty, TunableFigure, VolumeFigures};
 
 use super::devices::WaitsFor;
 use super::views::{DeviceView, SetView};
+use crate::state::{STORED_AGAIN_EVERY, State};
 
 /// A problem, and the command that comes next.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Problem {
     /// One of the kinds in the order of `KINDS`: `set_failed`, `io_disabled`, `device_failed`, `device_waiting`,
-    /// `set_silent`, `dirty_without_disk`, `stale`, `not_exported` or `io_errors`.
+    /// `set_silent`, `dirty_without_disk`, `stale`, `not_exported`, `io_errors`, `label_shared` or `state_not_stored`.
     pub(crate) kind: &'static str,
     /// What is wrong, and of what.
     pub(crate) text: String,
@@ -22,7 +25,7 @@ pub(crate) struct Problem {
 }
 
 /// The kinds in the order in which they are listed: what stops requests comes first.
-const KINDS: [&str; 9] = [
+const KINDS: [&str; 11] = [
     "set_failed",
     "io_disabled",
     "device_failed",
@@ -32,6 +35,8 @@ const KINDS: [&str; 9] = [
     "stale",
     "not_exported",
     "io_errors",
+    "label_shared",
+    "state_not_stored",
 ];
 
 /// All problems, the worst first.
@@ -44,9 +49,21 @@ pub(crate) fn problems(sets: &[SetView], devices: &[DeviceView]) -> Vec<Problem>
         }
     }
     found.extend(devices.iter().filter_map(|device| of_device(device, sets)));
+    found.extend(shared_labels(sets));
     let place = |problem: &Problem| KINDS.iter().position(|kind| *kind == problem.kind);
     found.sort_by_key(place);
     found
+}
+
+/// The problem of a state file that cannot be written, which is the last in the list.
+pub(crate) fn state_not_stored(state: &State) -> Option<Problem> {
+    let why = state.not_stored()?;
+    let text = format!(
+        "{why}; what is served stays served, the next start of the daemon may not know the last changes, and the daemon \
+         tries again every {} s",
+        STORED_AGAIN_EVERY.as_secs()
+    );
+    Some(Problem { kind: "state_not_stored", text, command: format!("df {}", state.dir().display()) })
 }
 
 /// What an operator calls a device: label, name of the volume, path.
@@ -104,6 +121,27 @@ fn of_device(device: &DeviceView, sets: &[SetView]) -> Option<Problem> {
     }
     let (why, command) = state_and_command(device);
     Some(Problem { kind, text: format!("{} {}: {why}", title(device), device.state), command })
+}
+
+/// Labels that several served volumes have.
+fn shared_labels(sets: &[SetView]) -> Vec<Problem> {
+    let mut by_label: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for volume in sets.iter().flat_map(|s| &s.figures.volumes).filter(|v| !v.label.is_empty()) {
+        by_label.entry(&volume.label).or_default().push(&volume.name);
+    }
+    let shared = by_label.into_iter().filter(|(_, names)| names.len() > 1);
+    shared
+        .map(|(label, names)| Problem {
+            kind: "label_shared",
+            text: format!(
+                "{} volumes have the label {} ({}): it names none of them, and /dev/ubcache has no link of this name",
+                names.len(),
+                serve::plain::label(label),
+                names.join(", ")
+            ),
+            command: format!("ubcache set-label {} NEW-LABEL", names.last().unwrap_or(&"VOLUME")),
+        })
+        .collect()
 }
 
 fn is_on(tunables: &[TunableFigure], key: &str) -> bool {

@@ -35,7 +35,14 @@ use crate::{out, size};
 
 /// Prints an answer as JSON, or a shorter text.
 fn answer(control: &Control, body: &Value, short: impl FnOnce() -> String) -> Result<(), Failure> {
-    if control.json { out::print_json(body) } else { out::print(&short()) }
+    if control.json { out::print_json(body)? } else { out::print(&short())? }
+    match body["not_stored"].as_str() {
+        None => Ok(()),
+        Some(why) => Err(Failure::NotStored(format!(
+            "done, but not stored: {why}; the next start of the daemon may not know of it; make room in this directory or \
+             make it writable: the daemon tries again by itself, and `ubcache status` has a problem until the state is stored"
+        ))),
+    }
 }
 
 /// Register devices with the daemon
@@ -457,12 +464,15 @@ fn checked(path: &str, key: &str, value: &str) -> Result<(), TunableError> {
 struct Changed {
     list: Vec<Value>,
     resolved: Value,
+    /// Why the daemon could not store the changes; null if it has.
+    not_stored: Value,
 }
 
 impl Changed {
     fn add(&mut self, body: Value) {
         self.list.push(body["changed"].clone());
         self.resolved = body["resolved"].clone();
+        self.not_stored = body["not_stored"].clone();
     }
 
     /// Adds to the failure of a setting the settings that the command has changed before it.
@@ -478,12 +488,16 @@ impl Changed {
     }
 
     fn show(&self, control: &Control) -> Result<(), Failure> {
-        let Changed { list, resolved } = self;
+        let Changed { list, resolved, not_stored } = self;
         list.iter().for_each(notes);
         for limited in list.iter().filter_map(|c| c["limited"].as_str()) {
             out::warn(format!("{}: {limited}", described(resolved)));
         }
-        answer(control, &json!({"schema_version": 1, "changed": list, "resolved": resolved}), || {
+        let mut body = json!({"schema_version": 1, "changed": list, "resolved": resolved});
+        if !not_stored.is_null() {
+            body["not_stored"] = not_stored.clone();
+        }
+        answer(control, &body, || {
             let whose = described(resolved);
             list.iter().map(|c| format!("{whose}: {} = {}\n", text(&c["key"]), text(&c["value"]))).collect()
         })
