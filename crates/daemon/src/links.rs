@@ -54,7 +54,9 @@ fn try_to_own(dir: &Path) -> std::io::Result<Option<File>> {
         let lock = File::open(dir)?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             // Its owner may have removed the directory meanwhile, and another one may be there now.
-            Ok(()) if std::fs::symlink_metadata(dir).is_ok_and(|m| is_same(&m, &lock)) => return Ok(Some(lock)),
+            Ok(()) if std::fs::symlink_metadata(dir).is_ok_and(|m| is_same(&m, &lock)) => {
+                return Ok(Some(lock));
+            }
             Ok(()) if began.elapsed() < RELEASED_WITHIN => {}
             Err(Errno::WOULDBLOCK) if began.elapsed() < RELEASED_WITHIN => {
                 std::thread::sleep(BETWEEN_TRIES);
@@ -163,7 +165,7 @@ impl Links {
 
     /// Makes the link of a label, if one volume has the label, and removes it if several have it.
     fn update(&self, linked: &BTreeMap<String, Linked>, label: &str) {
-        if !plain::is_word(label) || self.dir.as_os_str().is_empty() {
+        if !plain::is_link_name(label) || self.dir.as_os_str().is_empty() {
             return;
         }
         let place = self.dir.join(label);
@@ -219,7 +221,7 @@ impl Links {
 
     /// Removes the link of a volume that is no longer among `linked`. A volume that alone has the label now gets a link.
     fn unmake(&self, linked: &BTreeMap<String, Linked>, old: &Linked) {
-        if !plain::is_word(&old.label) || self.dir.as_os_str().is_empty() {
+        if !plain::is_link_name(&old.label) || self.dir.as_os_str().is_empty() {
             return;
         }
         let place = self.dir.join(&old.label);
@@ -267,7 +269,10 @@ mod tests {
         links.add("b", "data", one);
         assert_eq!(target(&dir, "data"), None);
         links.relabel("b", "other");
-        assert_eq!((target(&dir, "data").as_deref(), target(&dir, "other").as_deref()), (Some(zero), Some(one)));
+        assert_eq!(
+            (target(&dir, "data").as_deref(), target(&dir, "other").as_deref()),
+            (Some(zero), Some(one))
+        );
         links.relabel("a", "other");
         assert_eq!((target(&dir, "data"), target(&dir, "other")), (None, None));
         links.remove("b");
@@ -318,9 +323,21 @@ mod tests {
         let outer = tempfile::tempdir().unwrap();
         let dir = outer.path().join("ubcache");
         let links = Links::new(dir.clone());
-        for label in
-            ["../escaped", "..", ".", "", "/etc/x", "a/b", "a\nb", "a\u{1b}[2J", "bcache0", " x", "\u{1}new"]
-        {
+        for label in [
+            "--force",
+            "da\u{200b}ta",
+            "../escaped",
+            "..",
+            ".",
+            "",
+            "/etc/x",
+            "a/b",
+            "a\nb",
+            "a\u{1b}[2J",
+            "bcache0",
+            " x",
+            "\u{1}new",
+        ] {
             links.add("a", label, Path::new("/dev/ublkb0"));
             assert!(!dir.exists() && !outer.path().join("escaped").exists(), "{label:?}");
             links.remove("a");

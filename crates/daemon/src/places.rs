@@ -4,8 +4,8 @@
 //! long as the configuration gives it the address and its device is registered. The export of any other volume there is
 //! refused. Without this rule a client could get another volume after each start. Must not know how an export is started.
 
-use serve::exports::{Sharing, Spec};
 use serve::Failure;
+use serve::exports::{Sharing, Spec};
 
 use crate::config::{Config, Key};
 use crate::names::Named;

@@ -258,9 +258,10 @@ impl State {
         let why = self.write(&self.now).err().map(|e| format!("{path}: cannot be written: {e}"));
         let (level, text) = match &why {
             None if failed_before => ("", format!("{path}: is written again, and has all changes")),
-            Some(why) if !failed_before => {
-                ("error", format!("{why}; the daemon tries again, and its next start may not know the last changes"))
-            }
+            Some(why) if !failed_before => (
+                "error",
+                format!("{why}; the daemon tries again, and its next start may not know the last changes"),
+            ),
             _ => ("", String::new()),
         };
         self.not_stored = why;
@@ -429,10 +430,7 @@ mod tests {
         state.set_tunable("a", "writeback_delay", None);
         drop(state);
         let mut state = State::open(dir.path()).unwrap();
-        assert_eq!(
-            (state.name("b"), state.name("a")),
-            ("bcache1".into(), "bcache0".into())
-        );
+        assert_eq!((state.name("b"), state.name("a")), ("bcache1".into(), "bcache0".into()));
         assert_eq!(state.devices().keys().collect::<Vec<_>>(), [Path::new("/dev/y")], "moved");
         assert!(state.devices()[Path::new("/dev/y")].named, "what was named stays named");
         assert_eq!(state.tunables("a"), Values::from([("writeback_percent".into(), "5".into())]));

@@ -12,7 +12,10 @@ pub const EXIT_CODES: &[(u8, &str)] = &[
     (0, "The command succeeded."),
     (FAILED, "The command failed, was refused, or found a problem."),
     (Failure::USAGE, "The command was called with wrong arguments; nothing was done."),
-    (NOT_STORED, "The command did its work, and the daemon could not store it: its next start may not know of it."),
+    (
+        NOT_STORED,
+        "The command did its work, and the daemon could not store it: its next start may not know of it.",
+    ),
     (INTERRUPTED, "A second SIGINT ended the program. Flushed data is safe."),
     (HANDED_OVER, "A second SIGUSR2 ended the program. Flushed data is safe."),
     (TERMINATED, "A second SIGTERM ended the program. Flushed data is safe."),

@@ -31,7 +31,7 @@ fn flash_only_volumes_are_made_and_destroyed() {
     assert_eq!(next["room"]["taken_bytes"], 1 << 20);
 
     // Without --force the data is named, and nothing is destroyed.
-    daemon.run(&["volume", "delete", "scratch"]).refused(&["8192 bytes of data", "add --force"]);
+    daemon.run(&["volume", "delete", "scratch"]).refused(&["8.0 KiB of data", "add --force"]);
     daemon.run(&["volume", "delete", "one", "--force"]).refused(&["is not a flash-only volume", "detach"]);
     let would = daemon.run(&["volume", "delete", "scratch", "--dry-run"]).ok();
     assert_eq!(would.out, "bcache1, label scratch: would destroy a volume of 1.0 MiB with 8.0 KiB of data\n");

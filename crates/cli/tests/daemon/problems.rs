@@ -88,7 +88,7 @@ fn unregister_says_how_much_dirty_data_stays_where() {
     daemon.run(&["unregister", "one"]).ok().says(&[&stays]);
     let found = problems(&daemon);
     assert_eq!(found, [("dirty_without_disk".to_owned(), "ubcache register DISK".to_owned())]);
-    daemon.run(&["status"]).ok().says(&["1 PROBLEM\n", "12288 bytes of dirty data", "(one, UUID "]);
+    daemon.run(&["status"]).ok().says(&["1 PROBLEM\n", "12.0 KiB of dirty data", "(one, UUID "]);
     daemon.run(&["unregister", &place.ssd]).ok().says(&["12.0 KiB of dirty data stay on it"]);
     // Without the set, the superblock of the disk says that there is some.
     daemon.run(&["register", &place.hdd]).ok().says(&["waiting"]);

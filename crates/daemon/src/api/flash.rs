@@ -99,8 +99,8 @@ pub(super) async fn delete_volume(
     });
     if !force && !dry_run {
         let text = format!(
-            "{named}: has {} bytes of data, which exist nowhere else and would be destroyed; to destroy them, add --force",
-            found.held.dirty_bytes
+            "{named}: has {} of data, which exist nowhere else and would be destroyed; to destroy them, add --force",
+            serve::amount::human(found.held.dirty_bytes)
         );
         return Err(Refusal(StatusCode::CONFLICT, text));
     }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use serve::{Failure, message};
+use serve::Failure;
 
 use super::devices::{DeviceState, WaitsFor};
 use super::inventory::Inventory;

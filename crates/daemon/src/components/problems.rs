@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use serve::Snapshot;
 use serve::snapshot::{SetFigures, SlotDirty, TunableFigure, VolumeFigures};
 
 use super::devices::WaitsFor;
@@ -175,11 +176,7 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     }
     let Some(figures) = &set.figures.set else { return };
     if let Some(why) = &figures.failed {
-        found.push(Problem {
-            kind: "set_failed",
-            text: format!("{what} is disabled, and volumes with dirty data fail every request: {why}"),
-            command: format!("ubcache unregister {path} && ubcache register {path}"),
-        });
+        found.push(of_disabled_set(&set.figures, why, (&what, &path)));
     }
     if is_on(&figures.tunables, "io_disable") {
         found.push(Problem {
@@ -190,6 +187,39 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     }
     let mut without_disk = of_missing_disks(set, figures, devices);
     found.append(&mut without_disk);
+}
+
+/// A set whose cache device has failed. Where its dirty data is, and what has to end before the device is registered again.
+fn of_disabled_set(figures: &Snapshot, why: &str, (what, path): (&str, &str)) -> Problem {
+    let is_dirty = |v: &&VolumeFigures| v.held.dirty_bytes > 0;
+    let dirty: Vec<&VolumeFigures> = figures.volumes.iter().filter(is_dirty).collect();
+    let again = format!("ubcache unregister {path} && ubcache register {path}");
+    if dirty.is_empty() {
+        return Problem {
+            kind: "set_failed",
+            text: format!(
+                "{what} is disabled; its volumes have no dirty data, and their disks serve them without the cache: {why}"
+            ),
+            command: again,
+        };
+    }
+    let amount =
+        |v: &&VolumeFigures| format!("{} of {}", serve::amount::human(v.held.dirty_bytes), volume_title(v));
+    let amounts: Vec<String> = dirty.iter().map(amount).collect();
+    let used: Vec<&str> = figures.volumes.iter().flat_map(|v| &v.exports).map(|way| &*way.address).collect();
+    let end = match used.is_empty() {
+        true => String::new(),
+        false => format!("; first unmount or close what uses {}, then run the command", used.join(", ")),
+    };
+    Problem {
+        kind: "set_failed",
+        text: format!(
+            "{what} is disabled: {why}; dirty data is on this cache device alone ({}), and these volumes fail every request \
+             until the device works again{end}; if it never does, see the page dead-ssd-dirty of the guide",
+            amounts.join(", ")
+        ),
+        command: again,
+    }
 }
 
 /// Dirty data of disks that are not served. A disk whose volume was stopped is no problem.
@@ -208,9 +238,9 @@ fn of_missing_disks(set: &SetView, figures: &SetFigures, devices: &[DeviceView])
             Problem {
                 kind: "dirty_without_disk",
                 text: format!(
-                    "{} bytes of dirty data in cache set {} belong to a disk that is not registered ({label}UUID \
-                     {uuid})",
-                    slot.dirty_bytes, set.id
+                    "{} of dirty data in cache set {} belong to a disk that is not registered ({label}UUID {uuid})",
+                    serve::amount::human(slot.dirty_bytes),
+                    set.id
                 ),
                 command: "ubcache register DISK".to_owned(),
             }

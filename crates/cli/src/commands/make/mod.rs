@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use blockio::{Backend, Driver, DriverOptions, FileDevice, OpenOptions, probe_signature};
 use clap::{Args, ValueEnum};
-use format::geometry::{MIN_BUCKETS, MIN_BUCKETS_KERNEL};
+use format::geometry::{MIN_BUCKET_SECTORS, MIN_BUCKETS, MIN_BUCKETS_KERNEL};
 use format::superblock::{BackingFormat, CacheFormat, LABEL_BYTES, SUPERBLOCK_BYTES, label_bytes};
 use format::{BackingSuper, CacheMode, CacheSuper, RawSuperblock, Replacement, Sector, Sectors, Uuid};
 use io::{DeviceInfo, Disk};
@@ -266,6 +266,14 @@ impl Make {
             if self.label.as_ref() == Some(label) {
                 return usage("--set-label: labels are unique: expected another label than that of --label");
             }
+        }
+        let least = MIN_BUCKET_SECTORS.bytes();
+        if !self.bucket.0.is_power_of_two() || self.bucket < MIN_BUCKET_SECTORS {
+            return Err(Failure::Usage(format!(
+                "--bucket: expected a power of two of at least {}, such as 512k, found {}",
+                size::human(least),
+                size::human(self.bucket.bytes())
+            )));
         }
         if self.cache.is_empty() && self.discard {
             return usage("--discard is a property of the cache device: expected a -C with it");
