@@ -56,6 +56,20 @@ fn flash_only_volumes_are_made_and_destroyed() {
     daemon.stop();
 }
 
+/// The command succeeded though nobody could reach the new volume.
+#[test]
+fn a_new_volume_that_is_not_exported_is_a_failure() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    std::fs::write(place.dir.path("bcache1.sock"), "in the way").unwrap();
+    let said = daemon.run(&["volume", "create", &place.ssd, "64k", "--label", "scratch"]);
+    let said = said.refused(&["bcache1: 64.0 KiB in", "bcache1 is NOT EXPORTED: ", "bcache1.sock"]);
+    assert!(said.err.contains("NOT EXPORTED"), "{said}");
+    assert!(daemon.volume("scratch")["problem"].is_string());
+    daemon.stop();
+}
+
 /// A volume could be made in a served set only.
 #[test]
 fn a_flash_only_volume_is_made_offline() {

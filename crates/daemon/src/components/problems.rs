@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serve::Snapshot;
+use serve::exports::Way;
 use serve::snapshot::{SetFigures, SlotDirty, TunableFigure, VolumeFigures};
 
 use super::devices::WaitsFor;
@@ -206,7 +207,10 @@ fn of_disabled_set(figures: &Snapshot, why: &str, (what, path): (&str, &str)) ->
     let amount =
         |v: &&VolumeFigures| format!("{} of {}", serve::amount::human(v.held.dirty_bytes), volume_title(v));
     let amounts: Vec<String> = dirty.iter().map(amount).collect();
-    let used: Vec<&str> = figures.volumes.iter().flat_map(|v| &v.exports).map(|way| &*way.address).collect();
+    // Clients of NBD connect again by themselves.
+    let is_mounted = |way: &&Way| matches!(way.kind, "ublk" | "loop" | "fuse");
+    let used: Vec<&str> =
+        figures.volumes.iter().flat_map(|v| &v.exports).filter(is_mounted).map(|way| &*way.address).collect();
     let end = match used.is_empty() {
         true => String::new(),
         false => format!("; first unmount or close what uses {}, then run the command", used.join(", ")),
