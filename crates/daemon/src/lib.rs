@@ -172,13 +172,7 @@ async fn control(
         }
     });
     let storing_again = tokio::spawn(store_again(shared.clone()));
-    let alive = tokio::spawn(async {
-        let Some(every) = notify::watchdog() else { return };
-        loop {
-            notify::say("WATCHDOG=1");
-            tokio::time::sleep(every).await;
-        }
-    });
+    let alive = tokio::spawn(keep_alive());
     let name = until_stop(&mut signals, &registry, &options.config).await;
     message::note(format!("{name}: stopping"));
     notify::stopping();
@@ -193,6 +187,15 @@ async fn control(
     // Without the socket, clients get an error at once instead of a connection that is not answered.
     let _ = std::fs::remove_file(paths.socket);
     result
+}
+
+/// Tells the service manager that the control thread works.
+async fn keep_alive() {
+    let Some(every) = notify::watchdog() else { return };
+    loop {
+        notify::say("WATCHDOG=1");
+        tokio::time::sleep(every).await;
+    }
 }
 
 /// Writes the state again from time to time while it could not be written.

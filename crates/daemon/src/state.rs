@@ -88,7 +88,7 @@ const FIRST_VERSION: u32 = 1;
 /// Mode of the file: only its owner reads and writes it.
 const MODE: u32 = 0o600;
 /// Bytes that the file may grow by through one command, for which `ready` tests the room.
-const GROWTH: usize = 16 << 10;
+const GROWTH: usize = 8 << 10;
 /// Time between two tries to write a state that could not be written.
 pub(crate) const STORED_AGAIN_EVERY: Duration = Duration::from_secs(5);
 /// Time limit for an earlier daemon to release the state directory, and the time between two tries.
@@ -212,18 +212,17 @@ impl State {
         self.path.parent().unwrap_or(&self.path)
     }
 
-    /// Tests whether the state can be written, before a command acts.
+    /// Tests whether the state can be written, before a command acts: writes the present state, and room for more.
     ///
     /// # Errors
     /// If it cannot be written, or there is too little room for what a command adds.
     pub(crate) fn ready(&mut self) -> Result<(), Failure> {
         self.store_again();
         let tried = || {
-            let room = serde_json::to_vec_pretty(&self.now)?.len() + GROWTH;
-            let place = self.path.with_extension("room");
-            let written = write_durably(&place, &vec![b' '; room]);
-            let _ = std::fs::remove_file(&place);
-            written
+            let mut text = serde_json::to_vec_pretty(&self.now)?;
+            // Blanks at the end change no JSON.
+            text.resize(text.len() + GROWTH, b' ');
+            replace_file(&self.path, &text)
         };
         tried().map_err(|e| {
             let text = format!(

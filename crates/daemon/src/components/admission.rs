@@ -124,7 +124,7 @@ impl Admission {
     }
 
     /// Tests whether the state can be written, unless all these devices are stored as the operator names them.
-    pub(crate) fn can_remember_all(&self, probes: &[Probe]) -> Result<(), Failure> {
+    fn can_remember_all(&self, probes: &[Probe]) -> Result<(), Failure> {
         let known = self.remembered();
         let is_known = |p: &Probe| known.get(&p.path).is_some_and(|k| k.uuid == p.uuid && k.named);
         if probes.iter().all(is_known) { Ok(()) } else { self.can_remember() }
@@ -217,6 +217,7 @@ impl Admission {
                 None => refused?,
             }
         }
+        self.can_remember_all(probe)?;
         for (one, _) in &accepted {
             let mark = Mark { identity: one.identity.clone(), sequence: one.sequence };
             self.shared.state().set_mark(one.key(), mark);

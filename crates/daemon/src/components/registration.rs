@@ -84,7 +84,6 @@ impl Registration {
         let (_claim, probes) = self.placement.changes().claim_found(asked, find).await?;
         let known = self.admission.remembered();
         self.inventory.devices.note_unplugged();
-        self.admission.can_remember_all(&probes)?;
         let accepted = self.admission.admit_all(&probes, by)?;
         accepted.iter().for_each(message::note);
         if by.is_operator() {
