@@ -172,7 +172,7 @@ async fn control(
         }
     });
     let storing_again = tokio::spawn(store_again(shared.clone()));
-    let alive = tokio::spawn(keep_alive());
+    let alive = tokio::spawn(notify_watchdog());
     let name = until_stop(&mut signals, &registry, &options.config).await;
     message::note(format!("{name}: stopping"));
     notify::stopping();
@@ -190,7 +190,7 @@ async fn control(
 }
 
 /// Tells the service manager that the control thread works.
-async fn keep_alive() {
+async fn notify_watchdog() {
     let Some(every) = notify::watchdog() else { return };
     loop {
         notify::say("WATCHDOG=1");
