@@ -198,9 +198,7 @@ fn of_disabled_set(figures: &Snapshot, why: &str, (what, path): (&str, &str)) ->
     if dirty.is_empty() {
         return Problem {
             kind: "set_failed",
-            text: format!(
-                "{what} is disabled; its volumes have no dirty data, and their disks serve them without the cache: {why}"
-            ),
+            text: format!("{what} is disabled: {why}; its volumes have no dirty data, so nothing is lost"),
             command: again,
         };
     }

@@ -68,8 +68,7 @@ fn a_set_that_has_failed_is_the_first_problem() {
     assert_eq!(found.iter().map(|p| p.kind).collect::<Vec<_>>(), ["set_failed", "not_exported"]);
     assert_eq!(
         found[0].text,
-        "cache set s (/dev/ssd) is disabled; its volumes have no dirty data, and their disks serve them without the cache: \
-         ssd: read failed"
+        "cache set s (/dev/ssd) is disabled: ssd: read failed; its volumes have no dirty data, so nothing is lost"
     );
     assert_eq!(found[0].command, "ubcache unregister /dev/ssd && ubcache register /dev/ssd");
     assert_eq!(found[1].text, "one (bcache0) is NOT EXPORTED: no room");
