@@ -103,6 +103,25 @@ test("a failed cache is a problem, and so are its dirty volumes", async () => {
   });
 });
 
+/** What the daemon alone knows is no problem of a set, a volume or a device. */
+test("a state that cannot be stored is a problem until it is stored", async () => {
+  await withHost(TWO_CACHES, async (world) => {
+    const spare = (await world.ask("GET", "/v1/status")).devices.find((d) => d.label === "spare");
+    fs.renameSync(world.at("state"), world.at("aside"));
+    fs.writeFileSync(world.at("state"), "in the way");
+    const answer = await world.ask("POST", "/v1/unregister", { device: spare.path });
+    assert.match(answer.not_stored, /cannot be written: Not a directory/);
+    await look(world, "not-stored", "", async (page) => {
+      await page.getByRole("region", { name: "Problems" }).getByRole("heading", { name: "The state cannot be stored" }).waitFor();
+    });
+    const { page, done } = await open(browser, world.origin, "");
+    fs.rmSync(world.at("state"));
+    fs.renameSync(world.at("aside"), world.at("state"));
+    await page.getByRole("banner").getByText("No problems").waitFor();
+    await done();
+  });
+});
+
 test("24 volumes are found by their labels", async () => {
   const labels = Array.from({ length: 24 }, (_, n) => `vm-${n + 1}`);
   await withHost({ caches: [{ name: "nvme", size: 192, volumes: labels.map((label) => [label, 16]) }], alone: [] }, async (world) => {

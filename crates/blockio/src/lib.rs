@@ -33,6 +33,7 @@ mod message;
 pub mod mountinfo;
 mod net;
 mod operation;
+pub mod own_mapping;
 mod polled;
 mod reactor;
 pub mod refill;

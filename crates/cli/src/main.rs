@@ -2,6 +2,9 @@
 
 use std::process::ExitCode;
 
+#[global_allocator]
+static ALLOCATOR: blockio::own_mapping::Allocator = blockio::own_mapping::Allocator;
+
 fn main() -> ExitCode {
     ubcache_cli::main(std::env::args_os())
 }

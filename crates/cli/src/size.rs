@@ -4,6 +4,7 @@
 
 use engine::tunables::parse_bytes;
 use format::{SECTOR_BYTES, Sectors};
+pub(crate) use serve::amount::human;
 
 /// The reason why a text is no size.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -45,24 +46,6 @@ pub(crate) fn parse_sectors(text: &str) -> Result<Sectors, SizeError> {
         bytes if bytes % SECTOR_BYTES != 0 => Err(SizeError::NotSectors { bytes }),
         bytes => Ok(Sectors(bytes / SECTOR_BYTES)),
     }
-}
-
-/// Formats a number of bytes with one decimal and a unit.
-pub(crate) fn human(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let mut value = bytes as f64 / 1024.0;
-    let mut unit = UNITS[0];
-    for next in &UNITS[1..] {
-        if value < 1024.0 {
-            break;
-        }
-        value /= 1024.0;
-        unit = next;
-    }
-    format!("{value:.1} {unit}")
 }
 
 #[cfg(test)]
@@ -115,15 +98,5 @@ mod tests {
         assert_eq!(parse_sectors("4k"), Ok(Sectors(8)));
         assert!(parse_sectors("1000").unwrap_err().to_string().contains("found 1000"));
         assert!(parse_sectors("0").is_err());
-    }
-
-    #[test]
-    fn people_read_units() {
-        for (bytes, text) in
-            [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1 << 20, "1.0 MiB"), (1536 << 20, "1.5 GiB")]
-        {
-            assert_eq!(human(bytes), text);
-        }
-        assert_eq!(human(u64::MAX), "16.0 EiB");
     }
 }

@@ -43,6 +43,21 @@ impl FromStr for Since {
     }
 }
 
+/// The longest time that an option in seconds takes.
+const MOST_SECONDS: u64 = 3600;
+
+/// The reason why a text is no number of seconds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("expected whole seconds from 1 to {MOST_SECONDS}, such as 5, 5s or 2min")]
+pub(crate) struct NoSeconds;
+
+/// Reads whole seconds, also as a duration with a unit.
+pub(crate) fn seconds(text: &str) -> Result<u64, NoSeconds> {
+    let duration = || humantime::parse_duration(text).ok().filter(|d| d.subsec_nanos() == 0);
+    let seconds = text.parse().ok().or_else(|| Some(duration()?.as_secs()));
+    seconds.filter(|s| (1..=MOST_SECONDS).contains(s)).ok_or(NoSeconds)
+}
+
 /// The last millisecond of the year 9999, the last one with a date of four digits.
 const LAST_MS: u64 = 253_402_300_799_999;
 
@@ -62,6 +77,19 @@ impl fmt::Display for Utc {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn seconds_are_whole() {
+        for (text, seconds) in
+            [("1", 1), ("3600", 3600), ("2s", 2), ("5min", 300), ("1h", 3600), ("2000ms", 2)]
+        {
+            assert_eq!(super::seconds(text), Ok(seconds), "{text}");
+        }
+        for bad in ["0.1", "0", "100ms", "3601", "2h", "-1", "", "soon"] {
+            assert_eq!(super::seconds(bad), Err(NoSeconds), "{bad:?}");
+        }
+        assert!(NoSeconds.to_string().contains("such as 5"));
+    }
 
     #[test]
     fn options_are_moments_or_durations() {

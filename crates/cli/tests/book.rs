@@ -70,7 +70,7 @@ fn every_command_is_one() {
 fn what_can_be_tried_works() {
     let program = Path::new(env!("CARGO_BIN_EXE_ubcache"));
     let path = format!("{}:{}", program.parent().unwrap().display(), std::env::var("PATH").unwrap());
-    let mut tried = 0;
+    let (mut tried, mut compared, mut wrong) = (0, 0, Vec::new());
     let prepared: String = blocks(&std::fs::read_to_string(book().join("day2/index.md")).unwrap())
         .into_iter()
         .filter(|(what, _)| what == "sh run")
@@ -104,9 +104,54 @@ fn what_can_be_tried_works() {
             String::from_utf8_lossy(&out.stdout),
             String::from_utf8_lossy(&out.stderr)
         );
+        let said = String::from_utf8([out.stdout, out.stderr].join(&b'\n')).unwrap();
+        for quoted in quotes(&all) {
+            if !prints(&said, &quoted) {
+                wrong.push(format!("{}: expected {quoted:?} in {said}", page.display()));
+            }
+            compared += 1;
+        }
         tried += 1;
     }
-    assert!(tried >= 17, "{tried} pages");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(tried >= 17 && compared >= 12, "{tried} pages, {compared} quotes");
+}
+
+/// The output that a page quotes: the blocks of text behind blocks that are run.
+fn quotes(blocks: &[(String, String)]) -> Vec<String> {
+    let pairs = blocks.iter().zip(blocks.iter().skip(1));
+    pairs
+        .filter(|(run, text)| run.0 == "sh run" && text.0 == "text")
+        .map(|(_, text)| text.1.clone())
+        .collect()
+}
+
+/// Whether an output has a quoted text. `…` stands for anything up to [`GAP`]; blanks and line ends are the same, because a
+/// page breaks long lines.
+fn prints(said: &str, quoted: &str) -> bool {
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (said, quoted) = (words(said), words(quoted));
+    let parts: Vec<&str> = quoted.split('…').map(str::trim).filter(|part| !part.is_empty()).collect();
+    let Some((first, rest)) = parts.split_first() else { return false };
+    said.match_indices(first).any(|(at, _)| follow(&said[at + first.len()..], rest))
+}
+
+/// Longest text that `…` stands for, in bytes.
+const GAP: usize = 400;
+
+fn follow(said: &str, parts: &[&str]) -> bool {
+    let Some((part, rest)) = parts.split_first() else { return true };
+    let near = said.match_indices(part).take_while(|(at, _)| *at <= GAP);
+    near.into_iter().any(|(at, _)| follow(&said[at + part.len()..], rest))
+}
+
+#[test]
+fn quoted_output_is_compared() {
+    let said = "set 12 (/tmp/a/fast.img, UUID 3): wipe done: 1.0 MiB\nsame   line";
+    for good in ["set … (…/fast.img, UUID …): wipe done: …", "wipe done: … same\nline", "…"] {
+        assert_eq!(prints(said, good), good != "…", "{good}");
+    }
+    assert!(!prints(said, "set … (…/slow.img") && !prints(said, "same … set"));
 }
 
 #[test]

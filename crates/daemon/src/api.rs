@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 
 use crate::answer::{Answered, Refusal, ok};
 use crate::audit;
-use crate::components::{Found, problems};
+use crate::components::{Found, problems, state_not_stored};
 use crate::hub::Event;
 use crate::jobs::JobView;
 use crate::{wall_clock, web};
@@ -158,12 +158,14 @@ async fn status(State(api): SharedApi) -> Answered {
     let devices = api.registry.views.devices_with_growth(&sets).await;
     let errors = api.registry.shared.hub.last(LAST_ERRORS, |e| e.level != "info");
     let jobs: Vec<_> = api.registry.jobs.all().into_iter().filter(JobView::is_running).collect();
+    let mut found = problems(&sets, &devices);
+    found.extend(state_not_stored(&api.registry.shared.state()));
     ok(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "hostname": hostname(),
         "pid": std::process::id(),
         "uptime_seconds": api.began.elapsed().as_secs(),
-        "problems": problems(&sets, &devices),
+        "problems": found,
         "sets": sets,
         "devices": devices,
         "jobs": jobs,

@@ -67,7 +67,7 @@ struct File {
     drain_on_stop: bool,
     drain_deadline_s: Option<u64>,
     busy_poll: Option<Spanned<toml::Value>>,
-    memory_limit: Option<Spanned<String>>,
+    memory_limit: Option<Spanned<toml::Value>>,
     tunables: BTreeMap<String, Spanned<toml::Value>>,
     set: BTreeMap<String, SetSection>,
     volume: BTreeMap<String, VolumeSection>,
@@ -179,7 +179,7 @@ impl Config {
     pub(crate) fn parse(text: &str) -> Result<Config, ConfigError> {
         let file: File = toml::from_str(text).map_err(|e| ConfigError {
             line: e.span().map(|span| line_of(text, span.start)),
-            why: Mistake::Syntax(e),
+            why: Mistake::of(text, e),
         })?;
         let parser = Parser { text };
         let tcp = parser.tcp(&file)?;
@@ -206,7 +206,11 @@ impl Config {
             config.busy_poll = parser.busy_poll(busy_poll)?;
         }
         if let Some(limit) = &file.memory_limit {
-            let parsed = limit.get_ref().parse();
+            let parsed = match limit.get_ref() {
+                toml::Value::String(text) => text.parse(),
+                toml::Value::Integer(bytes) => bytes.to_string().parse(),
+                other => other.type_str().parse(),
+            };
             config.memory_limit = Some(parsed.map_err(|e| parser.at(limit, Mistake::MemoryLimit(e)))?);
         }
         if let Some(exports) = &file.exports {
@@ -460,6 +464,13 @@ mod tests {
             ("[tunables]\nwriteback_percent = 99\n", 2, "expected 0 to 70 %, found 99"),
             ("[tunables]\nwriteback_percent = 50\n", 2, "expected 0 to 40 %, found 50"),
             ("[volume.a.tunables]\nwriteback_running = 2\n", 2, "expected 0 or 1, found 2"),
+            (
+                "scan = true\ndrain_deadline_s = \"5m\"\n",
+                2,
+                "drain_deadline_s: expected seconds, such as `drain_deadline_s = 300`, found string \"5m\"",
+            ),
+            ("scan = 1\n", 1, "scan: expected true or false, such as `scan = false`, found integer `1`"),
+            ("socket = 1\n", 1, "socket: expected path, such as `socket = "),
             ("scan = true\nexports = \"auto\"\n", 2, "exports takes a list: [\"auto\"]"),
             ("[volume.a]\nexports = \"auto\"\n", 2, "exports takes a list: [\"auto\"]"),
             ("devices = \"/dev/sda\"\n", 1, "devices takes a list: [\"/dev/sda\"]"),
@@ -549,6 +560,8 @@ mod tests {
         assert_eq!(Config::parse("").unwrap().memory_limit, None);
         let limit: MemoryLimit = "256MiB".parse().unwrap();
         assert_eq!(Config::parse("memory_limit = \"256MiB\"").unwrap().memory_limit, Some(limit));
+        // A number is one of bytes.
+        assert_eq!(Config::parse("memory_limit = 268435456").unwrap().memory_limit, Some(limit));
         let said = Config::parse("\nmemory_limit = \"1M\"").unwrap_err().to_string();
         assert!(said.starts_with("line 2: memory_limit: expected a size of at least 64 MiB"), "{said}");
     }

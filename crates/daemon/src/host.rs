@@ -146,7 +146,7 @@ impl<'a> Host<'a> {
     /// Sets the name and the tunables of a volume, and starts its exports.
     async fn serve(&self, volume: Rc<Volume>) -> Result<(), Failure> {
         let key = key(&self.session, &volume);
-        let name = self.shared.state().name(&key.id)?;
+        let name = self.shared.state().name(&key.id);
         volume.set_name(&name);
         let shown = shown(&volume);
         tune(&shown, self.shared.tunables(&key), async |tunable, value| {
@@ -345,12 +345,13 @@ impl<'a> Host<'a> {
         let (room, sectors) = (flash::room(set), format::Sectors(wanted.sectors));
         room.check(set.uuid(), sectors.bytes())?;
         if wanted.dry_run {
-            return Ok(CreatedVolume { name: None, room });
+            return Ok(CreatedVolume { name: None, not_exported: None, room });
         }
         let volume = set.create_volume(serve::session::new_uuid(), sectors, &wanted.label).await?;
         self.session.add(volume.clone());
         self.serve(volume.clone()).await?;
-        Ok(CreatedVolume { name: Some(volume.name()), room })
+        let not_exported = self.with(&volume, |s| s.problem.clone()).flatten();
+        Ok(CreatedVolume { name: Some(volume.name()), not_exported, room })
     }
 
     async fn delete_volume(&self, name: &str, is_wanted: impl Fn() -> bool) -> Result<(), Failure> {
@@ -366,7 +367,8 @@ impl<'a> Host<'a> {
         self.session.log_events();
         deleted?;
         self.session.forget(&volume);
-        self.shared.state().forget_volume(&key.id)
+        self.shared.state().forget_volume(&key.id);
+        Ok(())
     }
 
     /// The users of one volume, or of all, as text: of the block device, of the file, or by connection.

@@ -50,6 +50,7 @@ kinds! {
     Set = "set": "A set is served, has stopped, has failed, or does not answer.",
     Device = "device": "A device waits, fails, or was unplugged.",
     Job = "job": "A job has ended.",
+    State = "state": "The state directory cannot be written, or can be written again.",
     Configuration = "configuration": "A tunable or the configuration has changed, or cannot be used.",
     Audit = "audit": "A client made a change or was refused; the event has `change`.",
 }

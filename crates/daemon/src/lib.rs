@@ -68,7 +68,7 @@ use crate::registry::Registry;
 use crate::server::Access;
 use crate::shared::Shared;
 use crate::signals::{Received, Signals};
-use crate::state::State;
+use crate::state::{STORED_AGAIN_EVERY, State};
 
 /// Default path of the control socket.
 pub const DEFAULT_SOCKET: &str = "/run/ubcache/control.sock";
@@ -171,26 +171,39 @@ async fn control(
             Err(e) => message::warn(format!("cannot receive hotplug events: {e}")),
         }
     });
-    let alive = tokio::spawn(async {
-        let Some(every) = notify::watchdog() else { return };
-        loop {
-            notify::say("WATCHDOG=1");
-            tokio::time::sleep(every).await;
-        }
-    });
+    let storing_again = tokio::spawn(store_again(shared.clone()));
+    let alive = tokio::spawn(notify_watchdog());
     let name = until_stop(&mut signals, &registry, &options.config).await;
     message::note(format!("{name}: stopping"));
     notify::stopping();
     let result = stop::stop(&mut signals, &registry).await;
     // The view asks the control thread, so the control thread must not wait for the end of the view.
     let _ = tokio::task::spawn_blocking(move || drop(view)).await;
-    for task in [serving, serving_tcp, begun, alive, sampling, storing] {
+    for task in [serving, serving_tcp, begun, alive, sampling, storing, storing_again] {
         task.abort();
     }
+    shared.state().store_again();
     history.store(paths.state_dir);
     // Without the socket, clients get an error at once instead of a connection that is not answered.
     let _ = std::fs::remove_file(paths.socket);
     result
+}
+
+/// Tells the service manager that the control thread works.
+async fn notify_watchdog() {
+    let Some(every) = notify::watchdog() else { return };
+    loop {
+        notify::say("WATCHDOG=1");
+        tokio::time::sleep(every).await;
+    }
+}
+
+/// Writes the state again from time to time while it could not be written.
+async fn store_again(shared: Arc<Shared>) {
+    loop {
+        tokio::time::sleep(STORED_AGAIN_EVERY).await;
+        shared.state().store_again();
+    }
 }
 
 async fn until_stop(signals: &mut Signals, registry: &Arc<Registry>, config: &Path) -> &'static str {

@@ -1,18 +1,37 @@
 //! Links to the block devices of volumes, by their labels: `/dev/ubcache/LABEL`.
 //!
-//! Owns the directory of the links. A label comes from a disk of any origin, so only a label that can be a name becomes a
-//! link: it has no slash, no control character, and is neither `.` nor `..`. If two volumes have one label, the first one that
-//! is served has the link. Must not know how a volume is exported.
+//! Owns the directory of the links, by a lock on it: while one daemon has links there, another one makes and removes none. A
+//! label comes from a disk of any origin, so only a label that can be a name becomes a link: it has no slash, no control
+//! character, and is neither `.` nor `..`. A label of two volumes has no link, because the link would name one disk or the
+//! other by the order of their starts. Must not know how a volume is exported.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::fs::File;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serve::{exports, message, plain};
 
 /// Directory of the links, unless the configuration names another one.
 pub(crate) const DEFAULT_LINKS: &str = "/dev/ubcache";
+
+/// Time limit for a daemon that was killed to release the directory, and the time between two tries.
+const RELEASED_WITHIN: Duration = Duration::from_secs(1);
+const BETWEEN_TRIES: Duration = Duration::from_millis(20);
+
+/// Whether the directory is this daemon's.
+enum Ownership {
+    /// It is not there, or nothing was linked yet.
+    Free,
+    /// The lock on the directory.
+    Own { _lock: File },
+    /// Another daemon has it, which was reported.
+    OfAnother,
+}
 
 /// The block device of a volume, and its label.
 struct Linked {
@@ -24,11 +43,72 @@ struct Linked {
 pub(crate) struct Links {
     dir: PathBuf,
     linked: Mutex<BTreeMap<String, Linked>>,
+    /// Locked after `linked`.
+    ownership: Mutex<Ownership>,
+}
+
+/// Locks the directory for this process. `None` if another process has it.
+fn try_to_own(dir: &Path) -> std::io::Result<Option<File>> {
+    let began = Instant::now();
+    loop {
+        let lock = File::open(dir)?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            // Its owner may have removed the directory meanwhile, and another one may be there now.
+            Ok(()) if std::fs::symlink_metadata(dir).is_ok_and(|m| is_same(&m, &lock)) => {
+                return Ok(Some(lock));
+            }
+            Ok(()) if began.elapsed() < RELEASED_WITHIN => {}
+            Err(Errno::WOULDBLOCK) if began.elapsed() < RELEASED_WITHIN => {
+                std::thread::sleep(BETWEEN_TRIES);
+            }
+            Ok(()) | Err(Errno::WOULDBLOCK) => return Ok(None),
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+fn is_same(there: &std::fs::Metadata, open: &File) -> bool {
+    open.metadata().is_ok_and(|m| (m.dev(), m.ino()) == (there.dev(), there.ino()))
 }
 
 impl Links {
     pub(crate) fn new(dir: PathBuf) -> Links {
-        Links { dir, linked: Mutex::default() }
+        Links { dir, linked: Mutex::default(), ownership: Mutex::new(Ownership::Free) }
+    }
+
+    /// Whether this daemon has the directory. Takes the directory if nobody has it.
+    ///
+    /// A second daemon waits and warns once: nothing is tried again after that.
+    fn own(&self) -> std::io::Result<bool> {
+        let ownership = &mut *self.ownership.lock().unwrap_or_else(PoisonError::into_inner);
+        match ownership {
+            Ownership::Own { .. } => return Ok(true),
+            Ownership::OfAnother => return Ok(false),
+            Ownership::Free => {}
+        }
+        // A symbolic link in place of the directory could lead to any directory.
+        if !std::fs::symlink_metadata(&self.dir)?.is_dir() {
+            return Err(std::io::Error::other("something that is no directory is there"));
+        }
+        let Some(lock) = try_to_own(&self.dir)? else {
+            message::warn(format!(
+                "{}: another daemon has links here, and this one makes none: set `links` in the configuration to another \
+                 directory, or to \"\" for no links",
+                self.dir.display()
+            ));
+            *ownership = Ownership::OfAnother;
+            return Ok(false);
+        };
+        *ownership = Ownership::Own { _lock: lock };
+        Ok(true)
+    }
+
+    /// Removes the directory and its lock, if nothing is in it.
+    fn release(&self) {
+        let ownership = &mut *self.ownership.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(ownership, Ownership::Own { .. }) && std::fs::remove_dir(&self.dir).is_ok() {
+            *ownership = Ownership::Free;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Linked>> {
@@ -38,6 +118,12 @@ impl Links {
     /// Removes the links to block devices of this program that an earlier daemon has left: by now, such a device can belong to
     /// another volume. Other links in the directory stay.
     pub(crate) fn remove_stale(&self) {
+        match self.own() {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return,
+            Err(e) => return message::warn(format!("{}: links are not removed: {e}", self.dir.display())),
+        }
         let is_ours = |to: PathBuf| {
             let name = to.strip_prefix("/dev").map(|name| name.to_string_lossy().into_owned());
             name.is_ok_and(|name| exports::device_prefixes().any(|prefix| name.starts_with(prefix)))
@@ -50,15 +136,14 @@ impl Links {
                 message::warn(format!("{}: cannot be removed: {e}", place.display()));
             }
         }
-        // Fails if something else is there.
-        let _ = std::fs::remove_dir(&self.dir);
+        self.release();
     }
 
     /// The volume with this key is served as this block device.
     pub(crate) fn add(&self, id: &str, label: &str, device: &Path) {
         let linked = &mut *self.lock();
         linked.insert(id.to_owned(), Linked { label: label.to_owned(), device: device.to_owned() });
-        self.make(linked, id);
+        self.update(linked, label);
     }
 
     /// The label of the volume with this key has changed.
@@ -67,7 +152,7 @@ impl Links {
         let Some(old) = linked.remove(id) else { return };
         self.unmake(linked, &old);
         linked.insert(id.to_owned(), Linked { label: label.to_owned(), ..old });
-        self.make(linked, id);
+        self.update(linked, label);
     }
 
     /// The volume with this key has no block device any more.
@@ -78,29 +163,41 @@ impl Links {
         }
     }
 
-    /// Makes the link of a volume.
-    fn make(&self, linked: &BTreeMap<String, Linked>, id: &str) {
-        let wanted = linked.get(id).filter(|l| plain::is_word(&l.label) && !self.dir.as_os_str().is_empty());
-        let Some(Linked { label, device }) = wanted else { return };
-        let shown = plain::label(label);
-        let place = self.dir.join(label);
-        let has_it =
-            |l: &Linked| l.label == *label && std::fs::read_link(&place).is_ok_and(|to| to == l.device);
-        if linked.iter().any(|(other, l)| other != id && has_it(l)) {
-            message::warn(format!(
-                "{}: another volume has the label {shown}; {} has no link",
-                self.dir.display(),
-                device.display()
-            ));
+    /// Makes the link of a label, if one volume has the label, and removes it if several have it.
+    fn update(&self, linked: &BTreeMap<String, Linked>, label: &str) {
+        if !plain::is_link_name(label) || self.dir.as_os_str().is_empty() {
             return;
         }
-        if let Err(e) = self.link(&place, device) {
+        let place = self.dir.join(label);
+        let devices: Vec<&Path> = linked.values().filter(|l| l.label == label).map(|l| &*l.device).collect();
+        let done = match devices[..] {
+            [] => Ok(()),
+            [device] => self.link(&place, device),
+            [..] => self.unlink(&place, &devices),
+        };
+        if let Err(e) = done {
+            message::warn(format!("{}: the link cannot be made or removed: {e}", place.display()));
+        }
+        if devices.len() > 1 {
+            let all: Vec<String> = devices.iter().map(|d| d.display().to_string()).collect();
             message::warn(format!(
-                "{}: the link to {} cannot be made: {e}",
-                place.display(),
-                device.display()
+                "{}: {} volumes have the label {}, so it has no link: {}; give each a label of its own (ubcache set-label)",
+                self.dir.display(),
+                devices.len(),
+                plain::label(label),
+                all.join(", ")
             ));
         }
+    }
+
+    /// Removes a link if it leads to one of these devices.
+    fn unlink(&self, place: &Path, devices: &[&Path]) -> std::io::Result<()> {
+        let is_ours = std::fs::read_link(place).is_ok_and(|to| devices.contains(&&*to));
+        if is_ours && self.own()? {
+            std::fs::remove_file(place)?;
+            self.release();
+        }
+        Ok(())
     }
 
     /// Makes a link, also in the place of one that a crash has left.
@@ -109,13 +206,11 @@ impl Links {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e),
             _ => {}
         }
-        let other = |what: &str| std::io::Error::other(format!("{what} is there"));
-        // A symbolic link in place of the directory could lead to any directory.
-        if !std::fs::symlink_metadata(&self.dir)?.is_dir() {
-            return Err(other("something that is no directory"));
+        if !self.own()? {
+            return Ok(());
         }
         if std::fs::symlink_metadata(place).is_ok_and(|m| !m.is_symlink()) {
-            return Err(other("something that is no link"));
+            return Err(std::io::Error::other("something that is no link is there"));
         }
         // A label has no control character, so this name is no label.
         let temporary = self.dir.join("\u{1}new");
@@ -124,24 +219,16 @@ impl Links {
         std::fs::rename(&temporary, place)
     }
 
-    /// Removes the link of a volume, and gives it to another volume with the same label.
+    /// Removes the link of a volume that is no longer among `linked`. A volume that alone has the label now gets a link.
     fn unmake(&self, linked: &BTreeMap<String, Linked>, old: &Linked) {
-        if !plain::is_word(&old.label) || self.dir.as_os_str().is_empty() {
+        if !plain::is_link_name(&old.label) || self.dir.as_os_str().is_empty() {
             return;
         }
         let place = self.dir.join(&old.label);
-        if !std::fs::read_link(&place).is_ok_and(|to| to == old.device) {
-            return;
-        }
-        if let Err(e) = std::fs::remove_file(&place) {
+        if let Err(e) = self.unlink(&place, &[&old.device]) {
             message::warn(format!("{}: cannot be removed: {e}", place.display()));
         }
-        let next = linked.iter().find(|(_, l)| l.label == old.label).map(|(id, _)| id.clone());
-        match next {
-            Some(id) => self.make(linked, &id),
-            // Fails if there are other links.
-            None => drop(std::fs::remove_dir(&self.dir)),
-        }
+        self.update(linked, &old.label);
     }
 }
 
@@ -163,13 +250,50 @@ mod tests {
         assert_eq!(target(&dir, "data").as_deref(), Some(zero));
         links.relabel("a", "archive");
         assert_eq!((target(&dir, "data"), target(&dir, "archive").as_deref()), (None, Some(zero)));
-        // Disks from elsewhere can have the same label: the first one keeps the link, and the other one inherits it.
-        links.add("b", "archive", one);
-        assert_eq!(target(&dir, "archive").as_deref(), Some(zero));
         links.remove("a");
+        links.add("b", "archive", one);
         assert_eq!(target(&dir, "archive").as_deref(), Some(one));
         links.remove("b");
         links.remove("unknown");
+        assert!(!dir.exists(), "an empty directory goes");
+    }
+
+    /// Which disk the link named was a matter of the order of their starts.
+    #[test]
+    fn a_label_of_two_volumes_has_no_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().join("ubcache");
+        let links = Links::new(dir.clone());
+        let (zero, one) = (Path::new("/dev/ublkb0"), Path::new("/dev/ublkb1"));
+        links.add("a", "data", zero);
+        links.add("b", "data", one);
+        assert_eq!(target(&dir, "data"), None);
+        links.relabel("b", "other");
+        assert_eq!(
+            (target(&dir, "data").as_deref(), target(&dir, "other").as_deref()),
+            (Some(zero), Some(one))
+        );
+        links.relabel("a", "other");
+        assert_eq!((target(&dir, "data"), target(&dir, "other")), (None, None));
+        links.remove("b");
+        assert_eq!(target(&dir, "other").as_deref(), Some(zero));
+    }
+
+    /// A second daemon, with another state directory, took the links of the first one for stale.
+    #[test]
+    fn links_of_another_daemon_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().join("ubcache");
+        let (first, second) = (Links::new(dir.clone()), Links::new(dir.clone()));
+        let (zero, one) = (Path::new("/dev/ublkb0"), Path::new("/dev/ublkb1"));
+        first.add("a", "data", zero);
+        second.remove_stale();
+        second.add("b", "data", one);
+        second.add("c", "films", one);
+        assert_eq!((target(&dir, "data").as_deref(), target(&dir, "films")), (Some(zero), None));
+        second.remove("b");
+        assert_eq!(target(&dir, "data").as_deref(), Some(zero));
+        first.remove("a");
         assert!(!dir.exists(), "an empty directory goes");
     }
 
@@ -199,9 +323,21 @@ mod tests {
         let outer = tempfile::tempdir().unwrap();
         let dir = outer.path().join("ubcache");
         let links = Links::new(dir.clone());
-        for label in
-            ["../escaped", "..", ".", "", "/etc/x", "a/b", "a\nb", "a\u{1b}[2J", "bcache0", " x", "\u{1}new"]
-        {
+        for label in [
+            "--force",
+            "da\u{200b}ta",
+            "../escaped",
+            "..",
+            ".",
+            "",
+            "/etc/x",
+            "a/b",
+            "a\nb",
+            "a\u{1b}[2J",
+            "bcache0",
+            " x",
+            "\u{1}new",
+        ] {
             links.add("a", label, Path::new("/dev/ublkb0"));
             assert!(!dir.exists() && !outer.path().join("escaped").exists(), "{label:?}");
             links.remove("a");

@@ -105,6 +105,8 @@ pub(crate) struct NewVolume {
 pub(crate) struct CreatedVolume {
     /// Its name; `None` if nothing was to be made.
     pub(crate) name: Option<String>,
+    /// Why it cannot be reached as configured.
+    pub(crate) not_exported: Option<String>,
     /// The room before it was made.
     pub(crate) room: Room,
 }

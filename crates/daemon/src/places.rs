@@ -4,8 +4,8 @@
 //! long as the configuration gives it the address and its device is registered. The export of any other volume there is
 //! refused. Without this rule a client could get another volume after each start. Must not know how an export is started.
 
+use serve::Failure;
 use serve::exports::{Sharing, Spec};
-use serve::{Failure, message, plain};
 
 use crate::config::{Config, Key};
 use crate::names::Named;
@@ -92,13 +92,7 @@ pub(crate) fn claim(shared: &Shared, key: &Key, name: &str) -> Result<Vec<Decide
     let owns = |result: &Result<Sharing, Failure>| matches!(result, Ok(Sharing::Owner));
     let mine = decided.iter().filter(|(spec, result)| owns(result) && spec.overlaps(spec));
     let mine: Vec<String> = mine.map(|(spec, _)| spec.to_string()).collect();
-    if let Err(e) = shared.state().set_places(&owner, &mine) {
-        message::warn(format!(
-            "{}: cannot remember which exports belong to it: {}",
-            plain::named(&key.label, name),
-            e.message().unwrap_or_default()
-        ));
-    }
+    shared.state().set_places(&owner, &mine);
     Ok(decided)
 }
 
@@ -125,7 +119,7 @@ mod tests {
 
     /// Claims the addresses of a volume. Returns why the first one is refused.
     fn comes_up(shared: &Shared, id: &str, label: &str) -> Option<String> {
-        let name = shared.state().name(id).unwrap();
+        let name = shared.state().name(id);
         let decided = claim(shared, &key(id, label), &name).unwrap();
         decided[0].1.as_ref().err().and_then(|e| e.message()).map(str::to_owned)
     }
@@ -155,7 +149,7 @@ mod tests {
         let fourth = shared(dir.path(), ONE_DIR);
         assert!(comes_up(&fourth, "u1", "one").is_some(), "it has become the other's");
         // A released device owns no addresses.
-        fourth.state().forget_places("u2").unwrap();
+        fourth.state().forget_places("u2");
         assert_eq!(comes_up(&fourth, "u1", "one"), None);
     }
 
@@ -165,7 +159,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let first = shared(dir.path(), "exports = [\"nbd=/run/one.sock\"]\n");
         let role = |id: &str| {
-            let name = first.state().name(id).unwrap();
+            let name = first.state().name(id);
             let decided = claim(&first, &key(id, ""), &name).unwrap();
             decided[0].1.as_ref().map(|role| *role).map_err(ToString::to_string)
         };
@@ -174,7 +168,7 @@ mod tests {
         assert_eq!(role("u1"), Ok(Sharing::Owner));
         let both = [(key("u1", ""), "bcache0".into()), (key("u2", ""), "bcache1".into())];
         assert_eq!(conflicts(&first.config(), &both), None);
-        first.state().forget_places("u1").unwrap();
+        first.state().forget_places("u1");
         assert_eq!(role("u2"), Ok(Sharing::Owner));
     }
 

@@ -46,6 +46,11 @@ fn is_limited(key: &str, asked: &str, now: &str) -> bool {
 }
 
 impl Changed {
+    /// Whether the value also applies after a restart.
+    pub(crate) fn is_persistent(&self) -> bool {
+        self.persistent
+    }
+
     /// The current number, if it differs from the requested one.
     pub(crate) fn limited_to(&self) -> Option<&str> {
         self.limited.as_ref().map(|_| &*self.value)
@@ -254,13 +259,16 @@ impl Settings {
             self.label_is_free(value, |n| n.name.as_ref() == Some(&target.name)).await?;
         }
         let in_superblock = target.figure(key)?.in_superblock;
-        target.worker.command(target.command(key, value, beyond)).await?;
-        let now = target.value_now(key).await?;
         // At the next start the value of the configuration would override that of the superblock.
         let configured = self.shared.config().tunables(&target.key).contains_key(key);
         let remembered = persistent && !NOT_REMEMBERED.contains(&key) && (!in_superblock || configured);
         if remembered {
-            self.shared.state().set_tunable(&target.key.id, key, Some(&now))?;
+            self.shared.state().ready()?;
+        }
+        target.worker.command(target.command(key, value, beyond)).await?;
+        let now = target.value_now(key).await?;
+        if remembered {
+            self.shared.state().set_tunable(&target.key.id, key, Some(&now));
         }
         let mut notes = Vec::new();
         if key == "label" {
@@ -268,7 +276,7 @@ impl Settings {
             if target.worker.plan.alone.is_some() {
                 target.worker.labelled(&now);
             }
-            self.shared.state().relabel(&target.key.id, &now)?;
+            self.shared.state().relabel(&target.key.id, &now);
             self.shared.links.relabel(&target.key.id, &now);
             notes = self.follow_label(&target, &now).await;
         }
@@ -325,9 +333,12 @@ impl Settings {
             }
             None => figure.default.clone(),
         };
+        if self.shared.state().tunables(&target.key.id).contains_key(key) {
+            self.shared.state().ready()?;
+        }
         // A configured value can be out of a range that depends on another tunable; then nothing changes.
         target.worker.command(target.command(key, &value, Beyond::Refused)).await?;
-        self.shared.state().set_tunable(&target.key.id, key, None)?;
+        self.shared.state().set_tunable(&target.key.id, key, None);
         let now = target.value_now(key).await?;
         Ok(Changed { key: key.to_owned(), value: now, persistent: true, limited: None, notes: Vec::new() })
     }

@@ -31,7 +31,9 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(config: Config, state: State) -> Shared {
+    pub(crate) fn new(config: Config, mut state: State) -> Shared {
+        let hub = Arc::new(Hub::default());
+        state.report_to(hub.clone());
         let nbd = NbdAccess {
             allow_unauthenticated: config.nbd.allow_unauthenticated,
             said_by: SaidBy::Configuration,
@@ -43,7 +45,7 @@ impl Shared {
             nbd: Mutex::new(nbd),
             config: Mutex::new(config),
             state: Mutex::new(state),
-            hub: Arc::default(),
+            hub,
             claiming: Mutex::default(),
             remote: watch::Sender::new(None),
         }

@@ -1,20 +1,24 @@
 //! The state directory: registered devices, names and export addresses of volumes, tunables that were set at run time.
 //!
 //! Owns one file, which is written completely beside the old file and then renamed over it, so after a crash the file has
-//! the old or the new state. Only the daemon can read it. Must not know what is running, nor the meaning of a tunable.
+//! the old or the new state. Only the daemon can read it. A change is made in memory even if the file cannot be written: what
+//! is served does not depend on the file, and the write is tried again until it succeeds. A command calls `ready` before it
+//! acts, so that it is refused instead. Must not know what is running, nor the meaning of a tunable.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use serve::Failure;
+use serve::{Failure, message};
 
 use crate::config::Values;
+use crate::hub::{Hub, Kind};
 use crate::identity::Identity;
 
 /// A device that was registered.
@@ -70,8 +74,12 @@ struct Remembered {
 pub(crate) struct State {
     path: PathBuf,
     now: Remembered,
-    /// The lock on the directory, which keeps other daemons out while this one runs.
-    _lock: File,
+    /// Why the file has not the present state; `None` if it has.
+    not_stored: Option<String>,
+    /// Gets an event when the file cannot be written, and when it can be written again.
+    hub: Option<Arc<Hub>>,
+    /// The locks, which keep other daemons out while this one runs.
+    _locks: Vec<File>,
 }
 
 /// Present version of the file, and the first one, which has no identities.
@@ -79,6 +87,10 @@ const VERSION: u32 = 2;
 const FIRST_VERSION: u32 = 1;
 /// Mode of the file: only its owner reads and writes it.
 const MODE: u32 = 0o600;
+/// Bytes that the file may grow by through one command, for which `ready` tests the room.
+const GROWTH: usize = 8 << 10;
+/// Time between two tries to write a state that could not be written.
+pub(crate) const STORED_AGAIN_EVERY: Duration = Duration::from_secs(5);
 /// Time limit for an earlier daemon to release the state directory, and the time between two tries.
 const LOCKED_WITHIN: Duration = Duration::from_secs(5);
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
@@ -86,16 +98,22 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 /// Replaces a file of the state directory as a whole, so that after a crash it is the old or the new one.
 pub(crate) fn replace_file(path: &Path, contents: &[u8]) -> std::io::Result<()> {
     let temporary = path.with_extension("new");
-    let mut file = File::options().write(true).create(true).truncate(true).mode(MODE).open(&temporary)?;
-    // A temporary file that an interrupted write has left would keep its mode.
-    file.set_permissions(PermissionsExt::from_mode(MODE))?;
-    file.write_all(contents)?;
-    file.sync_all()?;
-    std::fs::rename(&temporary, path)?;
+    write_durably(&temporary, contents)
+        .and_then(|()| std::fs::rename(&temporary, path))
+        .inspect_err(|_| drop(std::fs::remove_file(&temporary)))?;
     match path.parent() {
         Some(dir) => File::open(dir)?.sync_all(),
         None => Ok(()),
     }
+}
+
+/// Writes a file that only its owner can read.
+fn write_durably(path: &Path, contents: &[u8]) -> std::io::Result<()> {
+    let mut file = File::options().write(true).create(true).truncate(true).mode(MODE).open(path)?;
+    // A temporary file that an interrupted write has left would keep its mode.
+    file.set_permissions(PermissionsExt::from_mode(MODE))?;
+    file.write_all(contents)?;
+    file.sync_all()
 }
 
 /// Takes the lock of the state directory. A daemon that was killed has it until its requests in flight have ended.
@@ -111,6 +129,36 @@ fn wait_for_lock(lock: &File) -> Result<(), Errno> {
     }
 }
 
+/// Locks the directory, and the file `lock` in it, which is what earlier versions lock.
+///
+/// The file is left out if it is not there and cannot be made, because the directory is full or read-only.
+fn lock(dir: &Path) -> Result<Vec<File>, Failure> {
+    let place = dir.join("lock");
+    let opened = File::options().write(true).create(true).truncate(false).open(&place);
+    let file = opened.or_else(|_| File::open(&place));
+    let held = [Some(File::open(dir).map_err(|e| Failure::at(dir, "cannot be opened", e))?), file.ok()];
+    let locks: Vec<File> = held.into_iter().flatten().collect();
+    for lock in &locks {
+        wait_for_lock(lock).map_err(|e| match e {
+            Errno::WOULDBLOCK => Failure::Failed(format!(
+                "{}: another daemon has this state directory: stop it, or give this one a --state-dir and a --socket of \
+                 its own",
+                dir.display()
+            )),
+            e => Failure::at(dir, "cannot be locked", e),
+        })?;
+    }
+    Ok(locks)
+}
+
+/// Makes the file readable for its owner only, as earlier versions did not.
+fn close_to_others(path: &Path) {
+    let is_closed = std::fs::metadata(path).is_ok_and(|m| m.permissions().mode() & 0o7777 == MODE);
+    if !is_closed && let Err(e) = std::fs::set_permissions(path, PermissionsExt::from_mode(MODE)) {
+        message::warn(format!("{}: its permissions cannot be set: {e}", path.display()));
+    }
+}
+
 impl State {
     /// Locks the directory and reads the state. Makes the directory if it does not exist.
     ///
@@ -119,16 +167,7 @@ impl State {
     /// and addresses than before.
     pub(crate) fn open(dir: &Path) -> Result<State, Failure> {
         std::fs::create_dir_all(dir).map_err(|e| Failure::at(dir, "cannot be created", e))?;
-        let lock_path = dir.join("lock");
-        let lock = File::create(&lock_path).map_err(|e| Failure::at(&lock_path, "cannot be created", e))?;
-        wait_for_lock(&lock).map_err(|e| match e {
-            Errno::WOULDBLOCK => Failure::Failed(format!(
-                "{}: another daemon has this state directory: stop it, or give this one a --state-dir and a --socket of \
-                 its own",
-                dir.display()
-            )),
-            e => Failure::at(&lock_path, "cannot be locked", e),
-        })?;
+        let locks = lock(dir)?;
         let path = dir.join("state.json");
         let now = match std::fs::read(&path) {
             Ok(bytes) => {
@@ -147,9 +186,7 @@ impl State {
                         path.display()
                     )));
                 }
-                // Earlier versions made the file readable for all users.
-                std::fs::set_permissions(&path, PermissionsExt::from_mode(MODE))
-                    .map_err(|e| Failure::at(&path, "its permissions cannot be set", e))?;
+                close_to_others(&path);
                 Remembered { version: VERSION, ..read }
             }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
@@ -157,18 +194,83 @@ impl State {
             }
             Err(e) => return Err(Failure::at(&path, "cannot be read", e)),
         };
-        Ok(State { path, now, _lock: lock })
+        Ok(State { path, now, not_stored: None, hub: None, _locks: locks })
     }
 
-    fn change(&mut self, change: impl FnOnce(&mut Remembered)) -> Result<(), Failure> {
+    /// Sends events about the file to this hub.
+    pub(crate) fn report_to(&mut self, hub: Arc<Hub>) {
+        self.hub = Some(hub);
+    }
+
+    /// Why the file has not the present state; `None` if it has.
+    pub(crate) fn not_stored(&self) -> Option<&str> {
+        self.not_stored.as_deref()
+    }
+
+    /// The state directory.
+    pub(crate) fn dir(&self) -> &Path {
+        self.path.parent().unwrap_or(&self.path)
+    }
+
+    /// Tests whether the state can be written, before a command acts: writes the present state, and room for more.
+    ///
+    /// # Errors
+    /// If it cannot be written, or there is too little room for what a command adds.
+    pub(crate) fn ready(&mut self) -> Result<(), Failure> {
+        self.store_again();
+        let tried = || {
+            let mut text = serde_json::to_vec_pretty(&self.now)?;
+            // Blanks at the end change no JSON.
+            text.resize(text.len() + GROWTH, b' ');
+            replace_file(&self.path, &text)
+        };
+        tried().map_err(|e| {
+            let text = format!(
+                "{}: cannot be written: {e}; nothing was changed, because the next start of the daemon would not know of \
+                 it; make room in this directory or make it writable, then run the command again",
+                self.path.display()
+            );
+            Failure::Caused { text, source: Box::new(e) }
+        })
+    }
+
+    /// Writes the state again if the last write has failed.
+    pub(crate) fn store_again(&mut self) {
+        if self.not_stored.is_some() {
+            self.store();
+        }
+    }
+
+    fn change(&mut self, change: impl FnOnce(&mut Remembered)) {
         let mut next = self.now.clone();
         change(&mut next);
-        if next == self.now {
-            return Ok(());
+        if next != self.now {
+            self.now = next;
+            self.store();
         }
-        self.write(&next).map_err(|e| Failure::at(&self.path, "cannot be written", e))?;
-        self.now = next;
-        Ok(())
+    }
+
+    /// Writes the state. A failure is reported once until a write succeeds.
+    fn store(&mut self) {
+        let path = self.path.display();
+        let failed_before = self.not_stored.is_some();
+        let why = self.write(&self.now).err().map(|e| format!("{path}: cannot be written: {e}"));
+        let (level, text) = match &why {
+            None if failed_before => ("", format!("{path}: is written again, and has all changes")),
+            Some(why) if !failed_before => (
+                "error",
+                format!("{why}; the daemon tries again, and its next start may not know the last changes"),
+            ),
+            _ => ("", String::new()),
+        };
+        self.not_stored = why;
+        if text.is_empty() {
+            return;
+        }
+        message::message(level, &text);
+        if let Some(hub) = &self.hub {
+            hub.publish(Kind::State, None, level, &text);
+        }
     }
 
     fn write(&self, next: &Remembered) -> std::io::Result<()> {
@@ -180,23 +282,23 @@ impl State {
     }
 
     /// Stores a device. With `named` the operator has named it; a device that was named once stays named.
-    pub(crate) fn add_device(&mut self, path: &Path, uuid: &str, named: bool) -> Result<(), Failure> {
+    pub(crate) fn add_device(&mut self, path: &Path, uuid: &str, named: bool) {
         let before = self.now.devices.values().any(|k| k.uuid == uuid && k.named);
         let known = Known { uuid: uuid.to_owned(), named: named || before };
         self.change(|s| {
             // The device is at another path now.
             s.devices.retain(|p, k| k.uuid != known.uuid || p == path);
             s.devices.insert(path.to_owned(), known);
-        })
+        });
     }
 
     /// Forgets a device, and the addresses of its volume.
-    pub(crate) fn remove_device(&mut self, path: &Path) -> Result<(), Failure> {
+    pub(crate) fn remove_device(&mut self, path: &Path) {
         self.change(|s| {
             if let Some(known) = s.devices.remove(path) {
                 s.places.retain(|_, owner| owner.volume != known.uuid);
             }
-        })
+        });
     }
 
     /// Export addresses and the volumes that own them.
@@ -205,34 +307,34 @@ impl State {
     }
 
     /// Makes a volume the owner of these addresses and of no others.
-    pub(crate) fn set_places(&mut self, owner: &Owner, places: &[String]) -> Result<(), Failure> {
+    pub(crate) fn set_places(&mut self, owner: &Owner, places: &[String]) {
         self.change(|s| {
             s.places.retain(|_, other| other.volume != owner.volume);
             s.places.extend(places.iter().map(|place| (place.clone(), owner.clone())));
-        })
+        });
     }
 
     /// Removes the addresses of a volume, or of all flash-only volumes of a set.
-    pub(crate) fn forget_places(&mut self, id: &str) -> Result<(), Failure> {
+    pub(crate) fn forget_places(&mut self, id: &str) {
         let flash_only = format!("{id}/");
         let is_it = |owner: &Owner| owner.volume == id || owner.volume.starts_with(&flash_only);
-        self.change(|s| s.places.retain(|_, owner| !is_it(owner)))
+        self.change(|s| s.places.retain(|_, owner| !is_it(owner)));
     }
 
     /// Removes everything that is stored of a volume, because it was destroyed.
-    pub(crate) fn forget_volume(&mut self, id: &str) -> Result<(), Failure> {
+    pub(crate) fn forget_volume(&mut self, id: &str) {
         self.change(|s| {
             s.names.remove(id);
             s.tunables.remove(id);
             s.places.retain(|_, owner| owner.volume != id);
-        })
+        });
     }
 
     /// Stores the new label of a volume with its addresses.
-    pub(crate) fn relabel(&mut self, id: &str, label: &str) -> Result<(), Failure> {
+    pub(crate) fn relabel(&mut self, id: &str, label: &str) {
         self.change(|s| {
             s.places.values_mut().filter(|o| o.volume == id).for_each(|o| label.clone_into(&mut o.label));
-        })
+        });
     }
 
     /// The identity of the device with this key.
@@ -240,8 +342,8 @@ impl State {
         self.now.marks.get(key).cloned()
     }
 
-    pub(crate) fn set_mark(&mut self, key: &str, mark: Mark) -> Result<(), Failure> {
-        self.change(|s| drop(s.marks.insert(key.to_owned(), mark)))
+    pub(crate) fn set_mark(&mut self, key: &str, mark: Mark) {
+        self.change(|s| drop(s.marks.insert(key.to_owned(), mark)));
     }
 
     /// The name of a volume, if it has one.
@@ -250,14 +352,14 @@ impl State {
     }
 
     /// The name of a volume. A volume without a name gets the first free `bcacheN`.
-    pub(crate) fn name(&mut self, id: &str) -> Result<String, Failure> {
+    pub(crate) fn name(&mut self, id: &str) -> String {
         if let Some(name) = self.now.names.get(id) {
-            return Ok(name.clone());
+            return name.clone();
         }
         let taken = |name: &String| self.now.names.values().any(|n| n == name);
         let free = (0u32..).map(|n| format!("bcache{n}")).find(|n| !taken(n)).unwrap_or_default();
-        self.change(|s| drop(s.names.insert(id.to_owned(), free.clone())))?;
-        Ok(free)
+        self.change(|s| drop(s.names.insert(id.to_owned(), free.clone())));
+        free
     }
 
     /// Tunables that were set at run time.
@@ -266,7 +368,7 @@ impl State {
     }
 
     /// Stores the value of a tunable; `None` forgets it.
-    pub(crate) fn set_tunable(&mut self, id: &str, key: &str, value: Option<&str>) -> Result<(), Failure> {
+    pub(crate) fn set_tunable(&mut self, id: &str, key: &str, value: Option<&str>) {
         self.change(|s| {
             let values = s.tunables.entry(id.to_owned()).or_default();
             match value {
@@ -274,7 +376,7 @@ impl State {
                 None => drop(values.remove(key)),
             }
             s.tunables.retain(|_, values| !values.is_empty());
-        })
+        });
     }
 }
 
@@ -295,7 +397,7 @@ mod tests {
         assert_eq!(mode(), 0o600);
         assert!(state.devices()[Path::new("/dev/x")].named && state.mark("u1").is_none());
         std::fs::write(dir.path().join("state.new"), "left behind").unwrap();
-        state.set_mark("u1", Mark { identity: Identity::default(), sequence: 7 }).unwrap();
+        state.set_mark("u1", Mark { identity: Identity::default(), sequence: 7 });
         assert_eq!(mode(), 0o600);
         drop(state);
         assert_eq!(State::open(dir.path()).unwrap().mark("u1").unwrap().sequence, 7);
@@ -318,19 +420,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut state = State::open(dir.path()).unwrap();
         assert!(State::open(dir.path()).err().unwrap().message().unwrap().contains("another daemon"));
-        assert_eq!(state.name("a").unwrap(), "bcache0");
-        assert_eq!(state.name("b").unwrap(), "bcache1");
-        state.add_device(Path::new("/dev/x"), "u1", true).unwrap();
-        state.add_device(Path::new("/dev/y"), "u1", false).unwrap();
-        state.set_tunable("a", "writeback_percent", Some("5")).unwrap();
-        state.set_tunable("a", "writeback_delay", Some("1")).unwrap();
-        state.set_tunable("a", "writeback_delay", None).unwrap();
+        assert_eq!(state.name("a"), "bcache0");
+        assert_eq!(state.name("b"), "bcache1");
+        state.add_device(Path::new("/dev/x"), "u1", true);
+        state.add_device(Path::new("/dev/y"), "u1", false);
+        state.set_tunable("a", "writeback_percent", Some("5"));
+        state.set_tunable("a", "writeback_delay", Some("1"));
+        state.set_tunable("a", "writeback_delay", None);
         drop(state);
         let mut state = State::open(dir.path()).unwrap();
-        assert_eq!(
-            (state.name("b").unwrap(), state.name("a").unwrap()),
-            ("bcache1".into(), "bcache0".into())
-        );
+        assert_eq!((state.name("b"), state.name("a")), ("bcache1".into(), "bcache0".into()));
         assert_eq!(state.devices().keys().collect::<Vec<_>>(), [Path::new("/dev/y")], "moved");
         assert!(state.devices()[Path::new("/dev/y")].named, "what was named stays named");
         assert_eq!(state.tunables("a"), Values::from([("writeback_percent".into(), "5".into())]));

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serve::amount::human;
 use serve::{Failure, message, plain};
 
 use crate::hub::Kind;
@@ -59,7 +60,7 @@ pub(crate) async fn stop(signals: &mut Signals, registry: &Arc<Registry>) -> Res
     }
     down(signals, registry).await?;
     dirty_bytes.map_or(Ok(()), |bytes| {
-        Err(Failure::Failed(format!("stopped before the drain ended: up to {bytes} bytes stay dirty")))
+        Err(Failure::Failed(format!("stopped before the drain ended: up to {} stay dirty", human(bytes))))
     })
 }
 
@@ -136,8 +137,9 @@ async fn what_stays(registry: &Arc<Registry>, problems: &[String]) -> u64 {
         }
     }
     let text = format!(
-        "not everything was written back: {}; {bytes} bytes stay dirty in the cache ({}), and are safe there",
+        "not everything was written back: {}; {} stay dirty in the cache ({}), and are safe there",
         problems.join("; "),
+        human(bytes),
         volumes.join(", ")
     );
     message::message("error", &text);

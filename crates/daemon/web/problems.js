@@ -73,6 +73,14 @@ function ofVolume(volume) {
   return found;
 }
 
+/** What the daemon alone knows: a state that cannot be stored, a label of two volumes. */
+function ofDaemon(status) {
+  const titles = { state_not_stored: "The state cannot be stored", label_shared: "Two volumes have one label" };
+  return (status.problems ?? []).filter((p) => titles[p.kind]).map((p) => ({
+    rank: RANK.waits, kind: "warn", href: "#/", title: titles[p.kind], text: `${p.text}. Next: ${p.command}.`,
+  }));
+}
+
 /** Failed jobs, unless a later job of the same kind and target has succeeded or runs. */
 function ofJobs(jobs, status) {
   const last = new Map(jobs.map((job) => [`${job.kind} ${job.target}`, job]));
@@ -84,7 +92,7 @@ function ofJobs(jobs, status) {
 /** Every problem, the worst first: `{rank, kind, title, text}` with `href`, or with the path to `register` and its `action`. */
 export function problemsOf(status, jobs = []) {
   const failedSets = new Set(status.sets.filter((s) => s.state === "failed" || s.set?.failed).map((s) => s.id));
-  const all = [...ofDevices(status, failedSets), ...status.sets.flatMap((s) => ofSet(s, status)), ...ofJobs(jobs, status)];
+  const all = [...ofDevices(status, failedSets), ...status.sets.flatMap((s) => ofSet(s, status)), ...ofDaemon(status), ...ofJobs(jobs, status)];
   return all.map((p) => ({ ...p, text: named(p.text, status).replace(/\.\.$/, ".") })).sort((a, b) => a.rank - b.rank);
 }
 

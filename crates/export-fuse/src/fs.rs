@@ -25,6 +25,39 @@ use crate::hole::PunchHole;
 use crate::service::{Job, Served};
 use crate::spare::Spare;
 
+/// The limits of the requests of a file system, which bound the memory that they take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RequestLimits {
+    /// Largest request in bytes.
+    request_bytes: u32,
+    /// Maximum number of asynchronous requests under way.
+    background: u16,
+}
+
+impl Default for RequestLimits {
+    fn default() -> RequestLimits {
+        RequestLimits { request_bytes: MAX_REQUEST_BYTES, background: MAX_BACKGROUND }
+    }
+}
+
+impl RequestLimits {
+    /// The limits of a file system whose requests under way may take this much memory.
+    pub fn within(bytes: u64) -> RequestLimits {
+        let size = bytes / u64::from(LEAST_BACKGROUND) / u64::from(LEAST_REQUEST_BYTES)
+            * u64::from(LEAST_REQUEST_BYTES);
+        let size = size.clamp(u64::from(LEAST_REQUEST_BYTES), u64::from(MAX_REQUEST_BYTES));
+        let background = (bytes / size).clamp(u64::from(LEAST_BACKGROUND), u64::from(MAX_BACKGROUND));
+        RequestLimits {
+            request_bytes: u32::try_from(size).unwrap_or(MAX_REQUEST_BYTES),
+            background: u16::try_from(background).unwrap_or(MAX_BACKGROUND),
+        }
+    }
+}
+
+/// The limits are not lower than these, whatever the memory.
+const LEAST_REQUEST_BYTES: u32 = 128 << 10;
+const LEAST_BACKGROUND: u16 = 8;
+
 /// Largest request; the kernel reduces it to what it supports.
 ///
 /// The limit counts pages. Requests from memory that does not begin at a page are shorter and may end within a sector; loop
@@ -58,6 +91,7 @@ pub(crate) struct VolumeFs {
     files: Vec<File>,
     owner: (u32, u32),
     since: SystemTime,
+    limits: RequestLimits,
 }
 
 /// Inode number of the first file; number 1 is the directory.
@@ -87,7 +121,12 @@ impl VolumeFs {
             });
         }
         let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        Ok(VolumeFs { files, owner, since: SystemTime::now() })
+        Ok(VolumeFs { files, owner, since: SystemTime::now(), limits: RequestLimits::default() })
+    }
+
+    /// The file system with these limits of its requests.
+    pub(crate) fn limited(self, limits: RequestLimits) -> VolumeFs {
+        VolumeFs { limits, ..self }
     }
 
     fn file(&self, inode: INodeNo) -> Option<&File> {
@@ -136,8 +175,8 @@ impl VolumeFs {
 impl Filesystem for VolumeFs {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // If the kernel refuses one of these, requests are slower.
-        let _ = config.set_max_write(MAX_REQUEST_BYTES);
-        let _ = config.set_max_background(MAX_BACKGROUND);
+        let _ = config.set_max_write(self.limits.request_bytes);
+        let _ = config.set_max_background(self.limits.background);
         for wanted in [
             InitFlags::FUSE_ASYNC_READ,
             InitFlags::FUSE_ASYNC_DIO,
@@ -361,6 +400,15 @@ mod tests {
             spare: Arc::default(),
             ended,
         }
+    }
+
+    #[test]
+    fn requests_fit_into_their_memory() {
+        for (mib, request_kib, background) in [(1, 128, 8), (4, 512, 8), (64, 1024, 64), (4096, 1024, 512)] {
+            let limits = RequestLimits { request_bytes: request_kib << 10, background };
+            assert_eq!(RequestLimits::within(mib << 20), limits, "{mib} MiB");
+        }
+        assert_eq!(RequestLimits::within(0), RequestLimits::within(1 << 20));
     }
 
     #[test]

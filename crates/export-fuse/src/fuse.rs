@@ -18,7 +18,7 @@ use blockio::{mountinfo, users};
 use fuser::BackgroundSession;
 
 use crate::error::FuseError;
-use crate::fs::VolumeFs;
+use crate::fs::{RequestLimits, VolumeFs};
 use crate::hole::PunchHole;
 use crate::loopdev::LoopDevice;
 use crate::mount::{self, Mount, MountBy};
@@ -36,11 +36,13 @@ pub struct FuseOptions {
     pub threads: usize,
     /// The way to mount.
     pub mount_by: MountBy,
+    /// The limits of the requests.
+    pub limits: RequestLimits,
 }
 
 impl Default for FuseOptions {
     fn default() -> Self {
-        FuseOptions { threads: 2, mount_by: MountBy::default() }
+        FuseOptions { threads: 2, mount_by: MountBy::default(), limits: RequestLimits::default() }
     }
 }
 
@@ -128,7 +130,7 @@ impl Fuse {
         let asked = dir.to_path_buf();
         let at_dir = |source| FuseError::Directory { dir: asked.clone(), source };
         let dir = std::path::absolute(dir).map_err(at_dir)?;
-        let fs = VolumeFs::new(&volumes)?;
+        let fs = VolumeFs::new(&volumes)?.limited(options.limits);
         let (live, notes) = on_thread(&dir, {
             let dir = dir.clone();
             move || set_up(&dir, fs, options)

@@ -28,9 +28,11 @@ mod tree;
 
 pub use blockio::users::User;
 pub use error::FuseError;
+pub use fs::RequestLimits;
 pub use fuse::{Exported, Fuse, FuseOptions, Refused};
 pub use hole::PunchHole;
 pub use mount::MountBy;
 pub use probe::{Availability, probe};
 pub use service::{ServeOptions, Served, serve};
+pub use spare::set_most_spare;
 pub use tree::Tree;

@@ -12,6 +12,10 @@ pub const EXIT_CODES: &[(u8, &str)] = &[
     (0, "The command succeeded."),
     (FAILED, "The command failed, was refused, or found a problem."),
     (Failure::USAGE, "The command was called with wrong arguments; nothing was done."),
+    (
+        NOT_STORED,
+        "The command did its work, and the daemon could not store it: its next start may not know of it.",
+    ),
     (INTERRUPTED, "A second SIGINT ended the program. Flushed data is safe."),
     (HANDED_OVER, "A second SIGUSR2 ended the program. Flushed data is safe."),
     (TERMINATED, "A second SIGTERM ended the program. Flushed data is safe."),
@@ -19,6 +23,8 @@ pub const EXIT_CODES: &[(u8, &str)] = &[
 
 /// Exit code of a command that failed, or that found a problem.
 const FAILED: u8 = 1;
+/// Exit code of a command whose work is done and not stored.
+const NOT_STORED: u8 = 3;
 /// Exit code after a second SIGINT: 128 and the number of the signal, as shells report it.
 pub const INTERRUPTED: u8 = 130;
 /// Exit code after a second SIGUSR2: 128 and the number of the signal.
@@ -51,6 +57,8 @@ pub enum Failure {
     Signalled(u8),
     /// The command succeeded and found a problem, which it has printed already.
     Found,
+    /// The command did its work, and the daemon could not store it.
+    NotStored(String),
     /// It failed under the name of a program of bcache-tools, and ends with the exit code of that program.
     OfBcacheTools(u8, String),
 }
@@ -94,6 +102,7 @@ impl Failure {
             | Failure::Caused { text, .. }
             | Failure::Usage(text)
             | Failure::BadValue { text, .. }
+            | Failure::NotStored(text)
             | Failure::OfBcacheTools(_, text) => Some(text),
             Failure::Found | Failure::Signalled(_) => None,
         }
@@ -104,6 +113,7 @@ impl Failure {
         match self {
             Failure::Failed(_) | Failure::Caused { .. } | Failure::Found => FAILED,
             Failure::Usage(_) | Failure::BadValue { .. } => Failure::USAGE,
+            Failure::NotStored(_) => NOT_STORED,
             Failure::Signalled(code) | Failure::OfBcacheTools(code, _) => *code,
         }
     }
@@ -123,6 +133,7 @@ impl Error for Failure {
             | Failure::Usage(_)
             | Failure::Signalled(_)
             | Failure::Found
+            | Failure::NotStored(_)
             | Failure::OfBcacheTools(..) => None,
         }
     }

@@ -8,10 +8,11 @@
 //! running set, `snapshot` all its figures; `takeover` makes another process hand over; `crash_log` preserves acknowledged
 //! writes after a process crash; `superblock` checks a device before anything is written; `read_only` opens devices for
 //! reading; `message` and `events` write messages to the operator, through the thread of `log_writer` and as often as
-//! `quiet` permits; `plain` escapes foreign text; `secret` reads keys and certificates; `ram` measures the available
+//! `quiet` permits; `plain` escapes foreign text and `amount` writes numbers of bytes; `secret` reads keys and certificates; `ram` measures the available
 //! memory, and `pressure` prepares a thread to serve when memory is short; `room` limits flash-only volumes.
 #![forbid(unsafe_code)]
 
+pub mod amount;
 pub mod command;
 pub mod crash_log;
 pub mod events;

@@ -12,6 +12,15 @@ fn is_interpreted(c: char) -> bool {
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
+/// Whether a character takes no place on a terminal, so that two texts look the same.
+fn hides(c: char) -> bool {
+    matches!(
+        c,
+        '\u{ad}' | '\u{34f}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
+    ) || matches!(c, '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}')
+        || matches!(c, '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}')
+}
+
 /// Text in which every character that a terminal or a log interprets is an escape, such as `\u{1b}`.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_interpreted) {
@@ -49,12 +58,35 @@ pub fn is_word(label: &str) -> bool {
     seen && !label.contains(['/', '"', '\\']) && !matches!(label, "." | "..") && !is_volume_name(label)
 }
 
-/// A label as it is printed: unchanged if it is a word or empty, else in quotes and escaped.
+/// Whether a new label can be given: a word of letters, digits, `.`, `_`, `+`, `:`, `@`, `-` and blanks, whose first character
+/// is a letter or a digit.
+///
+/// Such a label is no option, and a shell takes it as it is, but for blanks.
+pub fn is_new_label(label: &str) -> bool {
+    let is_letter = |c: char| c.is_alphanumeric() && !hides(c);
+    let fits = |c: char| is_letter(c) || matches!(c, '.' | '_' | '+' | ':' | '@' | '-' | ' ');
+    is_word(label) && label.starts_with(is_letter) && label.chars().all(fits)
+}
+
+/// Whether a label can be the name of a link: a word that is no option and looks like no other label.
+pub fn is_link_name(label: &str) -> bool {
+    is_word(label) && !label.starts_with('-') && !label.contains(hides)
+}
+
+/// A label as it is printed: unchanged if it could be given today or is empty, else in quotes and escaped.
 pub fn label(label: &str) -> Cow<'_, str> {
-    if label.is_empty() || is_word(label) {
+    if label.is_empty() || is_new_label(label) {
         return Cow::Borrowed(label);
     }
-    Cow::Owned(format!("\"{}\"", escaped(label).replace('"', "\\\"")))
+    let mut shown = String::new();
+    for c in escaped(label).chars() {
+        match c {
+            '"' => shown.push_str("\\\""),
+            c if hides(c) => shown.extend(c.escape_unicode()),
+            c => shown.push(c),
+        }
+    }
+    Cow::Owned(format!("\"{shown}\""))
 }
 
 /// A volume, set or device as messages name it: its label if it has one, then its name, path or UUID.
@@ -107,9 +139,45 @@ mod tests {
             (" x", "\" x\""),
             ("a\"b", "\"a\\\"b\""),
             ("x\nerror: y", "\"x\\nerror: y\""),
+            ("--force", "\"--force\""),
+            ("$(id)", "\"$(id)\""),
+            ("da\u{200b}ta", "\"da\\u{200b}ta\""),
         ] {
             assert_eq!(label(text), shown, "{text:?}");
         }
+        for good in ["data", "my data", "films-2", "übung", "データ", "7", "a.b_c+d:e@f"] {
+            assert!(is_new_label(good) && is_link_name(good), "{good:?}");
+        }
+        for bad in [
+            "--force",
+            "-x",
+            "$(id)",
+            "`id`",
+            "a;b",
+            "a&b",
+            "a|b",
+            "a*",
+            "~",
+            "a'b",
+            "a#b",
+            "a=b",
+            "!x",
+            "a\u{200b}",
+            "\u{feff}a",
+            "a\u{3164}",
+            "\u{1f4be}",
+            ".hidden",
+            "a\tb",
+            "a ",
+            "a/b",
+            "bcache0",
+            "",
+        ] {
+            assert!(!is_new_label(bad), "{bad:?}");
+        }
+        // A label that a disk has stays a name.
+        assert!(is_word("--force") && is_word("$(id)") && is_word("a\u{200b}") && is_link_name("a#b"));
+        assert!(!is_link_name("--force") && !is_link_name("a\u{200b}"));
         assert!(is_volume_name("bcache17") && !is_volume_name("bcache") && !is_volume_name("bcache1x"));
     }
 }

@@ -8,6 +8,7 @@ use std::sync::{Once, OnceLock};
 
 use blockio::refill::{self, Refill};
 use blockio::{flusher, heap};
+use export_fuse::RequestLimits;
 use export_ublk::Shape;
 
 use crate::message;
@@ -40,9 +41,18 @@ const SHARE_OF_DEVICE: u64 = 16;
 /// The buffers of all block devices together may hold the memory divided by this.
 const SHARE_OF_DEVICES: u64 = 8;
 
+/// The requests under way of one file system of FUSE may take the memory divided by this.
+const SHARE_OF_FILE_SYSTEM: u64 = 64;
+
+/// All file systems together may keep the memory divided by this unused, and at most [`MOST_SPARE_BYTES`].
+const SHARE_OF_SPARE: u64 = 32;
+const MOST_SPARE_BYTES: u64 = 64 << 20;
+
 /// Prepares the process. The caller has not started a second thread yet.
 pub fn prepare_process() {
     flusher::set_most_held(ram::available_bytes() / SHARE_OF_DEVICES);
+    let spare = MOST_SPARE_BYTES.min(ram::available_bytes() / SHARE_OF_SPARE);
+    export_fuse::set_most_spare(usize::try_from(spare).unwrap_or(0));
     if !heap::retain_freed_memory() {
         message::warn(
             "this program was built for a C library whose allocator returns freed memory to the system: when \
@@ -124,6 +134,11 @@ fn growth_for(available_bytes: u64, addresses_are_limited: bool) -> usize {
 /// The queues and depth of a block device for which none are configured, so that its buffers fit into the memory.
 pub fn ublk_shape() -> Shape {
     Shape::within(ram::available_bytes() / SHARE_OF_DEVICE)
+}
+
+/// The limits of the requests of a file system, so that those under way fit into the memory.
+pub(crate) fn fuse_limits() -> RequestLimits {
+    RequestLimits::within(ram::available_bytes() / SHARE_OF_FILE_SYSTEM)
 }
 
 #[cfg(test)]

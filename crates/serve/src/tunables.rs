@@ -26,12 +26,12 @@ pub enum Owner {
 /// # Errors
 /// If commands would read it as something else.
 pub fn label_is_fit(label: &str) -> Result<(), Failure> {
-    if plain::is_word(label) {
+    if plain::is_new_label(label) {
         return Ok(());
     }
     Err(Failure::Usage(format!(
-        "label: expected a word that is neither a path, a UUID nor a volume's name, without control characters or \
-         quotes, found {label:?}"
+        "label: expected letters and digits, behind the first of them also . _ + : @ - and blanks within, such as films-2; \
+         neither a UUID nor a volume's name such as bcache0; found {label:?}"
     )))
 }
 

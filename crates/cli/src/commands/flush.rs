@@ -101,9 +101,9 @@ impl Flush {
             out::message(
                 "error",
                 &format!(
-                    "{}: {} bytes of dirty data belong to backing device {}{label}, which is missing: give it with -B",
+                    "{}: {} of dirty data belong to backing device {}{label}, which is missing: give it with -B",
                     self.cache.display(),
-                    m.dirty_bytes,
+                    size::human(m.dirty_bytes),
                     m.uuid
                 ),
             );

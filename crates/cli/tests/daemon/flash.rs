@@ -31,7 +31,7 @@ fn flash_only_volumes_are_made_and_destroyed() {
     assert_eq!(next["room"]["taken_bytes"], 1 << 20);
 
     // Without --force the data is named, and nothing is destroyed.
-    daemon.run(&["volume", "delete", "scratch"]).refused(&["8192 bytes of data", "add --force"]);
+    daemon.run(&["volume", "delete", "scratch"]).refused(&["8.0 KiB of data", "add --force"]);
     daemon.run(&["volume", "delete", "one", "--force"]).refused(&["is not a flash-only volume", "detach"]);
     let would = daemon.run(&["volume", "delete", "scratch", "--dry-run"]).ok();
     assert_eq!(would.out, "bcache1, label scratch: would destroy a volume of 1.0 MiB with 8.0 KiB of data\n");
@@ -53,6 +53,20 @@ fn flash_only_volumes_are_made_and_destroyed() {
     daemon.stop();
     let daemon = place.start();
     assert_eq!(daemon.json(&["volume", "create", ssd, "64k"])["volume"], "bcache1");
+    daemon.stop();
+}
+
+/// The command succeeded though nobody could reach the new volume.
+#[test]
+fn a_new_volume_that_is_not_exported_is_a_failure() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    std::fs::write(place.dir.path("bcache1.sock"), "in the way").unwrap();
+    let said = daemon.run(&["volume", "create", &place.ssd, "64k", "--label", "scratch"]);
+    let said = said.refused(&["bcache1: 64.0 KiB in", "bcache1 is NOT EXPORTED: ", "bcache1.sock"]);
+    assert!(said.err.contains("NOT EXPORTED"), "{said}");
+    assert!(daemon.volume("scratch")["problem"].is_string());
     daemon.stop();
 }
 

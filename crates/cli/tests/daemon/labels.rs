@@ -86,6 +86,44 @@ fn a_link_leads_to_the_block_device_of_a_label() {
     assert_eq!(link("two"), None);
     daemon.run(&["register", &place.hdd]).ok();
     assert!(link("two").is_some());
+    // Another daemon with the same directory of links neither removes this link nor makes one beside it.
+    let other = Place::new();
+    let own =
+        format!("exports = [\"fuse={}/{{volume}}\"]\nlinks = \"{dir}/links\"\n", other.dir.root().display());
+    std::fs::write(other.dir.path("ubcache.toml"), own).unwrap();
+    let second = other.start();
+    assert!(
+        second.said().contains("another daemon has links here, and this one makes none"),
+        "{}",
+        second.said()
+    );
+    second.run(&["register", &other.ssd, &other.hdd]).ok();
+    assert!(link("two").is_some() && link("one").is_none());
+    second.stop();
+    assert!(link("two").is_some());
     daemon.stop();
     assert_eq!(link("two"), None);
+}
+
+/// A label such as `--force` was taken, and a command read it as an option.
+#[test]
+fn a_label_that_is_an_option_or_hides_is_refused() {
+    let place = Place::new();
+    let (fast, slow) = (place.dir.sparse("fast", 8 << 20), place.dir.sparse("slow", 8 << 20));
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    for label in ["--force", "$(id)", "da\u{200b}ta", "a;b", "-x", " x", "bcache1", "a/b"] {
+        let (set_label, of_new) = (format!("--set-label={label}"), format!("--label={label}"));
+        let rule = ["expected letters and digits", "such as films-2", "found \""];
+        run(&["make", "-C", &fast, "-B", &slow, "--bucket", "8k", &of_new]).usage().says(&rule);
+        run(&["make", "-C", &fast, "-B", &slow, "--bucket", "8k", &set_label]).usage().says(&rule);
+        daemon.run(&["volume", "create", &place.ssd, "64k", &of_new]).usage().says(&rule);
+        assert_eq!(
+            daemon.http("PUT", "/v1/volumes/one/label", &serde_json::json!({"label": label}).to_string()).0,
+            400
+        );
+    }
+    assert!(read(&fast).iter().all(|b| *b == 0), "nothing was made");
+    daemon.run(&["set-label", "one", "übung 2"]).ok().says(&[": übung 2"]);
+    daemon.stop();
 }

@@ -160,6 +160,30 @@ impl Drop for FaultySsd {
     }
 }
 
+/// A cache device died under a volume with dirty data, and `status` did not say what is at stake.
+#[test]
+fn status_says_what_a_dead_cache_device_has_alone() {
+    let place = Place::new();
+    let Some(ssd) = FaultySsd::over(&place.dir, &place.ssd) else { return };
+    let daemon = place.start();
+    daemon.run(&["register", &ssd.file, &place.hdd]).ok();
+    let mut client = place.client("bcache0");
+    client.write(0, &DATA).unwrap();
+    client.flush().unwrap();
+    ssd.fail();
+    let is_disabled = || {
+        let _ = client.write(4096, &DATA);
+        daemon.json(&["status"])["sets"][0]["set"]["failed"].is_string()
+    };
+    wait_until("the failure of the set", is_disabled);
+    let words =
+        ["is disabled: ", "dirty data is on this cache device alone (", "of one (bcache0)", "dead-ssd-dirty"];
+    daemon.run(&["status"]).ok().says(&words);
+    drop(client);
+    daemon.run(&["unregister", &ssd.file]).ok();
+    daemon.stop();
+}
+
 /// The cache device died under a clean volume, which is served from the disk alone. `attach` to a new device waited two
 /// seconds and said `in use by this process`, which is no hint at what to do.
 #[test]

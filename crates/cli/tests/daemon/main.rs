@@ -28,6 +28,7 @@ mod place;
 mod problems;
 mod prometheus;
 mod settings;
+mod state;
 mod stop;
 mod sysfs;
 mod tcp;

@@ -27,6 +27,41 @@ fn is_served(client: &mut Client) {
     assert_eq!(client.read(0, 8192).unwrap(), [[7; 4096], [8; 4096]].concat());
 }
 
+/// Two threads for each file system read requests into buffers of 16 MiB, which were all resident: 823 MB for 24 volumes.
+#[test]
+fn many_file_systems_fit_into_a_memory_limit() {
+    const VOLUMES: usize = 24;
+    if let Err(why) = export_fuse::probe().fuse {
+        rig::skipped(why);
+        return;
+    }
+    let place = Place::new();
+    let root = place.dir.root().display().to_string();
+    let config = format!("exports = [\"fuse={root}/mnt/{{volume}}\"]\nmemory_limit = \"64MiB\"\n");
+    std::fs::write(place.dir.path("ubcache.toml"), config).unwrap();
+    std::fs::create_dir(place.dir.path("mnt")).unwrap();
+    let mut make = vec!["make".to_owned(), "-C".to_owned(), place.dir.sparse("many", 64 << 20)];
+    let disks: Vec<String> = (0..VOLUMES).map(|n| place.dir.sparse(&format!("disk{n}"), 8 << 20)).collect();
+    make.extend(disks.iter().flat_map(|disk| ["-B".to_owned(), disk.clone()]));
+    make.extend(["--bucket", "64k", "--writeback"].map(str::to_owned));
+    run(&make).ok();
+    let daemon = place.start();
+    let register: Vec<&str> =
+        ["register", &make[2]].into_iter().chain(disks.iter().map(String::as_str)).collect();
+    daemon.run(&register).ok();
+    for n in 0..VOLUMES {
+        let file = format!("{root}/mnt/bcache{n}/bcache{n}");
+        std::fs::write(&file, vec![7; 4 << 20]).expect("a volume");
+        assert!(read(&file).iter().take(4 << 20).all(|b| *b == 7), "{file}");
+    }
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a figure");
+    let kib: u64 = line.split_whitespace().next().and_then(|word| word.parse().ok()).expect("a number");
+    eprintln!("{} MiB resident", kib >> 10);
+    assert!(kib < 256 << 10, "{} MiB are resident", kib >> 10);
+    daemon.stop();
+}
+
 /// Cache devices with ever more buckets: one that takes more than a set's share, and several that fit one by one and not
 /// together. An allocation that fails would end the process with every volume.
 #[test]

@@ -88,7 +88,7 @@ fn unregister_says_how_much_dirty_data_stays_where() {
     daemon.run(&["unregister", "one"]).ok().says(&[&stays]);
     let found = problems(&daemon);
     assert_eq!(found, [("dirty_without_disk".to_owned(), "ubcache register DISK".to_owned())]);
-    daemon.run(&["status"]).ok().says(&["1 PROBLEM\n", "12288 bytes of dirty data", "(one, UUID "]);
+    daemon.run(&["status"]).ok().says(&["1 PROBLEM\n", "12.0 KiB of dirty data", "(one, UUID "]);
     daemon.run(&["unregister", &place.ssd]).ok().says(&["12.0 KiB of dirty data stay on it"]);
     // Without the set, the superblock of the disk says that there is some.
     daemon.run(&["register", &place.hdd]).ok().says(&["waiting"]);
@@ -103,6 +103,58 @@ fn unregister_says_how_much_dirty_data_stays_where() {
     daemon.run(&["drain", "one"]).ok();
     let clean = daemon.run(&["unregister", "one"]).ok().to_string();
     assert!(!clean.contains("dirty"), "{clean}");
+    daemon.stop();
+}
+
+/// `unregister` took one device only, and did not say so.
+#[test]
+fn several_devices_are_unregistered_by_one_command() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let said = daemon.run(&["unregister", "one", "nothing", &place.ssd]);
+    said.refused(&["hdd", ": unregistered", "nothing"]);
+    assert_eq!(daemon.devices().len(), 1, "the command ended at what it does not know");
+    daemon.run(&["register", &place.hdd]).ok();
+    let said = daemon.run(&["unregister", "one", &place.ssd]).ok();
+    assert_eq!(said.out.matches(": unregistered").count(), 2, "{said}");
+    assert_eq!(daemon.devices().len(), 0);
+    daemon.stop();
+}
+
+/// What was refused with the words of a parser, or with the names of a format.
+#[test]
+fn a_refused_value_says_what_is_expected() {
+    let place = Place::new();
+    let fast = place.dir.sparse("fast", 8 << 20);
+    for bucket in ["1k", "12k"] {
+        run(&["make", "-C", &fast, "--bucket", bucket])
+            .usage()
+            .says(&["--bucket: expected a power of two of at least 4.0 KiB, such as 512k, found 1"]);
+    }
+    run(&["top", "-i", "0.1"]).usage().says(&["expected whole seconds from 1 to 3600, such as 5"]);
+    run(&["wait", "one", "--timeout", "soon"]).usage().says(&["expected whole seconds from 1 to 3600"]);
+    place.configure("memory_limit = 1048576\n");
+    assert!(
+        place
+            .refused()
+            .contains("line 2: memory_limit: expected a size of at least 64 MiB, such as 256MiB, found")
+    );
+    place.configure("drain_deadline_s = \"5m\"\n");
+    let said = place.refused();
+    assert!(
+        said.contains("line 2: drain_deadline_s: expected seconds, such as `drain_deadline_s = 300`"),
+        "{said}"
+    );
+    place.configure("memory_limit = 268435456\n");
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["set", "one", "writeback_delay=2m"]).ok().says(&["writeback_delay = 120"]);
+    daemon
+        .run(&["set", "one", "--set-of-volume", "journal_delay_ms=1s"])
+        .ok()
+        .says(&["journal_delay_ms = 1000"]);
+    daemon.run(&["set", "one", "writeback_percent", "5"]).usage().says(&["such as writeback_percent=10"]);
     daemon.stop();
 }
 

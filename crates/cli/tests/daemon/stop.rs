@@ -40,7 +40,7 @@ fn a_drain_of_a_set_counts_disks_that_are_not_registered() {
     daemon.run(&["set-label", &place.hdd, "media"]).ok();
     make_dirty(&place, 10);
     daemon.run(&["unregister", &place.hdd]).ok();
-    daemon.run(&["drain", &place.ssd]).refused(&["40960 bytes stay dirty", "media", "register"]);
+    daemon.run(&["drain", &place.ssd]).refused(&["40.0 KiB stay dirty", "media", "register"]);
     daemon.run(&["register", &place.hdd]).ok();
     daemon.run(&["drain", &place.ssd]).ok().says(&["drain done"]);
     assert_eq!(daemon.volume("bcache0")["dirty_bytes"], 0);
@@ -88,11 +88,11 @@ fn a_drain_that_takes_too_long_says_how_much_stays() {
     daemon.signal(Signal::TERM);
     wait_until("the deadline", || daemon.said().contains("the drain did not end within 1 seconds"));
     let said = daemon.said();
-    assert!(said.contains("409600 bytes stay dirty in the cache (one, bcache0)"), "{said}");
+    assert!(said.contains("400.0 KiB stay dirty in the cache (one, bcache0)"), "{said}");
     slow.thaw();
     let (status, said) = daemon.ended();
     assert_eq!(status.code(), Some(1), "{said}");
-    assert!(said.contains("error: stopped before the drain ended: up to 409600 bytes stay dirty"), "{said}");
+    assert!(said.contains("error: stopped before the drain ended: up to 400.0 KiB stay dirty"), "{said}");
     run(&["super", &slow.file]).ok().says(&["dirty"]);
     place.configure("[tunables]\nwriteback_running = 0\n");
     let daemon = place.start();

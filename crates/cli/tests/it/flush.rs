@@ -32,7 +32,7 @@ fn a_missing_backing_device_is_named_with_its_bytes() {
     let bytes = dirty_bytes(&ssd);
     assert!(bytes > 0);
     let said = run(&["flush", "-C", &ssd]);
-    said.refused(&[&uuid, &format!("{bytes} bytes"), "\"disk one\"", "missing", "-B"]);
+    said.refused(&[&uuid, "800.0 KiB of dirty data", "\"disk one\"", "missing", "-B"]);
     assert!(read(&ssd) == dirty_set()[0], "nothing could be done, so nothing was");
     let doc = run(&["flush", "-C", &ssd, "--json"]).refused(&[]).json();
     assert_eq!(doc["missing"][0]["dirty_bytes"].as_u64(), Some(bytes));
@@ -57,7 +57,7 @@ fn what_can_be_drained_is() {
     let away = dir.path("away/b");
     std::fs::create_dir(dir.path("away")).unwrap();
     std::fs::rename(&disks[1], &away).unwrap();
-    let said = run(&["flush", "-C", &ssd]).refused(&["8192 bytes", "missing"]);
+    let said = run(&["flush", "-C", &ssd]).refused(&["8.0 KiB", "missing"]);
     assert!(said.out.contains(&format!("{}: 4.0 KiB written back", disks[0])), "{said}");
     assert_eq!(read(&disks[0])[DATA_OFFSET as usize..][..4096], [1; 4096]);
     run(&["flush", "-C", &ssd, "-B", &away]).ok();

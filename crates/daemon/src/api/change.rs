@@ -43,6 +43,12 @@ pub(super) async fn set_of(api: &Api, audit: &Audit, name: &str) -> Result<(Arc<
     Ok((worker, named))
 }
 
+/// The answer to a change that the state directory stores: `not_stored` says why it could not.
+pub(super) fn done(api: &Api, mut value: Value) -> Answered {
+    value["not_stored"] = json!(api.registry.shared.state().not_stored());
+    ok(value)
+}
+
 // ---- devices ----
 
 #[derive(Deserialize)]
@@ -66,6 +72,7 @@ pub(super) async fn register(State(api): SharedApi, Extension(audit): Audited, b
     let replacing = if wanted.accept_replacement { " as replacement" } else { "" };
     audit.does(format!("register {}{replacing}", paths.join(" ")));
     let by = By::Operator { accept: wanted.accept_replacement };
+    let here = api.clone();
     let registered = to_the_end(async move {
         let registered = api.registry.registration.register(wanted.devices, by, &audit.asked()).await?;
         let sets = api.registry.views.sets().await;
@@ -83,12 +90,13 @@ pub(super) async fn register(State(api): SharedApi, Extension(audit): Audited, b
         Ok((devices, registered, not_exported))
     });
     let (devices, registered, not_exported) = registered.await?;
-    ok(json!({
+    let answer = json!({
         "devices": devices,
         "accepted": registered.accepted,
         "already": registered.already,
         "not_exported": not_exported,
-    }))
+    });
+    done(&here, answer)
 }
 
 #[derive(Deserialize)]
@@ -103,7 +111,7 @@ pub(super) async fn unregister(State(api): SharedApi, Extension(audit): Audited,
     if let Ok(named) = api.registry.lookup.named(&wanted.device).await {
         audit.on(&named);
     }
-    let asked = audit.asked();
+    let (asked, here) = (audit.asked(), api.clone());
     let work = async move {
         let before = api.registry.views.sets().await;
         let known = api.registry.views.devices_with(&before);
@@ -113,7 +121,7 @@ pub(super) async fn unregister(State(api): SharedApi, Extension(audit): Audited,
         Ok((device.and_then(|device| Stays::of(device, &known, [&after, &before])), named))
     };
     let (stays, named) = to_the_end(work).await?;
-    ok(json!({"resolved": named, "stays_dirty": stays}))
+    done(&here, json!({"resolved": named, "stays_dirty": stays}))
 }
 
 /// The dirty data of an unregistered device, and the cache device that has it.
@@ -151,6 +159,7 @@ pub(super) async fn attach(State(api): SharedApi, Extension(audit): Audited, bod
             audit.on(&named);
         }
     }
+    let here = api.clone();
     let attached = to_the_end(async move {
         let named = api.registry.registration.attach(&wanted, &audit.asked()).await?;
         let cache = api.registry.lookup.named(&wanted.cache).await?;
@@ -158,7 +167,7 @@ pub(super) async fn attach(State(api): SharedApi, Extension(audit): Audited, bod
         Ok((named, cache))
     });
     let (named, cache) = attached.await?;
-    ok(json!({"resolved": named, "cache": cache}))
+    done(&here, json!({"resolved": named, "cache": cache}))
 }
 
 pub(super) async fn stop(
@@ -245,6 +254,7 @@ async fn change(api: Arc<Api>, audit: Audit, change: TunableChange) -> Answered 
     audit.does(format!("{action} on {}", whose.name()));
     let (whose, named) = whose.resolved(&api, &audit).await?;
     audit.does(&action);
+    let here = api.clone();
     let work = async move {
         let changed = match put {
             Some(put) => {
@@ -257,7 +267,10 @@ async fn change(api: Arc<Api>, audit: Audit, change: TunableChange) -> Answered 
         }
         Ok(changed)
     };
-    ok(json!({"changed": to_the_end(work).await?, "resolved": named}))
+    let changed = to_the_end(work).await?;
+    let is_stored = changed.is_persistent();
+    let answer = json!({"changed": changed, "resolved": named});
+    if is_stored { done(&here, answer) } else { ok(answer) }
 }
 
 pub(super) async fn set_tunables(State(api): SharedApi, Path(set): Path<String>) -> Answered {
@@ -408,9 +421,10 @@ async fn leave(api: Arc<Api>, audit: Audit, volume: String) -> Result<Response, 
         audit.on(&named);
     }
     let asked = audit.asked();
+    let here = api.clone();
     let work = async move { api.registry.registration.leave(&volume, &asked).await };
     let (named, set) = to_the_end(work).await?;
-    Ok(ok(json!({"resolved": named, "left_set": set}))?.into_response())
+    Ok(done(&here, json!({"resolved": named, "left_set": set}))?.into_response())
 }
 
 pub(super) async fn flush(

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::json;
 use serve::Command;
 
-use super::change::{Audited, set_of, volume_of};
+use super::change::{Audited, done, set_of, volume_of};
 use super::context::SharedApi;
 use crate::answer::{Answered, Refusal, ok, parse, to_the_end};
 use crate::components::Found;
@@ -46,14 +46,19 @@ pub(super) async fn create(
     let (worker, named) = set_of(&api, &audit, &set).await?;
     let (sectors, size_bytes) = (wanted.size_bytes / 512, wanted.size_bytes);
     let order = NewVolume { sectors, label: wanted.label, dry_run: wanted.dry_run };
+    if !wanted.dry_run {
+        api.registry.shared.state().ready()?;
+    }
     let created = to_the_end(async move { worker.create(order).await }).await?;
-    ok(json!({
+    let answer = json!({
         "resolved": named,
         "volume": created.name,
+        "not_exported": created.not_exported,
         "size_bytes": size_bytes,
         "room": created.room,
         "dry_run": wanted.dry_run,
-    }))
+    });
+    if wanted.dry_run { ok(answer) } else { done(&api, answer) }
 }
 
 #[derive(Deserialize)]
@@ -94,14 +99,15 @@ pub(super) async fn delete_volume(
     });
     if !force && !dry_run {
         let text = format!(
-            "{named}: has {} bytes of data, which exist nowhere else and would be destroyed; to destroy them, add --force",
-            found.held.dirty_bytes
+            "{named}: has {} of data, which exist nowhere else and would be destroyed; to destroy them, add --force",
+            serve::amount::human(found.held.dirty_bytes)
         );
         return Err(Refusal(StatusCode::CONFLICT, text));
     }
     if !dry_run {
-        let asked = audit.asked();
-        to_the_end(async move { api.registry.registration.delete_volume(&name, &asked).await }).await?;
+        let (asked, here) = (audit.asked(), api.clone());
+        to_the_end(async move { here.registry.registration.delete_volume(&name, &asked).await }).await?;
+        return done(&api, json!({"resolved": named, "destroys": destroys, "dry_run": dry_run}));
     }
     ok(json!({"resolved": named, "destroys": destroys, "dry_run": dry_run}))
 }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use serve::{Failure, message};
+use serve::Failure;
 
 use super::devices::{DeviceState, WaitsFor};
 use super::inventory::Inventory;
@@ -101,30 +101,33 @@ impl Admission {
 
     /// Releases a device that the operator unregisters: its volume, or the volumes of its set, own no export addresses any
     /// more.
-    pub(crate) fn release(&self, device: &Probe) -> Result<(), Failure> {
+    pub(crate) fn release(&self, device: &Probe) {
         locked(&self.named).remove(&device.uuid);
         self.refuse(&device.uuid);
-        self.shared.state().forget_places(device.key())
+        self.shared.state().forget_places(device.key());
     }
 
     /// Removes a path from the stored devices.
-    pub(crate) fn forget(&self, path: &Path) -> Result<(), Failure> {
-        self.shared.state().remove_device(path)
+    pub(crate) fn forget(&self, path: &Path) {
+        self.shared.state().remove_device(path);
     }
 
     /// Stores a device with its path.
-    ///
-    /// # Errors
-    /// If the state file cannot be written; the device is registered nevertheless.
-    pub(crate) fn remember(&self, probe: &Probe) -> Result<(), Failure> {
+    pub(crate) fn remember(&self, probe: &Probe) {
         let named = locked(&self.named).contains(&probe.uuid);
-        self.shared.state().add_device(&probe.path, &probe.uuid, named).map_err(|e| {
-            let text = format!(
-                "{}: is registered, but only until the daemon ends: {e}; register it again when the cause is removed",
-                probe.path.display()
-            );
-            Failure::Caused { text, source: Box::new(e) }
-        })
+        self.shared.state().add_device(&probe.path, &probe.uuid, named);
+    }
+
+    /// Tests whether the state can be written, before a command acts.
+    pub(crate) fn can_remember(&self) -> Result<(), Failure> {
+        self.shared.state().ready()
+    }
+
+    /// Tests whether the state can be written, unless all these devices are stored as the operator names them.
+    fn can_remember_all(&self, probes: &[Probe]) -> Result<(), Failure> {
+        let known = self.remembered();
+        let is_known = |p: &Probe| known.get(&p.path).is_some_and(|k| k.uuid == p.uuid && k.named);
+        if probes.iter().all(is_known) { Ok(()) } else { self.can_remember() }
     }
 
     /// The difference between this device and the one that is stored for its UUID; `None` if they match or none is stored.
@@ -214,9 +217,10 @@ impl Admission {
                 None => refused?,
             }
         }
+        self.can_remember_all(probe)?;
         for (one, _) in &accepted {
             let mark = Mark { identity: one.identity.clone(), sequence: one.sequence };
-            self.shared.state().set_mark(one.key(), mark)?;
+            self.shared.state().set_mark(one.key(), mark);
         }
         Ok(accepted
             .into_iter()
@@ -279,9 +283,7 @@ impl Admission {
             }
             None => Mark { identity: probe.identity.clone(), sequence },
         };
-        if let Err(e) = state.set_mark(probe.key(), mark) {
-            message::warn(e.message().unwrap_or_default());
-        }
+        state.set_mark(probe.key(), mark);
     }
 
     /// Whether this device may be attached to a set that it was never attached to.

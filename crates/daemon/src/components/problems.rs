@@ -3,17 +3,22 @@
 //! Owns the list of problems, their order and the command that comes next for each. It reads views only, so a test can make
 //! any situation. Must not know how a problem is shown.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
+use serve::Snapshot;
+use serve::exports::{Opens, Way};
 use serve::snapshot::{SetFigures, SlotDirty, TunableFigure, VolumeFigures};
 
 use super::devices::WaitsFor;
 use super::views::{DeviceView, SetView};
+use crate::state::{STORED_AGAIN_EVERY, State};
 
 /// A problem, and the command that comes next.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Problem {
     /// One of the kinds in the order of `KINDS`: `set_failed`, `io_disabled`, `device_failed`, `device_waiting`,
-    /// `set_silent`, `dirty_without_disk`, `stale`, `not_exported` or `io_errors`.
+    /// `set_silent`, `dirty_without_disk`, `stale`, `not_exported`, `io_errors`, `label_shared` or `state_not_stored`.
     pub(crate) kind: &'static str,
     /// What is wrong, and of what.
     pub(crate) text: String,
@@ -22,7 +27,7 @@ pub(crate) struct Problem {
 }
 
 /// The kinds in the order in which they are listed: what stops requests comes first.
-const KINDS: [&str; 9] = [
+const KINDS: [&str; 11] = [
     "set_failed",
     "io_disabled",
     "device_failed",
@@ -32,6 +37,8 @@ const KINDS: [&str; 9] = [
     "stale",
     "not_exported",
     "io_errors",
+    "label_shared",
+    "state_not_stored",
 ];
 
 /// All problems, the worst first.
@@ -44,9 +51,21 @@ pub(crate) fn problems(sets: &[SetView], devices: &[DeviceView]) -> Vec<Problem>
         }
     }
     found.extend(devices.iter().filter_map(|device| of_device(device, sets)));
+    found.extend(shared_labels(sets));
     let place = |problem: &Problem| KINDS.iter().position(|kind| *kind == problem.kind);
     found.sort_by_key(place);
     found
+}
+
+/// The problem of a state file that cannot be written, which is the last in the list.
+pub(crate) fn state_not_stored(state: &State) -> Option<Problem> {
+    let why = state.not_stored()?;
+    let text = format!(
+        "{why}; what is served stays served, the next start of the daemon may not know the last changes, and the daemon \
+         tries again every {} s",
+        STORED_AGAIN_EVERY.as_secs()
+    );
+    Some(Problem { kind: "state_not_stored", text, command: format!("df {}", state.dir().display()) })
 }
 
 /// What an operator calls a device: label, name of the volume, path.
@@ -106,6 +125,27 @@ fn of_device(device: &DeviceView, sets: &[SetView]) -> Option<Problem> {
     Some(Problem { kind, text: format!("{} {}: {why}", title(device), device.state), command })
 }
 
+/// Labels that several served volumes have.
+fn shared_labels(sets: &[SetView]) -> Vec<Problem> {
+    let mut by_label: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for volume in sets.iter().flat_map(|s| &s.figures.volumes).filter(|v| !v.label.is_empty()) {
+        by_label.entry(&volume.label).or_default().push(&volume.name);
+    }
+    let shared = by_label.into_iter().filter(|(_, names)| names.len() > 1);
+    shared
+        .map(|(label, names)| Problem {
+            kind: "label_shared",
+            text: format!(
+                "{} volumes have the label {} ({}): it names none of them, and /dev/ubcache has no link of this name",
+                names.len(),
+                serve::plain::label(label),
+                names.join(", ")
+            ),
+            command: format!("ubcache set-label {} NEW-LABEL", names.last().unwrap_or(&"VOLUME")),
+        })
+        .collect()
+}
+
 fn is_on(tunables: &[TunableFigure], key: &str) -> bool {
     tunables.iter().any(|t| t.key == key && t.value == "1")
 }
@@ -137,11 +177,7 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     }
     let Some(figures) = &set.figures.set else { return };
     if let Some(why) = &figures.failed {
-        found.push(Problem {
-            kind: "set_failed",
-            text: format!("{what} is disabled, and volumes with dirty data fail every request: {why}"),
-            command: format!("ubcache unregister {path} && ubcache register {path}"),
-        });
+        found.push(of_disabled_set(&set.figures, why, (&what, &path)));
     }
     if is_on(&figures.tunables, "io_disable") {
         found.push(Problem {
@@ -152,6 +188,40 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     }
     let mut without_disk = of_missing_disks(set, figures, devices);
     found.append(&mut without_disk);
+}
+
+/// A set whose cache device has failed. Where its dirty data is, and what has to end before the device is registered again.
+fn of_disabled_set(figures: &Snapshot, why: &str, (what, path): (&str, &str)) -> Problem {
+    let is_dirty = |v: &&VolumeFigures| v.held.dirty_bytes > 0;
+    let dirty: Vec<&VolumeFigures> = figures.volumes.iter().filter(is_dirty).collect();
+    let again = format!("ubcache unregister {path} && ubcache register {path}");
+    if dirty.is_empty() {
+        return Problem {
+            kind: "set_failed",
+            text: format!("{what} is disabled: {why}; its volumes have no dirty data, so nothing is lost"),
+            command: again,
+        };
+    }
+    let amount =
+        |v: &&VolumeFigures| format!("{} of {}", serve::amount::human(v.held.dirty_bytes), volume_title(v));
+    let amounts: Vec<String> = dirty.iter().map(amount).collect();
+    // Clients of NBD connect again by themselves.
+    let is_mounted = |way: &&Way| way.kind.opens != Opens::Connection;
+    let used: Vec<&str> =
+        figures.volumes.iter().flat_map(|v| &v.exports).filter(is_mounted).map(|way| &*way.address).collect();
+    let end = match used.is_empty() {
+        true => String::new(),
+        false => format!("; first unmount or close what uses {}, then run the command", used.join(", ")),
+    };
+    Problem {
+        kind: "set_failed",
+        text: format!(
+            "{what} is disabled: {why}; dirty data is on this cache device alone ({}), and these volumes fail every request \
+             until the device works again{end}; if it never does, see the page dead-ssd-dirty of the guide",
+            amounts.join(", ")
+        ),
+        command: again,
+    }
 }
 
 /// Dirty data of disks that are not served. A disk whose volume was stopped is no problem.
@@ -170,9 +240,9 @@ fn of_missing_disks(set: &SetView, figures: &SetFigures, devices: &[DeviceView])
             Problem {
                 kind: "dirty_without_disk",
                 text: format!(
-                    "{} bytes of dirty data in cache set {} belong to a disk that is not registered ({label}UUID \
-                     {uuid})",
-                    slot.dirty_bytes, set.id
+                    "{} of dirty data in cache set {} belong to a disk that is not registered ({label}UUID {uuid})",
+                    serve::amount::human(slot.dirty_bytes),
+                    set.id
                 ),
                 command: "ubcache register DISK".to_owned(),
             }

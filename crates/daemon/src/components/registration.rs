@@ -121,7 +121,8 @@ impl Registration {
                 result => {
                     self.inventory.devices.forget_missing(&known, &probe);
                     self.inventory.devices.forget_other_places(&probe);
-                    result.and(self.admission.remember(&probe))
+                    self.admission.remember(&probe);
+                    result
                 }
             };
             first = first.and(result);
@@ -200,8 +201,10 @@ impl Registration {
             // A thread that has failed would stay in the status, and make the exit status of the daemon 1.
             self.inventory.workers.forget(probe.key());
         }
-        known.probe.map_or(Ok(()), |probe| self.admission.release(&probe))?;
-        self.admission.forget(&path)?;
+        if let Some(probe) = &known.probe {
+            self.admission.release(probe);
+        }
+        self.admission.forget(&path);
         Ok(named)
     }
 
@@ -227,6 +230,7 @@ impl Registration {
         };
         self.admission.admit(&probe)?;
         self.refuse_of_disabled_set(backing, &probe).await?;
+        self.admission.can_remember()?;
         let probe = self.free_to_join(&set, probe, wanted).await?;
         let was_served = self.inventory.workers.stop_backing(&probe).await?;
         let added = worker.add(probe.path.clone()).await;
@@ -249,7 +253,7 @@ impl Registration {
         self.inventory.devices.set(&now, DeviceState::Served);
         self.admission.name(now.uuid.clone());
         self.admission.record(&now).await;
-        self.admission.remember(&now)?;
+        self.admission.remember(&now);
         Ok(self.lookup.named(&now.uuid).await?)
     }
 
@@ -313,6 +317,7 @@ impl Registration {
         };
         let (_claim, probe) = self.placement.changes().claim_found(asked, find).await?;
         self.admission.admit(&probe)?;
+        self.admission.can_remember()?;
         let (probe, set) = self.leave_set(probe).await?;
         self.admission.name(probe.uuid.clone());
         if let Err(e) = self.placement.place_one(&probe).await {
@@ -320,7 +325,7 @@ impl Registration {
             self.inventory.devices.set(&probe, DeviceState::Failed(why.clone()));
             return Err(Failure::of(why));
         }
-        self.admission.remember(&probe)?;
+        self.admission.remember(&probe);
         Ok((self.lookup.named(&probe.uuid).await?, set))
     }
 
@@ -390,6 +395,7 @@ impl Registration {
     /// If it is in use, or is not flash-only; it stays as it is then.
     pub(crate) async fn delete_volume(&self, volume: &str, asked: &Asked) -> Result<Named, Failure> {
         let (_claim, Found { worker, name, named }) = self.claim_volume(volume, asked).await?;
+        self.admission.can_remember()?;
         worker.delete_volume(name).await?;
         Ok(named)
     }

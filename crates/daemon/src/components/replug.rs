@@ -48,13 +48,13 @@ impl Replug {
         let Some(before) = self.inventory.devices.unplugged_as(&probe) else { return Ok(()) };
         self.inventory.devices.remove(&before);
         message::note(format!("{}: is plugged in again; it was {}", probe.path.display(), before.display()));
-        let remembered = self.admission.remember(&probe);
+        self.admission.remember(&probe);
         if let Some(why) = self.renew(&probe).await {
             self.inventory.devices.set(&probe, waits_for_users(&why));
             let this = self.clone();
             tokio::spawn(async move { this.renew_later(probe).await });
         }
-        remembered
+        Ok(())
     }
 
     /// What the start of such a device may change: its whole set.

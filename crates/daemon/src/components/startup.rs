@@ -167,9 +167,7 @@ impl Startup {
                 Ok(Some(probe)) => {
                     let now = probe.path.display();
                     serve::message::note(format!("{}: found at {now} by its UUID", old.display()));
-                    if let Err(e) = self.shared.state().add_device(&probe.path, uuid, *named) {
-                        serve::message::warn(e.message().unwrap_or_default());
-                    }
+                    self.shared.state().add_device(&probe.path, uuid, *named);
                     found.displaced.retain(|(path, _)| *path != probe.path);
                     found.missing.retain(|(path, _)| path != old);
                     found.right.push(probe.clone());
@@ -428,7 +426,7 @@ mod tests {
     /// Stores an empty identity, as of a disk without a serial number.
     fn without_identity(registry: &Registry, uuid: &str) {
         let mark = Mark { identity: Identity::default(), sequence: 0 };
-        registry.shared.state().set_mark(uuid, mark).unwrap();
+        registry.shared.state().set_mark(uuid, mark);
     }
 
     #[tokio::test]

@@ -11,6 +11,7 @@ use serve::ram::MemoryLimitError;
 use serve::tunables::{names, unknown};
 
 use super::MOST_ADDRESSES;
+use super::keys::{CONFIG_KEYS, ConfigKey};
 use super::presets::PRESETS;
 
 /// A mistake in the file, and its line.
@@ -29,6 +30,9 @@ pub(crate) enum Mistake {
     /// It is no TOML, or has an unknown key or a value of another type.
     #[error("{}", .0.message())]
     Syntax(#[source] toml::de::Error),
+    /// A key has a value of another type.
+    #[error("{}: expected {}{}, found {found}", key.name, key.values, example(key))]
+    Type { key: &'static ConfigKey, found: String, source: Box<toml::de::Error> },
     /// A setting needs another one.
     #[error("{setting}: expected {missing} as well")]
     Alone { setting: String, missing: String },
@@ -73,6 +77,28 @@ pub(crate) enum Mistake {
     TunableType { name: String, found: &'static str },
     #[error(transparent)]
     Tunable(TunableError),
+}
+
+impl Mistake {
+    /// Why a text is no configuration. A value of another type is named by its key, whose values the manual has.
+    pub(super) fn of(text: &str, error: toml::de::Error) -> Mistake {
+        let line = error.span().and_then(|span| text.get(..span.start)?.lines().next_back());
+        let name = line.and_then(|line| line.split_once('=')).map(|(name, _)| name.trim());
+        let key = CONFIG_KEYS.iter().find(|key| Some(key.name) == name);
+        let message = error.message().to_owned();
+        let found = message.strip_prefix("invalid type: ").and_then(|rest| rest.split_once(", expected"));
+        match (key, found) {
+            (Some(key), Some((found, _))) => {
+                Mistake::Type { key, found: found.to_owned(), source: Box::new(error) }
+            }
+            _ => Mistake::Syntax(error),
+        }
+    }
+}
+
+/// An example of a key, if it has a default that is written as it is.
+fn example(key: &ConfigKey) -> String {
+    if key.default.is_empty() { String::new() } else { format!(", such as `{} = {}`", key.name, key.default) }
 }
 
 fn in_line(line: Option<usize>) -> String {

@@ -91,7 +91,8 @@ impl Host<'_> {
         let devices: Vec<String> =
             left.into_iter().map(|(device, _)| plain::label(&device).into_owned()).collect();
         Err(Failure::Failed(format!(
-            "{bytes} bytes stay dirty, of backing devices that are not registered: {}; register them and drain again",
+            "{} stay dirty, of backing devices that are not registered: {}; register them and drain again",
+            serve::amount::human(bytes),
             devices.join(", ")
         )))
     }

@@ -22,8 +22,10 @@ pub(super) fn number(text: &str, unit: Unit) -> Option<u64> {
             let amount = text.strip_suffix("/s")?;
             number(amount, Unit::Sectors)
         }
-        Unit::Seconds => in_units(text, &[("ms", 1, 1000), ("min", 60, 1), ("s", 1, 1), ("h", 3600, 1)]),
-        Unit::Millis => in_units(text, &[("ms", 1, 1), ("min", 60_000, 1), ("s", 1000, 1)]),
+        Unit::Seconds => {
+            in_units(text, &[("ms", 1, 1000), ("min", 60, 1), ("m", 60, 1), ("s", 1, 1), ("h", 3600, 1)])
+        }
+        Unit::Millis => in_units(text, &[("ms", 1, 1), ("min", 60_000, 1), ("m", 60_000, 1), ("s", 1000, 1)]),
         Unit::Micros => in_units(text, &[("us", 1, 1), ("µs", 1, 1), ("ms", 1000, 1), ("s", 1_000_000, 1)]),
         Unit::Percent => in_units(text, &[("%", 1, 1)]),
         Unit::Ios => in_units(text, &[("I/Os", 1, 1)]),

@@ -110,7 +110,12 @@ pub(crate) async fn start(dir: &Path, own: bool, context: &Context<'_>) -> Resul
         serve(&rt, Rc::new(VolumeRef(v.clone())), options)
     };
     let volumes = context.volumes.iter().map(served).collect();
-    let fuse = export_fuse::Fuse::mount(dir, volumes, FuseOptions::default()).await?;
+    let fuse = export_fuse::Fuse::mount(
+        dir,
+        volumes,
+        FuseOptions { limits: crate::pressure::fuse_limits(), ..FuseOptions::default() },
+    )
+    .await?;
     for note in fuse.notes() {
         message::note(note);
     }

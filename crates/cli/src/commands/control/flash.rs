@@ -107,7 +107,11 @@ impl Create {
         let path = format!("/v1/sets/{}/volumes", segment(&self.control.device_name(&self.set)?));
         let wanted = json!({"size_bytes": self.size, "label": self.label, "dry_run": self.dry_run});
         let body = self.control.post(&path, &wanted)?;
-        self.print(&body)
+        self.print(&body)?;
+        match body["not_exported"].as_str() {
+            None => Ok(()),
+            Some(why) => Err(Failure::Failed(format!("{} is NOT EXPORTED: {why}", text(&body["volume"])))),
+        }
     }
 
     fn run_offline(&self) -> Result<(), Failure> {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
+use serve::plain;
 
 use super::{answer, text};
 use crate::client::{Control, described, segment};
@@ -31,7 +32,8 @@ fn progress_line(job: &Value) -> String {
 fn target_of(job: &Value) -> String {
     // A daemon of an older version does not tell the label.
     let label = &job["label"];
-    described(&json!({"name": job["target"], "label": label, "device": job["device"], "uuid": job["uuid"]}))
+    let kind = if plain::is_uuid(text(&job["target"])) { "set" } else { "name" };
+    described(&json!({kind: job["target"], "label": label, "device": job["device"], "uuid": job["uuid"]}))
 }
 
 /// The result of a wipe as text; empty if there was none.
@@ -214,6 +216,15 @@ impl Cancel {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_job_of_a_set_names_it_as_other_commands_do() {
+        let id = "2ed6caaa-85ca-42b5-9974-bfbea253b04d";
+        let job = json!({"target": id, "label": "", "device": "/dev/ssd", "uuid": "u"});
+        assert_eq!(target_of(&job), format!("set {id} (/dev/ssd, UUID u)"));
+        let job = json!({"target": "bcache0", "label": "data", "device": "/dev/hdd", "uuid": "u"});
+        assert_eq!(target_of(&job), "data, bcache0 (/dev/hdd, UUID u)");
+    }
 
     #[test]
     fn a_bar_is_as_full_as_the_job() {

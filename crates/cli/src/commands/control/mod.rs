@@ -11,6 +11,7 @@ mod offline;
 mod show;
 mod status;
 mod top;
+mod unregister;
 mod wait;
 
 use std::path::{Path, PathBuf};
@@ -27,6 +28,7 @@ pub(crate) use list_names::ListNames;
 pub(crate) use show::{Show, Tree};
 pub(crate) use status::{Events, Explain, Status};
 pub(crate) use top::Top;
+pub(crate) use unregister::Unregister;
 pub(crate) use wait::Wait;
 
 use crate::client::{Control, absolute, described, segment};
@@ -35,7 +37,18 @@ use crate::{out, size};
 
 /// Prints an answer as JSON, or a shorter text.
 fn answer(control: &Control, body: &Value, short: impl FnOnce() -> String) -> Result<(), Failure> {
-    if control.json { out::print_json(body) } else { out::print(&short()) }
+    if control.json {
+        out::print_json(body)?
+    } else {
+        out::print(&short())?
+    }
+    match body["not_stored"].as_str() {
+        None => Ok(()),
+        Some(why) => Err(Failure::NotStored(format!(
+            "done, but not stored: {why}; the next start of the daemon may not know of it; make room in this directory or \
+             make it writable: the daemon tries again by itself, and `ubcache status` has a problem until the state is stored"
+        ))),
+    }
 }
 
 /// Register devices with the daemon
@@ -120,51 +133,6 @@ fn served_as(device: &Value) -> String {
 /// The text of a value; empty if it is not a string.
 pub(crate) fn text(value: &Value) -> &str {
     value.as_str().unwrap_or("")
-}
-
-/// Unregister a device
-///
-/// Unregistering a cache device stops its set, and unregistering a backing device stops its volume. Dirty data stays in the
-/// cache; the answer says how much, and on which cache device.
-#[derive(Args, Debug)]
-pub(crate) struct Unregister {
-    /// Device, by path, UUID or label
-    #[arg(value_name = "DEV")]
-    device: String,
-    #[command(flatten)]
-    control: Control,
-}
-
-impl Unregister {
-    pub(crate) fn run(&self) -> Result<(), Failure> {
-        let device = self.control.device_name(&self.device)?;
-        let body = self.control.post("/v1/unregister", &json!({"device": device}))?;
-        answer(&self.control, &body, || {
-            let stays = match &body["stays_dirty"] {
-                Value::Null => String::new(),
-                stays => stays_dirty(stays, body["resolved"]["set"].is_string()),
-            };
-            format!("{}: unregistered{stays}\n", described(&body["resolved"]))
-        })
-    }
-}
-
-/// How much dirty data stays on which cache device after a device was unregistered.
-fn stays_dirty(stays: &Value, is_cache: bool) -> String {
-    let amount = match stays["dirty_bytes"].as_u64() {
-        Some(bytes) => format!("{} of dirty data stay", size::human(bytes)),
-        None => "dirty data stays".to_owned(),
-    };
-    let cache = match stays["cache_device"].as_str() {
-        Some(path) => path.to_owned(),
-        None => format!("the cache device of set {}, which is not registered", text(&stays["set"])),
-    };
-    match is_cache {
-        true => {
-            format!("; {amount} on it, and its backing devices are out of date until it is registered again")
-        }
-        false => format!("; {amount} on {cache}, and this disk is out of date until it is registered again"),
-    }
 }
 
 /// Attach a backing device to a cache set
@@ -415,10 +383,11 @@ pub(crate) struct Set {
 
 impl Set {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let wanted = self
-            .settings
-            .iter()
-            .map(|s| s.split_once('=').ok_or_else(|| Failure::Usage(format!("{s}: expected KEY=VALUE"))));
+        let wanted = self.settings.iter().map(|s| {
+            s.split_once('=').ok_or_else(|| {
+                Failure::Usage(format!("{s}: expected KEY=VALUE, such as writeback_percent=10"))
+            })
+        });
         let wanted = wanted.collect::<Result<Vec<_>, _>>()?;
         let path = self.of.path(&self.control)?;
         // The daemon takes one at a time: nothing is to be changed if a later one cannot be right.
@@ -457,12 +426,15 @@ fn checked(path: &str, key: &str, value: &str) -> Result<(), TunableError> {
 struct Changed {
     list: Vec<Value>,
     resolved: Value,
+    /// Why the daemon could not store the changes; null if it has.
+    not_stored: Value,
 }
 
 impl Changed {
     fn add(&mut self, body: Value) {
         self.list.push(body["changed"].clone());
         self.resolved = body["resolved"].clone();
+        self.not_stored = body["not_stored"].clone();
     }
 
     /// Adds to the failure of a setting the settings that the command has changed before it.
@@ -478,12 +450,16 @@ impl Changed {
     }
 
     fn show(&self, control: &Control) -> Result<(), Failure> {
-        let Changed { list, resolved } = self;
+        let Changed { list, resolved, not_stored } = self;
         list.iter().for_each(notes);
         for limited in list.iter().filter_map(|c| c["limited"].as_str()) {
             out::warn(format!("{}: {limited}", described(resolved)));
         }
-        answer(control, &json!({"schema_version": 1, "changed": list, "resolved": resolved}), || {
+        let mut body = json!({"schema_version": 1, "changed": list, "resolved": resolved});
+        if !not_stored.is_null() {
+            body["not_stored"] = not_stored.clone();
+        }
+        answer(control, &body, || {
             let whose = described(resolved);
             list.iter().map(|c| format!("{whose}: {} = {}\n", text(&c["key"]), text(&c["value"]))).collect()
         })
@@ -557,18 +533,5 @@ mod tests {
         assert_eq!(device(json!({"name": "bcache0", "label": "one"})), " as one (bcache0)");
         assert_eq!(device(json!({"kind": "cache"})), " as the cache of set s");
         assert_eq!(device(json!({"name": "bcache0", "state": "waiting"})), "");
-    }
-
-    #[test]
-    fn unregister_says_where_dirty_data_stays() {
-        let stays = json!({"dirty_bytes": 4096, "cache_device": "/dev/c", "set": "s"});
-        assert!(
-            stays_dirty(&stays, false).starts_with("; 4.0 KiB of dirty data stay on /dev/c, and this disk")
-        );
-        assert!(stays_dirty(&stays, true).starts_with("; 4.0 KiB of dirty data stay on it, and its backing"));
-        let unknown = json!({"dirty_bytes": null, "cache_device": null, "set": "s"});
-        let expected =
-            "; dirty data stays on the cache device of set s, which is not registered, and this disk";
-        assert!(stays_dirty(&unknown, false).starts_with(expected));
     }
 }

@@ -20,7 +20,7 @@ use super::show::table;
 use super::{text, writeback_rate};
 use crate::client::Control;
 use crate::failure::Failure;
-use crate::{out, size};
+use crate::{out, size, when};
 
 /// Show the activity of volumes, updated regularly
 ///
@@ -32,7 +32,7 @@ use crate::{out, size};
 #[derive(Args, Debug)]
 pub(crate) struct Top {
     /// Seconds between two updates
-    #[arg(short = 'i', long = "interval", value_name = "S", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(short = 'i', long = "interval", value_name = "S", default_value_t = 1, value_parser = when::seconds)]
     interval_s: u64,
     /// Number of updates [default: until interrupted]
     #[arg(short = 'n', long, value_name = "N")]

@@ -7,6 +7,7 @@ use clap::Args;
 use super::{answer, text};
 use crate::client::{Control, segment};
 use crate::failure::Failure;
+use crate::when;
 
 /// Interval of requests to the daemon.
 const EVERY: Duration = Duration::from_millis(100);
@@ -19,8 +20,8 @@ pub(crate) struct Wait {
     /// Volume, by name, label, UUID or backing device
     volume: String,
     /// Seconds after which waiting fails
-    #[arg(long, value_name = "SECONDS")]
-    timeout: Option<u32>,
+    #[arg(long, value_name = "SECONDS", value_parser = when::seconds)]
+    timeout: Option<u64>,
     #[command(flatten)]
     control: Control,
 }
@@ -46,9 +47,7 @@ impl Wait {
                 Err(why @ (Failure::Failed(_) | Failure::Caused { .. })) => why,
                 Err(other) => return Err(other),
             };
-            if let Some(seconds) =
-                self.timeout.filter(|s| began.elapsed() >= Duration::from_secs((*s).into()))
-            {
+            if let Some(seconds) = self.timeout.filter(|s| began.elapsed() >= Duration::from_secs(*s)) {
                 let what = format!("{} was not served within {seconds} seconds", self.volume);
                 return Err(Failure::because(what, refused));
             }

@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use blockio::{Backend, Driver, DriverOptions, FileDevice, OpenOptions, probe_signature};
 use clap::{Args, ValueEnum};
-use format::geometry::{MIN_BUCKETS, MIN_BUCKETS_KERNEL};
+use format::geometry::{MIN_BUCKET_SECTORS, MIN_BUCKETS, MIN_BUCKETS_KERNEL, PAGE_SECTORS};
 use format::superblock::{BackingFormat, CacheFormat, LABEL_BYTES, SUPERBLOCK_BYTES, label_bytes};
 use format::{BackingSuper, CacheMode, CacheSuper, RawSuperblock, Replacement, Sector, Sectors, Uuid};
 use io::{DeviceInfo, Disk};
@@ -270,7 +270,26 @@ impl Make {
         if self.cache.is_empty() && self.discard {
             return usage("--discard is a property of the cache device: expected a -C with it");
         }
-        Ok(())
+        self.check_sizes()
+    }
+
+    /// Refuses sizes that no device can have.
+    fn check_sizes(&self) -> Result<(), Failure> {
+        let refused = |option: &str, expected: String, found: Sectors| {
+            let found = size::human(found.bytes());
+            Err(Failure::Usage(format!("{option}: expected a power of two {expected}, found {found}")))
+        };
+        if !self.bucket.0.is_power_of_two() || self.bucket < MIN_BUCKET_SECTORS {
+            let least = size::human(MIN_BUCKET_SECTORS.bytes());
+            return refused("--bucket", format!("of at least {least}, such as 512k"), self.bucket);
+        }
+        match self.block {
+            Some(block) if !block.0.is_power_of_two() || block.0 > PAGE_SECTORS => {
+                let most = size::human(Sectors(PAGE_SECTORS).bytes());
+                refused("--block", format!("up to {most}, such as 4k"), block)
+            }
+            _ => Ok(()),
+        }
     }
 
     fn devices(&self) -> impl Iterator<Item = &Path> {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use serve::Snapshot;
+use serve::exports::{Opens, Way, WayKind};
 
 use super::*;
 
@@ -68,11 +69,41 @@ fn a_set_that_has_failed_is_the_first_problem() {
     assert_eq!(found.iter().map(|p| p.kind).collect::<Vec<_>>(), ["set_failed", "not_exported"]);
     assert_eq!(
         found[0].text,
-        "cache set s (/dev/ssd) is disabled, and volumes with dirty data fail every request: ssd: read failed"
+        "cache set s (/dev/ssd) is disabled: ssd: read failed; its volumes have no dirty data, so nothing is lost"
     );
     assert_eq!(found[0].command, "ubcache unregister /dev/ssd && ubcache register /dev/ssd");
     assert_eq!(found[1].text, "one (bcache0) is NOT EXPORTED: no room");
     assert_eq!(found[1].command, "ubcache stop bcache0 && ubcache register /dev/hdd");
+}
+
+/// An operator was told to unregister a cache device whose volumes were mounted, which was refused, and not what is at stake.
+#[test]
+fn a_disabled_set_says_how_much_dirty_data_is_where() {
+    let mut volumes = vec![volume("bcache0", "one"), volume("bcache1", "")];
+    volumes[0].held.dirty_bytes = 12 << 10;
+    static LOOP: WayKind = WayKind { name: "loop", opens: Opens::BlockDevice { prefix: "loop" } };
+    volumes[0].exports = vec![Way { kind: &LOOP, address: "/dev/loop0".into() }];
+    let mut of_set = set(volumes);
+    of_set.figures.set =
+        Some(SetFigures { failed: Some("ssd: read failed".into()), ..SetFigures::default() });
+    let found = problems(&[of_set], &[device("/dev/ssd", "cache", "served", "")]);
+    assert_eq!(
+        found[0].text,
+        "cache set s (/dev/ssd) is disabled: ssd: read failed; dirty data is on this cache device alone (12.0 KiB of one \
+         (bcache0)), and these volumes fail every request until the device works again; first unmount or close what uses \
+         /dev/loop0, then run the command; if it never does, see the page dead-ssd-dirty of the guide"
+    );
+    assert_eq!(found[0].command, "ubcache unregister /dev/ssd && ubcache register /dev/ssd");
+}
+
+/// Two disks with one label, and the link by that label led to one of them.
+#[test]
+fn a_label_of_two_volumes_is_a_problem() {
+    let volumes = vec![volume("bcache0", "data"), volume("bcache1", "data"), volume("bcache2", "")];
+    let found = problems(&[set(volumes), set(vec![volume("bcache3", ""), volume("bcache4", "other")])], &[]);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].text.starts_with("2 volumes have the label data (bcache0, bcache1)"), "{found:?}");
+    assert_eq!((found[0].kind, &*found[0].command), ("label_shared", "ubcache set-label bcache1 NEW-LABEL"));
 }
 
 /// The failure of a set is not listed again for each of its devices.
@@ -133,7 +164,7 @@ fn dirty_data_without_its_disk_is_a_problem_unless_the_disk_was_stopped() {
     of_set.figures.set = Some(SetFigures { dirty_by_slot: vec![slot], ..SetFigures::default() });
     let found = problems(std::slice::from_ref(&of_set), &[]);
     assert_eq!(found[0].kind, "dirty_without_disk");
-    assert!(found[0].text.starts_with("512 bytes of dirty data in cache set s belong"), "{}", found[0].text);
+    assert!(found[0].text.starts_with("512 B of dirty data in cache set s belong"), "{}", found[0].text);
     assert!(found[0].text.contains("(films, UUID /dev/gone)"), "{}", found[0].text);
     assert_eq!(problems(&[of_set], &[device("/dev/gone", "backing", "stopped", "")]), []);
 }

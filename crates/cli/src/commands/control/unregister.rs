@@ -1,0 +1,83 @@
+//! `unregister`: the daemon lets go of devices.
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::{answer, text};
+use crate::client::{Control, described};
+use crate::failure::Failure;
+use crate::size;
+
+/// Unregister devices
+///
+/// Unregistering a cache device stops its set, and unregistering a backing device stops its volume. Dirty data stays in the
+/// cache; the answer says how much, and on which cache device.
+#[derive(Args, Debug)]
+pub(crate) struct Unregister {
+    /// Devices, by path, UUID or label; the first that cannot be unregistered ends the command
+    #[arg(value_name = "DEV", required = true)]
+    devices: Vec<String>,
+    #[command(flatten)]
+    control: Control,
+}
+
+impl Unregister {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let mut not_stored = Ok(());
+        for device in &self.devices {
+            match self.unregister(device) {
+                Err(e @ Failure::NotStored(_)) => not_stored = Err(e),
+                result => result?,
+            }
+        }
+        not_stored
+    }
+
+    fn unregister(&self, device: &str) -> Result<(), Failure> {
+        let device = self.control.device_name(device)?;
+        let body = self.control.post("/v1/unregister", &json!({"device": device}))?;
+        answer(&self.control, &body, || {
+            let stays = match &body["stays_dirty"] {
+                Value::Null => String::new(),
+                stays => stays_dirty(stays, body["resolved"]["set"].is_string()),
+            };
+            format!("{}: unregistered{stays}\n", described(&body["resolved"]))
+        })
+    }
+}
+
+/// How much dirty data stays on which cache device after a device was unregistered.
+fn stays_dirty(stays: &Value, is_cache: bool) -> String {
+    let amount = match stays["dirty_bytes"].as_u64() {
+        Some(bytes) => format!("{} of dirty data stay", size::human(bytes)),
+        None => "dirty data stays".to_owned(),
+    };
+    let cache = match stays["cache_device"].as_str() {
+        Some(path) => path.to_owned(),
+        None => format!("the cache device of set {}, which is not registered", text(&stays["set"])),
+    };
+    match is_cache {
+        true => {
+            format!("; {amount} on it, and its backing devices are out of date until it is registered again")
+        }
+        false => format!("; {amount} on {cache}, and this disk is out of date until it is registered again"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unregister_says_where_dirty_data_stays() {
+        let stays = json!({"dirty_bytes": 4096, "cache_device": "/dev/c", "set": "s"});
+        assert!(
+            stays_dirty(&stays, false).starts_with("; 4.0 KiB of dirty data stay on /dev/c, and this disk")
+        );
+        assert!(stays_dirty(&stays, true).starts_with("; 4.0 KiB of dirty data stay on it, and its backing"));
+        let unknown = json!({"dirty_bytes": null, "cache_device": null, "set": "s"});
+        let expected =
+            "; dirty data stays on the cache device of set s, which is not registered, and this disk";
+        assert!(stays_dirty(&unknown, false).starts_with(expected));
+    }
+}

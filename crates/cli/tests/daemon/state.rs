@@ -1,0 +1,136 @@
+//! A state directory that is full or read-only: what is served, what commands answer, and what a restart knows.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::place::*;
+use crate::world::*;
+
+/// A small file system in memory in the place of a state directory.
+struct Small {
+    at: String,
+}
+
+impl Small {
+    /// `None` if this machine cannot mount.
+    fn new(place: &Place) -> Option<Small> {
+        let at = place.dir.path("state");
+        std::fs::create_dir(&at).unwrap();
+        let mounted = mount(&["-t", "tmpfs", "-o", "size=1m", "tmpfs", &at]);
+        if let Err(why) = mounted {
+            rig::skipped(why);
+            return None;
+        }
+        Some(Small { at })
+    }
+
+    fn fill(&self) {
+        let mut file = std::fs::File::create(format!("{}/filler", self.at)).unwrap();
+        while std::io::Write::write_all(&mut file, &[0; 512]).is_ok() {}
+    }
+
+    fn make_room(&self) {
+        std::fs::remove_file(format!("{}/filler", self.at)).unwrap();
+    }
+
+    fn read_only(&self, is: bool) {
+        mount(&["-o", if is { "remount,ro" } else { "remount,rw" }, &self.at]).unwrap();
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").args(["-l", &self.at]).status();
+    }
+}
+
+fn mount(args: &[&str]) -> Result<(), String> {
+    let out = Command::new("mount").args(args).output().map_err(|e| format!("mount: {e}"))?;
+    if out.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&out.stderr).into_owned()) }
+}
+
+fn problems(daemon: &Daemon) -> Vec<Value> {
+    daemon.json(&["status"])["problems"].as_array().expect("a list").clone()
+}
+
+#[track_caller]
+fn not_stored(said: Said) -> Said {
+    assert_eq!(said.code, 3, "{said}");
+    said.says(&["done, but not stored: ", "state.json: cannot be written: No space left on device"])
+}
+
+/// Commands acted and reported a failure, or acted and were forgotten.
+#[test]
+fn a_command_that_cannot_be_stored_is_refused_or_says_so() {
+    let place = Place::new();
+    let Some(small) = Small::new(&place) else { return };
+    let daemon = place.start();
+    let refused = ["state.json: cannot be written: No space left on device", "nothing was changed"];
+    small.fill();
+    daemon.run(&["register", &place.ssd, &place.hdd]).refused(&refused);
+    assert_eq!(daemon.json(&["status"])["devices"].as_array().map(Vec::len), Some(0));
+    small.make_room();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    small.fill();
+    // What is stored already needs no room.
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["set", "one", "writeback_delay=7"]).refused(&refused);
+    daemon.run(&["get", "one", "writeback_delay"]).ok().says(&["30\n"]);
+    daemon.run(&["set", "one", "writeback_delay=7", "--runtime"]).ok();
+    daemon.run(&["volume", "create", &place.ssd, "64k"]).refused(&refused);
+    assert_eq!(problems(&daemon), [] as [Value; 0], "all is stored");
+    // The device may leave, and the daemon stores that later.
+    not_stored(daemon.run(&["unregister", "one"]));
+    assert_eq!(problems(&daemon)[0]["kind"], "state_not_stored");
+    daemon.run(&["status"]).ok().says(&["1 PROBLEM\n", "tries again every 5 s", &format!("df {}", small.at)]);
+    small.make_room();
+    wait_until("the state to be stored", || problems(&daemon).is_empty());
+    let events = daemon.run(&["events", "--since", "1h"]).ok();
+    events.says(&["cannot be written: No space left", "is written again, and has all changes"]);
+    daemon.stop();
+    let daemon = place.start();
+    let devices = daemon.json(&["status"])["devices"].clone();
+    assert_eq!(devices.as_array().map(Vec::len), Some(1), "only the cache device is registered: {devices}");
+    daemon.stop();
+}
+
+/// A set with a volume that had no name in the state was not served.
+#[test]
+fn a_start_serves_what_a_read_only_state_does_not_name() {
+    let place = Place::new();
+    let Some(small) = Small::new(&place) else { return };
+    place.configure(&format!("devices = [{:?}, {:?}]\n", place.ssd, place.hdd));
+    small.read_only(true);
+    let daemon = place.start();
+    assert_eq!(daemon.volume("bcache0")["label"], "one");
+    place.client("bcache0").write(0, &[7; 4096]).unwrap();
+    assert_eq!(problems(&daemon)[0]["kind"], "state_not_stored");
+    daemon
+        .run(&["set", "one", "writeback_delay=7"])
+        .refused(&["Read-only file system", "nothing was changed"]);
+    place.refused();
+    small.read_only(false);
+    wait_until("the state to be stored", || problems(&daemon).is_empty());
+    daemon.stop();
+    let state = std::fs::read_to_string(format!("{}/state.json", small.at)).unwrap();
+    assert!(state.contains("bcache0"), "{state}");
+}
+
+/// The directory is lost while the daemon runs.
+#[test]
+fn a_lost_state_directory_is_a_problem_that_ends() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let (state, aside) = (place.dir.path("state"), place.dir.path("aside"));
+    std::fs::rename(&state, &aside).unwrap();
+    std::fs::write(&state, "").unwrap();
+    daemon.run(&["set", "one", "writeback_delay=7"]).refused(&["Not a directory", "nothing was changed"]);
+    let said = daemon.run(&["unregister", "one"]);
+    assert_eq!(said.code, 3, "{said}");
+    std::fs::remove_file(&state).unwrap();
+    std::fs::rename(&aside, &state).unwrap();
+    wait_until("the state to be stored", || problems(&daemon).is_empty());
+    daemon.stop();
+}
