@@ -1,8 +1,8 @@
 //! The command line: operator commands and offline tools around the engine and its exports.
 //!
-//! Owns the syntax and output of the commands, and the exit codes: 0 success, 1 failed or problem found, 2 usage. Data goes
-//! to stdout, messages go to stderr, and progress is shown on a terminal only. Connects devices, sets and exports. Must not
-//! know the format beyond building superblocks, nor how a request is served.
+//! Owns the syntax and output of the commands, and the exit codes: 0 success, 1 failed or problem found, 2 usage, 3 done and not
+//! stored. Data goes to stdout, messages go to stderr, and progress is shown on a terminal only. Connects devices, sets and
+//! exports. Must not know the format beyond building superblocks, nor how a request is served.
 //!
 //! Modules: `commands` has one file per command; crate `serve` starts and serves sets; `client` sends requests to the
 //! daemon, `remote` connects to it over TCP; `console` reads commands for a running set; `multicall` translates the
@@ -34,7 +34,7 @@ use failure::Failure;
 /// bcache in userspace: a persistent cache on a fast device in front of a slow one.
 ///
 /// A DEV is a block device or a regular file, which may be sparse. Sizes take 512, 4k, 1M, 2G. Exit status: 0
-/// success, 1 failed or problem found, 2 wrong usage.
+/// success, 1 failed or problem found, 2 wrong usage, 3 done and not stored by the daemon.
 #[derive(Parser, Debug)]
 #[command(name = "ubcache", version, propagate_version = true, disable_help_subcommand = true)]
 #[command(max_term_width = 100)]
