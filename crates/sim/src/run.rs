@@ -432,7 +432,11 @@ impl<'a> Run<'a> {
             && let Some(set) = session.set()
         {
             let damaged = set.checksum_counters().damaged_blocks;
-            assert!(damaged == 0, "checksums: {damaged} blocks count as damaged, and no device damages any");
+            assert!(
+                damaged == 0,
+                "checksums: {damaged} blocks count as damaged, and no device damages any: {:?}",
+                set.take_events()
+            );
         }
     }
 

@@ -63,6 +63,7 @@ const RARE: &[Bug] = &[
     Bug::FooterBeforeOverwrite,
     Bug::FooterLeftAtOverwrite,
     Bug::OldFooterLeftAtStart,
+    Bug::GenerationUsedTwice,
     Bug::WipedTakenForDamaged,
     Bug::WritebackFlushUnknownToCopies,
     Bug::FailedWritebackNotFlushed,

@@ -45,6 +45,8 @@ const MOVING: u8 = 1;
 const SLOW: u8 = 2;
 /// Mark: a wipe is under way, and the bucket may have data to which nothing refers.
 const TO_WIPE: u8 = 4;
+/// Mark: an earlier process may have used the bucket with its next generation, which is left out.
+const SKIPS_GENERATION: u8 = 8;
 /// A bucket marked [`SLOW`] ages once while the others age this many times.
 const SLOW_AGING: u32 = 8;
 
@@ -58,7 +60,7 @@ struct Bucket {
     prio: u16,
     /// Pins of open buckets and of writes to the bucket under way. Reads do not pin.
     pins: u16,
-    /// Bits: [`MOVING`], [`SLOW`], [`TO_WIPE`].
+    /// Bits: [`MOVING`], [`SLOW`], [`TO_WIPE`], [`SKIPS_GENERATION`].
     marks: u8,
     live_sectors: u32,
     dirty_sectors: u32,
@@ -213,7 +215,8 @@ impl Buckets {
     /// Whether the bucket may be invalidated now: it is reclaimable, and its oldest pointer is not too old.
     pub(crate) fn may_invalidate(&self, b: BucketNr) -> bool {
         let x = self.get(b);
-        x.reclaimable() && x.generation.0.wrapping_sub(x.oldest.0) < GEN_AGE_LIMIT
+        let skipped = u8::from(x.marks & SKIPS_GENERATION != 0);
+        x.reclaimable() && x.generation.0.wrapping_sub(x.oldest.0) < GEN_AGE_LIMIT - skipped
     }
 
     pub(crate) fn reclaimable(&self) -> u32 {
@@ -353,18 +356,31 @@ impl Buckets {
         }
     }
 
+    /// Makes each bucket without data leave out its next generation. Called at the start: an earlier process may have used
+    /// an empty bucket with the next generation, and lost its keys and the generation in a crash.
+    pub(crate) fn skip_next_generations(&mut self) {
+        for x in self.table.iter_mut().filter(|x| x.reclaimable() && x.live_sectors == 0) {
+            x.marks |= SKIPS_GENERATION;
+        }
+    }
+
     /// Invalidates a bucket: every pointer to it becomes stale. It may be written again after the new generation is
-    /// durable.
-    pub(crate) fn invalidate(&mut self, b: BucketNr) {
+    /// durable. Returns whether the generation wrapped around.
+    pub(crate) fn invalidate(&mut self, b: BucketNr) -> bool {
         assert!(self.may_invalidate(b), "bucket {b} is not reclaimable");
+        let before = self.generation(b);
         self.change(b, |x| {
             x.generation = x.generation.next();
+            if x.marks & SKIPS_GENERATION != 0 {
+                x.generation = x.generation.next();
+            }
             x.live_sectors = 0;
             x.used = Use::Ready;
             x.prio = PRIO_INITIAL;
-            x.marks &= !SLOW;
+            x.marks &= !(SLOW | SKIPS_GENERATION);
         });
         self.invalidated_since_gc += 1;
+        self.generation(b).0 < before.0
     }
 
     /// Makes the bucket age slowly until it is reused.

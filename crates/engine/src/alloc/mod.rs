@@ -367,6 +367,11 @@ impl Allocator {
         self.idle.want();
     }
 
+    /// Makes each bucket without data leave out its next generation.
+    pub(crate) fn skip_next_generations(&self) {
+        self.buckets.borrow_mut().skip_next_generations();
+    }
+
     /// The ready buckets.
     pub(crate) fn ready_buckets(&self) -> Vec<BucketNr> {
         self.pool.ready()

@@ -6,7 +6,7 @@
 
 use std::rc::Rc;
 
-use format::{BucketNr, Gen, Sectors};
+use format::{BucketNr, Sectors};
 
 use super::Allocator;
 use super::prio::write_prios;
@@ -28,10 +28,7 @@ fn invalidate(alloc: &Allocator, wanted: usize) -> Vec<BucketNr> {
         // A random policy can miss the few buckets that may be invalidated.
         picked.extend(buckets.all().filter(|b| buckets.may_invalidate(*b)).take(wanted));
     }
-    for b in &picked {
-        buckets.invalidate(*b);
-    }
-    let wrapped = picked.iter().filter(|b| buckets.generation(**b) == Gen(0)).count();
+    let wrapped = picked.iter().filter(|b| buckets.invalidate(**b)).count();
     alloc.count(|c| c.gen_wraps += wrapped as u64);
     picked
 }

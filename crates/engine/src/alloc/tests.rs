@@ -21,7 +21,9 @@ fn change(buckets: &mut Buckets, b: BucketNr, what: u8, sectors: u64) {
     let used = buckets.used(b);
     let is_data = used == Use::Data;
     match what {
-        0 if buckets.may_invalidate(b) => buckets.invalidate(b),
+        0 if buckets.may_invalidate(b) => {
+            buckets.invalidate(b);
+        }
         1 | 2 if used == Use::Ready => buckets.take(b, what == 2),
         3 if used == Use::Metadata => buckets.free_metadata(b),
         4 if used == Use::Metadata => buckets.make_ready(b),
@@ -89,6 +91,7 @@ struct Row {
     slow: bool,
     moving: bool,
     to_wipe: bool,
+    skips: bool,
     live: u64,
     dirty: u64,
 }
@@ -96,7 +99,7 @@ struct Row {
 impl Row {
     fn may_invalidate(&self) -> bool {
         let behind = self.generation.wrapping_sub(self.oldest);
-        self.used == Use::Data && self.dirty == 0 && self.pins == 0 && behind < 96
+        self.used == Use::Data && self.dirty == 0 && self.pins == 0 && behind < 96 - u8::from(self.skips)
     }
 
     fn holds(&self) -> Holds {
@@ -131,6 +134,7 @@ impl Table {
             slow: false,
             moving: false,
             to_wipe: false,
+            skips: false,
             live: 0,
             dirty: 0,
         };
@@ -148,9 +152,10 @@ impl Table {
         let is_data = r.used == Use::Data;
         match what {
             0 if r.may_invalidate() => {
-                buckets.invalidate(b);
-                r.generation = r.generation.wrapping_add(1);
-                (r.used, r.prio, r.live, r.slow) = (Use::Ready, 32768, 0, false);
+                let next = r.generation.wrapping_add(1 + u8::from(r.skips));
+                assert_eq!(buckets.invalidate(b), next < r.generation);
+                r.generation = next;
+                (r.used, r.prio, r.live, r.slow, r.skips) = (Use::Ready, 32768, 0, false, false);
                 self.invalidated += 1;
             }
             1 | 2 if r.used == Use::Ready => {
@@ -244,6 +249,11 @@ impl Table {
                 buckets.mark_for_wipe();
                 self.rows.iter_mut().filter(|r| r.used != Use::Reserved).for_each(|r| r.to_wipe = true);
             }
+            22 => {
+                buckets.skip_next_generations();
+                let empty = |r: &&mut Row| r.used == Use::Data && r.dirty == 0 && r.pins == 0 && r.live == 0;
+                self.rows.iter_mut().filter(empty).for_each(|r| r.skips = true);
+            }
             21 => {
                 let oldest: Vec<Gen> = self.rows.iter().map(|r| Gen(r.generation.wrapping_sub(3))).collect();
                 buckets.finish_gc(&oldest);
@@ -288,7 +298,7 @@ proptest! {
     /// Every field of every bucket is as the comments of the functions define it.
     #[test]
     fn the_table_has_what_was_put_into_it(
-        changes in prop::collection::vec((FIRST..FIRST + 6, 0u8..22, 1u64..64), 1..300)
+        changes in prop::collection::vec((FIRST..FIRST + 6, 0u8..23, 1u64..64), 1..300)
     ) {
         let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
         let mut table = Table::new();
@@ -357,7 +367,9 @@ fn buckets_are_taken_down_to_the_reserves() {
         let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
         let alloc = Pool::new(&geometry(), 1024, 3);
         let ready: Vec<BucketNr> = (FIRST..FIRST + 30).map(BucketNr).collect();
-        ready.iter().for_each(|b| buckets.invalidate(*b));
+        ready.iter().for_each(|b| {
+            buckets.invalidate(*b);
+        });
         alloc.put_ready(ready.clone());
         let taken: Vec<BucketNr> = std::iter::from_fn(|| alloc.try_take(purpose, &mut buckets)).collect();
         assert_eq!(taken, ready[..30 - left], "{purpose:?}");
@@ -414,7 +426,9 @@ proptest! {
         let kinds = [DataKind::Dirty, DataKind::Clean, DataKind::Volume];
         let (limit, block) = (4, Sectors(8));
         let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
-        (FIRST..NBUCKETS).for_each(|b| buckets.invalidate(BucketNr(b)));
+        (FIRST..NBUCKETS).for_each(|b| {
+            buckets.invalidate(BucketNr(b));
+        });
         let mut free: Vec<BucketNr> = (FIRST..NBUCKETS).map(BucketNr).collect();
         let mut open = OpenBuckets::new(limit, BUCKET, block);
         let mut naive: Vec<OpenedBucket> = Vec::new();

@@ -123,7 +123,9 @@ fn each_try_to_take_wakes_the_refill_task() {
             let alloc = Rc::new(Pool::new(&geometry(), 1024, 3));
             let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
             let all: Vec<BucketNr> = (FIRST..FIRST + ready).map(BucketNr).collect();
-            all.iter().for_each(|b| buckets.invalidate(*b));
+            all.iter().for_each(|b| {
+                buckets.invalidate(*b);
+            });
             alloc.put_ready(all);
             let refills = alloc.clone();
             let refills = rt.spawn(async move { refills.wanted.changed().await });

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use format::{Ptr, Replacement, Sector};
+use format::{Gen, Ptr, Replacement, Sector};
 use io::{CrashLogMemory, CrashLogRef, Handle, Op};
 
 use super::*;
