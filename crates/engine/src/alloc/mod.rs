@@ -23,7 +23,7 @@ mod walks;
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::rc::Rc;
 
-use format::{BucketNr, Geometry, Inode, Ptr, Sector, Sectors};
+use format::{BucketNr, Gen, Geometry, Inode, Ptr, Sector, Sectors};
 use io::Nanos;
 use io::sync::Permit;
 
@@ -370,6 +370,42 @@ impl Allocator {
     /// Makes each bucket without data leave out its next generation.
     pub(crate) fn skip_next_generations(&self) {
         self.buckets.borrow_mut().skip_next_generations();
+    }
+
+    /// Pins a bucket of data that still has this generation and no other pins. Returns whether it did.
+    pub(crate) fn pin_idle(&self, b: BucketNr, generation: Gen) -> bool {
+        let buckets = &mut *self.buckets.borrow_mut();
+        let is_same = buckets.generation(b) == generation && buckets.used(b) == Use::Data;
+        let pins = is_same && buckets.pins(b) == 0;
+        if pins {
+            buckets.pin(b);
+        }
+        pins
+    }
+
+    /// Resets the priority of the bucket of data that was just written.
+    pub(crate) fn touch(&self, ptr: Ptr) {
+        self.buckets.borrow_mut().touch(ptr);
+    }
+
+    /// Marks all buckets for a wipe.
+    pub(crate) fn mark_for_wipe(&self) {
+        self.buckets.borrow_mut().mark_for_wipe();
+    }
+
+    /// Records that a wipe has finished a bucket.
+    pub(crate) fn wiped(&self, b: BucketNr) {
+        self.buckets.borrow_mut().wiped(b);
+    }
+
+    /// Marks a bucket as being emptied by packing, or not; returns whether that is a change.
+    pub(crate) fn set_moving(&self, b: BucketNr, moving: bool) -> bool {
+        self.buckets.borrow_mut().set_moving(b, moving)
+    }
+
+    /// Records that a walk of the index ended, with the oldest generation of a pointer to each bucket.
+    pub(crate) fn finish_gc(&self, oldest: &[Gen]) {
+        self.buckets.borrow_mut().finish_gc(oldest);
     }
 
     /// The ready buckets.

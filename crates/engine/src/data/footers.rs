@@ -76,7 +76,7 @@ impl CachedData {
                 write.await.result?;
             }
         }
-        self.device.gate().wrote();
+        self.device.wrote();
         Ok(())
     }
 
@@ -98,7 +98,7 @@ impl CachedData {
             let (sector, _) = sums.layout.place(self.device.geometry().bucket_start(bucket));
             let buffer = self.device.disk().runtime().pool().copy_of(&bytes);
             let written = self.device.disk().write(sector, buffer, false).await;
-            self.device.gate().wrote();
+            self.device.wrote();
             self.device.observe_data(&written);
             sums.count(|c| c.footers_written += 1);
         }

@@ -139,7 +139,7 @@ impl CachedData {
         buffer: Buffer,
         offset_bytes: usize,
     ) -> MeteredIo {
-        self.device.meter().read(self.device.disk(), at, sectors, buffer, offset_bytes)
+        self.device.read_data(at, sectors, buffer, offset_bytes)
     }
 
     /// Starts a write of whole blocks to a place that the allocator has just given out.
@@ -148,7 +148,7 @@ impl CachedData {
         if let Some(sums) = &self.sums {
             sums.append(to, sectors, &buffer, offset_bytes);
         }
-        self.device.meter().write(self.device.disk(), (to.offset(), sectors), buffer, offset_bytes, false)
+        self.device.write_data((to.offset(), sectors), buffer, offset_bytes, false)
     }
 
     /// The present moment; see [`ReadToken`].
@@ -255,7 +255,7 @@ impl CachedData {
     /// place is not known.
     pub(crate) fn end_overwrite(&self, at: Ptr, data: &[u8], written: &Result<(), IoError>) {
         if let Some(sums) = &self.sums {
-            let tick = self.device.gate().latest();
+            let tick = self.device.latest_write();
             sums.table.borrow_mut().overwrote(at, data, written.is_ok().then_some(tick));
         }
     }

@@ -306,7 +306,7 @@ mod tests {
             assert_eq!(t.check(ptr(20, 0, 1), &old), Checked::Compared { unknown: 1 });
             t.overwrote(ptr(20, 1, 1), &new, None);
             assert_eq!(t.check(ptr(20, 0, 1), &old), Checked::Compared { unknown: 1 }, "the write failed");
-            let tick = cache_device(&TestDisk::new(4096), &rt, Sectors(16)).gate().wrote();
+            let tick = cache_device(&TestDisk::new(4096), &rt, Sectors(16)).wrote();
             t.overwrote(ptr(20, 1, 1), &new, Some(tick));
             assert_eq!(t.check(ptr(20, 1, 1), &new), Checked::Compared { unknown: 0 });
             assert!(matches!(t.check(ptr(20, 0, 1), &old), Checked::Mismatch(m) if m.at == Sectors(1)));

@@ -11,10 +11,11 @@ use format::{BackingState, BackingSuper, CacheMode, RegistrationNr, Sector, Sect
 use io::sync::{Mutex, Permit};
 use io::{Buffer, Disk, IoError, JoinHandle, Purpose};
 
-use super::{FlushGate, Meter, MeteredIo, SUPERBLOCK_SECTOR, Tick, read_backing};
+use super::{BusyGuard, FlushGate, Meter, MeteredIo, SUPERBLOCK_SECTOR, Tick, read_backing};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::events::{Events, SetEvent};
+use crate::policy::cost::CostModel;
 use crate::stats::{BackingErrors, ErrorVerdict};
 
 /// The number of failed requests at which a failed flush disables the device.
@@ -75,13 +76,35 @@ impl BackingDevice {
         &self.disk
     }
 
-    pub(crate) fn gate(&self) -> &FlushGate {
-        &self.gate
+    /// Counts a write that was answered. A flush that begins from now on makes it durable.
+    pub(crate) fn wrote(&self) -> Tick {
+        self.gate.wrote()
+    }
+
+    /// The number of flushes.
+    pub(crate) fn flush_count(&self) -> u64 {
+        self.gate.count()
+    }
+
+    /// Makes every write durable that was counted.
+    pub(crate) async fn flush_all(&self) -> Result<(), IoError> {
+        self.gate.ensure(self.gate.latest()).await
+    }
+
+    /// Calls `read` with the cost model of the device.
+    pub(crate) fn model<T>(&self, read: impl FnOnce(&CostModel) -> T) -> T {
+        self.meter.model(read)
     }
 
     /// The meter of the device's requests for data.
+    #[cfg(test)]
     pub(crate) fn meter(&self) -> &Rc<Meter> {
         &self.meter
+    }
+
+    /// Makes the device count as busy until the guard is dropped.
+    pub(crate) fn busy(&self) -> BusyGuard {
+        self.meter.busy()
     }
 
     /// Whether all requests fail, because of too many errors or because the operator set `io_disable`.

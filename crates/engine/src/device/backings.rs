@@ -73,7 +73,7 @@ impl BackingDevices {
     /// Whether `worth` is true for the known costs of any device with the tunable `admission` set to `cost`.
     pub(crate) fn any_by_cost(&self, worth: impl Fn(Costs) -> bool) -> bool {
         self.by_slot.borrow().values().filter(|d| d.admits_by_cost()).any(|d| {
-            let (known, costs) = d.meter().model(|m| (m.is_known(), m.costs()));
+            let (known, costs) = d.model(|m| (m.is_known(), m.costs()));
             known && worth(costs)
         })
     }

@@ -14,9 +14,10 @@ use std::sync::Arc;
 use format::{CacheSuper, Geometry, Sector, Sectors, SetMagic};
 use io::{Buffer, Disk, Handle, IoError};
 
-use super::{CrashLog, FlushGate, Meter, ReadEpoch, SUPERBLOCK_SECTOR, Tick};
+use super::{CrashLog, FlushGate, Meter, MeteredIo, ReadEpoch, SUPERBLOCK_SECTOR, Tick};
 use crate::error::{EngineError, Place};
 use crate::events::{Events, SetEvent};
+use crate::policy::cost::CostModel;
 use crate::stats::{CacheErrors, ErrorVerdict, SetCounters};
 
 /// The limits at which errors of data requests disable the set (semantics section 14.2).
@@ -112,14 +113,59 @@ impl CacheDevice {
         change(&mut self.superblock.borrow_mut());
     }
 
-    /// The flushes of the device.
-    pub(crate) fn gate(&self) -> &FlushGate {
-        &self.gate
+    /// Counts a write that was answered. A flush that begins from now on makes it durable.
+    pub(crate) fn wrote(&self) -> Tick {
+        self.gate.wrote()
     }
 
-    /// Measures the costs of requests for data.
+    /// The newest write that was counted.
+    pub(crate) fn latest_write(&self) -> Tick {
+        self.gate.latest()
+    }
+
+    /// The number of flushes.
+    pub(crate) fn flush_count(&self) -> u64 {
+        self.gate.count()
+    }
+
+    /// Makes every write durable that was counted.
+    pub(crate) async fn flush_all(&self) -> Result<(), IoError> {
+        self.gate.ensure(self.gate.latest()).await
+    }
+
+    /// Calls `read` with the cost model of the device.
+    pub(crate) fn model<T>(&self, read: impl FnOnce(&CostModel) -> T) -> T {
+        self.meter.model(read)
+    }
+
+    /// The meter of the device's requests for data.
+    #[cfg(test)]
     pub(crate) fn meter(&self) -> &Rc<Meter> {
         &self.meter
+    }
+
+    /// Starts a read of cached data.
+    #[inline]
+    pub(crate) fn read_data(
+        &self,
+        sector: Sector,
+        sectors: Sectors,
+        buffer: Buffer,
+        offset_bytes: usize,
+    ) -> MeteredIo {
+        self.meter.read(&self.disk, sector, sectors, buffer, offset_bytes)
+    }
+
+    /// Starts a write of cached data.
+    #[inline]
+    pub(crate) fn write_data(
+        &self,
+        range: (Sector, Sectors),
+        buffer: Buffer,
+        offset_bytes: usize,
+        fua: bool,
+    ) -> MeteredIo {
+        self.meter.write(&self.disk, range, buffer, offset_bytes, fua)
     }
 
     /// The crash log of the set.

@@ -201,7 +201,7 @@ async fn walk(gc: &Rc<Gc>) -> Result<(), EngineError> {
     gc.parts.index.write_leaves_in_background(changed).await?;
     gc.parts.journal.commit_roots(|| Urgency::CanWait, |_| ()).await?;
     gc.parts.index.tree().oldest_dead_pointers(&gc.parts.alloc.buckets(), &mut oldest);
-    gc.parts.alloc.buckets_mut().finish_gc(&oldest);
+    gc.parts.alloc.finish_gc(&oldest);
     if gc.parts.journal.oldest_needed() >= purged_seq {
         gc.parts.index.slots_are_empty(&invalid);
     }

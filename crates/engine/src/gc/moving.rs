@@ -103,8 +103,7 @@ fn is_wasteful(gc: &Gc) -> bool {
             return false;
         }
     }
-    let Some(move_one) = gc.parts.device.meter().model(|m| m.is_known().then(|| m.costs().per_request()))
-    else {
+    let Some(move_one) = gc.parts.device.model(|m| m.is_known().then(|| m.costs().per_request())) else {
         return false;
     };
     let worth = |costs: Costs| costs.per_request().0 > move_one.0.saturating_mul(WORTH_MOVING);
@@ -202,7 +201,7 @@ struct Marked<'a> {
 impl<'a> Marked<'a> {
     fn new(gc: &'a Gc, buckets: &'a [BucketNr]) -> Marked<'a> {
         for b in buckets {
-            let began = gc.parts.alloc.buckets_mut().set_moving(*b, true);
+            let began = gc.parts.alloc.set_moving(*b, true);
             assert!(began, "bucket {b} is being emptied already");
         }
         Marked { gc, buckets }
@@ -212,7 +211,7 @@ impl<'a> Marked<'a> {
 impl Drop for Marked<'_> {
     fn drop(&mut self) {
         for b in self.buckets {
-            self.gc.parts.alloc.buckets_mut().set_moving(*b, false);
+            self.gc.parts.alloc.set_moving(*b, false);
         }
     }
 }
@@ -297,7 +296,7 @@ async fn move_extents(gc: &Rc<Gc>, found: &[LiveExtent]) -> Result<bool, EngineE
 /// Reads the data of a batch, whose pieces are sorted by their place on the device. Pieces that are near to each other
 /// are read together if reading the gap takes less time than another request.
 async fn read(gc: &Gc, batch: &[MovePiece<'_>]) -> Vec<Option<Buffer>> {
-    let costs = gc.parts.device.meter().model(|m| m.costs());
+    let costs = gc.parts.device.model(|m| m.costs());
     let places: Vec<(Sector, Sectors)> = batch.iter().map(|p| (p.from.offset(), p.placed.size)).collect();
     let read_one = |(pieces, start, size): (Range<usize>, Sector, Sectors)| {
         let buffer = gc.rt.pool().take(size.bytes() as usize);
@@ -347,7 +346,7 @@ async fn copy(gc: &Rc<Gc>, batch: &mut Vec<MovePiece<'_>>) -> Result<(), EngineE
     let mut data = read(gc, batch).await;
     leave_out_damaged(gc, batch, &mut data, token).await;
     let copied = write(gc, batch, data).await;
-    let tick = gc.parts.device.gate().wrote();
+    let tick = gc.parts.device.wrote();
     for (p, copied) in batch.iter().zip(&copied) {
         if *copied {
             replace(gc, p, Durability::LeafOnly(tick)).await?;
@@ -471,7 +470,7 @@ pub(crate) fn promote(gc: &Rc<Gc>, (inode, start): (Inode, Sector), from: Ptr, d
             gc.parts.device.observe_data(&done.result);
             let mut promoted = done.result.is_ok();
             if promoted {
-                let tick = gc.parts.device.gate().wrote();
+                let tick = gc.parts.device.wrote();
                 let piece = MovePiece { found: &found, at, from: found.ptr.advanced(at - start), placed };
                 // If the replacement fails, the set has failed, which other code reports.
                 promoted = replace(&gc, &piece, Durability::LeafOnly(tick)).await.is_ok();

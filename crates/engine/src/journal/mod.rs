@@ -520,7 +520,7 @@ impl Journal {
             (buffer, keys, slot, seq, last_seq)
         };
         if !bug(Bug::JournalBeforeData) {
-            self.device.gate().ensure(self.device.gate().latest()).await?;
+            self.device.flush_all().await?;
         }
         let bucket = self.layout.buckets[slot.bucket];
         let sector = Sector(u64::from(bucket.0) * self.layout.bucket_sectors.0 + slot.offset.0);

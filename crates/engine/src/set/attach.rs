@@ -363,7 +363,7 @@ async fn detach_drained(
             break guard;
         }
     };
-    backing.gate().ensure(backing.gate().latest()).await?;
+    backing.flush_all().await?;
     backing
         .update(|sb| {
             sb.set_set_uuid(Uuid::NIL);

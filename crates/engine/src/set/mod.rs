@@ -178,7 +178,7 @@ impl CacheSet {
 
     /// Flushes sent to the cache device.
     pub fn cache_flushes(&self) -> u64 {
-        self.core.cache.device.gate().count()
+        self.core.cache.device.flush_count()
     }
 
     /// Every volume of the set: cached devices and flash-only ones.

@@ -158,7 +158,7 @@ impl VolumeLoad {
     pub(crate) fn measure_saving(&self, device: &CacheDevice) {
         let Some(b) = &self.backing else { return };
         let known = |m: &CostModel| m.is_known().then(|| m.costs());
-        if let (Some(cache), Some(backing)) = (device.meter().model(known), b.meter().model(known)) {
+        if let (Some(cache), Some(backing)) = (device.model(known), b.model(known)) {
             let more = |cost: &dyn Fn(&Costs) -> io::Nanos| cost(&backing).0.saturating_sub(cost(&cache).0);
             let mib = more(&|c| c.transfer(Sectors(2048)));
             self.saving.set(Saving::new(more(&Costs::per_request), mib));
@@ -252,7 +252,7 @@ mod tests {
                 let buffer = rt.pool().take(512);
                 backing.meter().read(backing.disk(), Sector(0), Sectors(1), buffer, 0).await.result.unwrap();
             }
-            assert!(backing.meter().model(CostModel::is_known));
+            assert!(backing.model(CostModel::is_known));
             assert_eq!(favours(), (true, true), "the costs of the cache device are unknown");
         });
     }

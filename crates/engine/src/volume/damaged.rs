@@ -129,7 +129,7 @@ async fn invalidate_damaged(
                 Kind::Hit { ptr, dirty: false, may_be_durable } if ptr == here => {
                     let durability = match may_be_durable {
                         true => Durability::Journaled,
-                        false => Durability::LeafOnly(cache.device.gate().latest()),
+                        false => Durability::LeafOnly(cache.device.latest_write()),
                     };
                     match cache.index.try_change(inode, at, seg.end, None, durability) {
                         Ok((done, _)) => {

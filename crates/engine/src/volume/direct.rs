@@ -229,7 +229,7 @@ async fn invalidate_clean(target: Target<'_>, start: Sector, end: Sector) -> Res
                 None
             }
             Kind::Hit { may_be_durable: true, .. } => Some(Durability::Journaled),
-            Kind::Hit { .. } => Some(Durability::LeafOnly(cache.device.gate().latest())),
+            Kind::Hit { .. } => Some(Durability::LeafOnly(cache.device.latest_write())),
             Kind::Hole { seq, .. } => {
                 newest = newest.max(seq.unwrap_or(JournalSeq(0)));
                 None

@@ -19,7 +19,7 @@ pub(super) async fn stop(volume: &Volume) -> Result<(), EngineError> {
     volume.idle.wait_until(|| volume.in_flight.get() == 0).await;
     volume.writeback.stopped().await;
     match &volume.backing {
-        Some(b) if volume.attached().is_none() => Ok(b.gate().ensure(b.gate().latest()).await?),
+        Some(b) if volume.attached().is_none() => Ok(b.flush_all().await?),
         _ => Ok(()),
     }
 }

@@ -30,7 +30,7 @@ pub(super) async fn cache_lost(target: Target<'_>) -> Result<(), EngineError> {
         return Err(failure);
     }
     // Data that was written back may still be in the volatile cache of the device, and counts as clean from now on.
-    backing.gate().ensure(backing.gate().latest()).await?;
+    backing.flush_all().await?;
     let changed = |sb: &mut BackingSuper| {
         // A device that was being detached may no longer belong to the set.
         if sb.state() == BackingState::None {

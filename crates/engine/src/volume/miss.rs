@@ -85,7 +85,7 @@ async fn insert_pieces(target: Target<'_>, kind: DataKind, missed: Missed) {
         let done = cache.data.write(placed.ptr, placed.size, data.clone(), offset).await;
         cache.device.observe_data(&done.result);
         let ok = done.result.is_ok();
-        let tick = cache.device.gate().wrote();
+        let tick = cache.device.wrote();
         let piece_end = at + placed.size;
         if ok {
             insert_where_hole(target, (at, piece_end), placed.ptr, Durability::LeafOnly(tick), &is_current)
@@ -160,7 +160,7 @@ pub(super) async fn insert_written(
     ptr: format::Ptr,
 ) -> Result<(), crate::error::EngineError> {
     let Target { cache, inode, .. } = target;
-    let tick = cache.device.gate().wrote();
+    let tick = cache.device.wrote();
     cache.index.change(inode, start, start + size, Some((ptr, false)), Durability::LeafOnly(tick)).await?;
     Ok(())
 }

@@ -241,7 +241,7 @@ impl Volume {
 
     /// Flushes sent to the backing device.
     pub fn backing_flushes(&self) -> u64 {
-        self.backing.as_ref().map_or(0, |b| b.gate().count())
+        self.backing.as_ref().map_or(0, |b| b.flush_count())
     }
 
     /// Requests to the backing device; see [`Disk::trace`]. None without such a device.
@@ -485,8 +485,8 @@ impl Volume {
     fn compare(&self, cache: &Cache, sectors: Sectors) -> Comparison {
         let free_room = cache.alloc.has_plenty();
         let (streams_faster, answers_first) = match self.backing() {
-            Some(b) => cache.device.meter().model(|cache| {
-                b.meter().model(|backing| {
+            Some(b) => cache.device.model(|cache| {
+                b.model(|backing| {
                     let unknown = !cache.is_known() || !backing.is_known();
                     let streams_faster = unknown || faster_for_stream(cache, backing, sectors);
                     let answers_first = unknown || cache.answer_time(sectors) <= backing.answer_time(sectors);

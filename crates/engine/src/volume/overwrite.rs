@@ -50,7 +50,7 @@ pub(super) fn overwrites_in_place(cache: &Cache) -> bool {
 }
 
 fn requests_are_cheap(cache: &Cache) -> bool {
-    cache.device.meter().model(|m| m.is_known() && m.costs().per_request() < CHEAP_REQUEST)
+    cache.device.model(|m| m.is_known() && m.costs().per_request() < CHEAP_REQUEST)
 }
 
 /// The place of the dirty data that the write replaces, if the write may go there.
@@ -86,7 +86,7 @@ pub(super) async fn overwrite(target: Target<'_>, write: &Write, ptr: Ptr) -> Op
     let began = volume.rt.turn_time();
     let (data, offset) = (write.buffer.clone(), write.offset_bytes);
     let (at, sectors) = (ptr.offset(), write.sectors());
-    let done = cache.device.meter().write(cache.device.disk(), (at, sectors), data, offset, write.fua).await;
+    let done = cache.device.write_data((at, sectors), data, offset, write.fua).await;
     if !write.fua && !bug(Bug::OverwriteNotFlushed) {
         cache.device.overwrote();
     }
@@ -106,6 +106,6 @@ pub(super) async fn overwrite(target: Target<'_>, write: &Write, ptr: Ptr) -> Op
     cache.congestion().observe_latency(Direction::Write, now.since(began), now);
     cache.device.counters().count_written(sectors);
     cache.count_overwrite();
-    cache.alloc.buckets_mut().touch(ptr);
+    cache.alloc.touch(ptr);
     Some(if bug(Bug::OverwriteForgetsKeys) { JournalSeq(0) } else { cache.journal.newest_keys() })
 }

@@ -14,8 +14,6 @@
 //!
 //! Owns the path of a read up to its answer. Must not know how a missing piece is inserted.
 
-use std::rc::Rc;
-
 use format::{Ptr, Sector, Sectors};
 use io::{Buffer, Disk, Nanos, VolumeError};
 
@@ -27,7 +25,7 @@ use super::miss::{Missed, insert_miss};
 use super::{CachedPiece, RangeGuard, Volume, is_sound};
 use crate::canary::{Bug, bug};
 use crate::data::ReadToken;
-use crate::device::{Meter, MeteredIo};
+use crate::device::{BackingDevice, MeteredIo};
 use crate::error::EngineError;
 use crate::index::{IndexSegment, Kind, NotLoaded};
 use crate::policy::bypass::{BypassReason, Decision, RequestKind};
@@ -54,16 +52,18 @@ struct Reading {
     miss: Option<RangeGuard>,
 }
 
-/// Starts a read of a sector range, widened to whole blocks of the device; returns the number of bytes to skip in the
+/// Starts a read of a range of the backing device, widened to its whole blocks; returns the number of bytes to skip in the
 /// buffer.
-fn start_aligned(disk: &Disk, meter: &Rc<Meter>, sector: Sector, sectors: Sectors) -> (MeteredIo, usize) {
-    start_around(Blocks::of_disk(disk), disk, meter, (sector, sectors))
+fn start_aligned(backing: &BackingDevice, sector: Sector, sectors: Sectors) -> (MeteredIo, usize) {
+    let disk = backing.disk();
+    let start = |first, span, buffer| backing.read_data(first, span, buffer, 0);
+    start_around(Blocks::of_disk(disk), disk, (sector, sectors), start)
 }
 
 /// Starts a read of a part of the cached data, widened to the blocks in which the cache is read.
 fn start_cached(cache: &Cache, ptr: Ptr, sectors: Sectors) -> (MeteredIo, usize) {
-    let (disk, meter) = (cache.device.disk(), cache.device.meter());
-    start_around(blocks_of_data(cache), disk, meter, (ptr.offset(), sectors))
+    let start = |first, span, buffer| cache.data.read(first, span, buffer, 0);
+    start_around(blocks_of_data(cache), cache.device.disk(), (ptr.offset(), sectors), start)
 }
 
 /// The blocks in which cached data is read: if it has checksums, those of the cache, because a part of a block cannot be
@@ -77,13 +77,13 @@ fn blocks_of_data(cache: &Cache) -> Blocks {
 fn start_around(
     blocks: Blocks,
     disk: &Disk,
-    meter: &Rc<Meter>,
     (sector, sectors): (Sector, Sectors),
+    start: impl FnOnce(Sector, Sectors, Buffer) -> MeteredIo,
 ) -> (MeteredIo, usize) {
     let (first, last) = blocks.around((sector, sector + sectors));
     let span = last - first;
     let buffer = disk.runtime().pool().take(span.bytes() as usize);
-    (meter.read(disk, first, span, buffer, 0), (sector - first).bytes() as usize)
+    (start(first, span, buffer), (sector - first).bytes() as usize)
 }
 
 /// Reads from the backing device into the caller's buffer.
@@ -106,7 +106,7 @@ pub(super) async fn read_directly(
         let buffer = done.buffer.unwrap_or_else(|| volume.rt.pool().take(spare));
         return (buffer, done.result.map_err(VolumeError::from));
     }
-    let (future, skip) = start_aligned(backing.disk(), backing.meter(), start, sectors);
+    let (future, skip) = start_aligned(&backing, start, sectors);
     let done = future.await;
     let len = sectors.bytes() as usize;
     let result = match (done.result, done.buffer) {
@@ -347,7 +347,7 @@ fn start_pieces(target: Target<'_>, pieces: Vec<ReadPiece>, caches: bool) -> Vec
                 (Some(f), skip)
             }
             (None, Some(b)) => {
-                let (f, skip) = start_aligned(b.disk(), b.meter(), piece.start, size);
+                let (f, skip) = start_aligned(&b, piece.start, size);
                 (Some(f), skip)
             }
             // A hole of a flash-only volume.
@@ -447,7 +447,7 @@ async fn piece_failed(
                 cache.device.observe_data(&Err(e.clone()));
             }
             let Some(b) = backing.filter(|_| !dirty) else { return Err(error) };
-            let (future, skip) = start_aligned(b.disk(), b.meter(), piece.start, size);
+            let (future, skip) = start_aligned(&b, piece.start, size);
             let done = future.await;
             done.result?;
             if let Some(data) = done.buffer {

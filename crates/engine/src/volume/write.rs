@@ -438,7 +438,7 @@ fn piece_written(
     piece: WritePiece,
     result: Result<(), IoError>,
 ) -> Result<(), IoError> {
-    cache.device.gate().wrote();
+    cache.device.wrote();
     cache.device.observe_data(&result);
     result?;
     let now = volume.rt.turn_time();

@@ -123,7 +123,7 @@ impl Wipe<'_> {
         let cache = self.cache;
         let _one = self.wiper.lock.lock().await;
         let _background = cache.tasks.begin();
-        cache.alloc.buckets_mut().mark_for_wipe();
+        cache.alloc.mark_for_wipe();
         let all = cache.alloc.buckets().to_wipe();
         self.wiper.progress.set((0, all));
         let mut left = all;
@@ -137,7 +137,7 @@ impl Wipe<'_> {
             }
             left = now;
         }
-        cache.device.flush(cache.device.gate().latest()).await.map_err(|e| self.unfinished(&e))?;
+        cache.device.flush(cache.device.latest_write()).await.map_err(|e| self.unfinished(&e))?;
         Ok(self.done)
     }
 
@@ -159,7 +159,7 @@ impl Wipe<'_> {
 
     /// Records that a bucket is finished: its unneeded sectors are zeros.
     fn wiped(&self, b: BucketNr) {
-        self.cache.alloc.buckets_mut().wiped(b);
+        self.cache.alloc.wiped(b);
         let (done, all) = self.wiper.progress.get();
         self.wiper.progress.set((done + 1, all));
     }
@@ -226,20 +226,13 @@ impl Wipe<'_> {
     async fn wipe_dead(&mut self, group: &[(BucketNr, Gen)], live: &Live) -> Result<(), EngineError> {
         let cache = self.cache;
         let mut held = Vec::with_capacity(group.len());
-        {
-            let buckets = &mut *cache.alloc.buckets_mut();
-            for (b, generation) in group.iter().copied() {
-                let same = buckets.generation(b) == generation && buckets.used(b) == Use::Data;
-                if same && buckets.pins(b) == 0 {
-                    buckets.pin(b);
-                    held.push(b);
-                }
-            }
-        }
+        held.extend(
+            group.iter().filter(|(b, generation)| cache.alloc.pin_idle(*b, *generation)).map(|(b, _)| *b),
+        );
         let dead: Vec<_> = held.iter().flat_map(|b| live.dead_in(*b)).collect();
         let result = self.zero(&dead).await;
         for b in held {
-            cache.alloc.buckets_mut().unpin(b);
+            cache.alloc.unpin(b);
             if result.is_ok() {
                 self.wiped(b);
                 if live.is_empty(b) {
@@ -323,7 +316,7 @@ impl Wipe<'_> {
                     Err(e) => result = Err(e),
                 }
             }
-            cache.device.gate().wrote();
+            cache.device.wrote();
             result?;
         }
         Ok(())

@@ -61,7 +61,7 @@ impl Batch {
     /// device with a limit of requests per second accepts some at once after a pause and then delays the following
     /// ones.
     pub(super) fn cost(&self, cache: &Cache) -> Nanos {
-        cache.device.meter().model(|m| {
+        cache.device.model(|m| {
             if !m.is_known() {
                 return Nanos(0);
             }
@@ -98,8 +98,8 @@ pub(super) async fn write_back(
     }
     if any_cleaned && !bug(Bug::CleanBeforeBackingFlush) {
         // Contract 4: the flush begins after the writes and ends before any key is marked clean.
-        let _busy = backing.meter().busy();
-        backing.gate().ensure(backing.gate().latest()).await?;
+        let _busy = backing.busy();
+        backing.flush_all().await?;
     }
     let mut batch = Batch::default();
     let mut result = Ok(());
@@ -169,7 +169,7 @@ fn has_room(runs: usize, sectors: Sectors, next: Sectors, most: usize) -> bool {
 /// requests do not wait too long.
 fn runs_at_once(volume: &Volume, backing: &BackingDevice, size: Sectors) -> usize {
     let queue_time = Nanos::from_ms(u64::from(volume.settings().writeback_latency_ms));
-    let each = backing.meter().model(|m| m.costs().random(size));
+    let each = backing.model(|m| m.costs().random(size));
     in_time(queue_time, each)
 }
 
@@ -303,7 +303,7 @@ async fn write_span(
         }
     }
     let done = backing.write_back(start, size, whole).await;
-    backing.gate().wrote();
+    backing.wrote();
     done.result.map_err(Failure::Backing)?;
     Ok(size)
 }
@@ -365,7 +365,7 @@ async fn write_parts(
         let begin = (from - start).bytes() as usize;
         let buffer = volume.rt().pool().copy_of(&whole[begin..begin + size.bytes() as usize]);
         let done = backing.write_back(from, size, buffer).await;
-        backing.gate().wrote();
+        backing.wrote();
         done.result.map_err(Failure::Backing)?;
         written += size;
     }

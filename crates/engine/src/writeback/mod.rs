@@ -372,7 +372,7 @@ mod tests {
                 let buckets = cache.alloc.buckets();
                 buckets.all().filter(|b| buckets.may_invalidate(*b)).take(700).collect()
             };
-            free.iter().for_each(|b| cache.alloc.buckets_mut().pin(*b));
+            free.iter().for_each(|b| cache.alloc.pin(*b));
             rt.sleep(Nanos::from_secs(60)).await;
             assert!(cache.alloc.in_use_percent() >= 50 && !cache.alloc.walks().is_wanted());
 

@@ -116,7 +116,7 @@ pub(super) async fn collect(
     inode: Inode,
     limit: Sectors,
 ) -> Result<Vec<Run>, EngineError> {
-    let (costs, known) = backing.meter().model(|m| (m.costs(), m.is_known()));
+    let (costs, known) = backing.model(|m| (m.costs(), m.is_known()));
     let bridging = {
         let t = volume.settings();
         let gap = Sectors::from_bytes_floor(u64::from(t.writeback_bridge_limit));

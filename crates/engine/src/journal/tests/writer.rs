@@ -171,7 +171,7 @@ fn a_failure_ends_every_wait() {
         let writer = start(&j, &rt);
         let seq = j.try_add(&extent(8), rt.now()).unwrap();
         j.commit(seq).await.unwrap();
-        j.device.gate().wrote();
+        j.device.wrote();
         disk.fail_flushes(1);
         let next = j.try_add(&extent(8), rt.now()).unwrap();
         assert!(j.commit(next).await.is_err());
