@@ -43,7 +43,7 @@ impl FromStr for Since {
     }
 }
 
-/// The longest time that an option in seconds takes.
+/// The longest interval.
 const MOST_SECONDS: u64 = 3600;
 
 /// The reason why a text is no number of seconds.
@@ -51,11 +51,24 @@ const MOST_SECONDS: u64 = 3600;
 #[error("expected whole seconds from 1 to {MOST_SECONDS}, such as 5, 5s or 2min")]
 pub(crate) struct NoSeconds;
 
-/// Reads whole seconds, also as a duration with a unit.
-pub(crate) fn seconds(text: &str) -> Result<u64, NoSeconds> {
+/// The reason why a text is no time limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("expected whole seconds, such as 0, 5, 5s or 2min")]
+pub(crate) struct NoTimeout;
+
+fn whole_seconds(text: &str) -> Option<u64> {
     let duration = || humantime::parse_duration(text).ok().filter(|d| d.subsec_nanos() == 0);
-    let seconds = text.parse().ok().or_else(|| Some(duration()?.as_secs()));
-    seconds.filter(|s| (1..=MOST_SECONDS).contains(s)).ok_or(NoSeconds)
+    text.parse().ok().or_else(|| Some(duration()?.as_secs()))
+}
+
+/// Reads an interval in whole seconds, also as a duration with a unit.
+pub(crate) fn seconds(text: &str) -> Result<u64, NoSeconds> {
+    whole_seconds(text).filter(|s| (1..=MOST_SECONDS).contains(s)).ok_or(NoSeconds)
+}
+
+/// Reads a time limit in whole seconds, also as a duration with a unit. Zero is no wait.
+pub(crate) fn timeout(text: &str) -> Result<u64, NoTimeout> {
+    whole_seconds(text).ok_or(NoTimeout)
 }
 
 /// The last millisecond of the year 9999, the last one with a date of four digits.
@@ -89,6 +102,12 @@ mod tests {
             assert_eq!(super::seconds(bad), Err(NoSeconds), "{bad:?}");
         }
         assert!(NoSeconds.to_string().contains("such as 5"));
+        for (text, seconds) in [("0", 0), ("86400", 86_400), ("2h", 7200), ("0s", 0)] {
+            assert_eq!(timeout(text), Ok(seconds), "{text}");
+        }
+        for bad in ["0.5", "-1", "soon", ""] {
+            assert_eq!(timeout(bad), Err(NoTimeout), "{bad:?}");
+        }
     }
 
     #[test]

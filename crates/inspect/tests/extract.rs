@@ -208,7 +208,7 @@ fn damaged_sets_need_best_effort() {
     e.cache[at] ^= 1;
     let (error, _, result) = both(&e);
     assert!(matches!(error, ExtractError::Damaged { .. }), "{error}");
-    assert!(result.notes[0].contains("the first 11 sets"), "{:?}", result.notes);
+    assert!(result.notes[0].contains("the first 11 bsets"), "{:?}", result.notes);
 }
 
 #[test]

@@ -133,7 +133,7 @@ fn a_refused_value_says_what_is_expected() {
             .says(&["--bucket: expected a power of two of at least 4.0 KiB, such as 512k, found 1"]);
     }
     run(&["top", "-i", "0.1"]).usage().says(&["expected whole seconds from 1 to 3600, such as 5"]);
-    run(&["wait", "one", "--timeout", "soon"]).usage().says(&["expected whole seconds from 1 to 3600"]);
+    run(&["wait", "one", "--timeout", "soon"]).usage().says(&["expected whole seconds, such as 0, 5"]);
     place.configure("memory_limit = 1048576\n");
     assert!(
         place

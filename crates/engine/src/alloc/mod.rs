@@ -383,6 +383,11 @@ impl Allocator {
         pins
     }
 
+    /// Removes the pin of [`Self::pin_idle`]. Nothing was added to the bucket, so nothing follows.
+    pub(crate) fn unpin_idle(&self, b: BucketNr) {
+        self.buckets.borrow_mut().unpin(b);
+    }
+
     /// Resets the priority of the bucket of data that was just written.
     pub(crate) fn touch(&self, ptr: Ptr) {
         self.buckets.borrow_mut().touch(ptr);

@@ -232,7 +232,7 @@ impl Wipe<'_> {
         let dead: Vec<_> = held.iter().flat_map(|b| live.dead_in(*b)).collect();
         let result = self.zero(&dead).await;
         for b in held {
-            cache.alloc.unpin(b);
+            cache.alloc.unpin_idle(b);
             if result.is_ok() {
                 self.wiped(b);
                 if live.is_empty(b) {

@@ -20,7 +20,7 @@ pub(crate) struct Wait {
     /// Volume, by name, label, UUID or backing device
     volume: String,
     /// Seconds after which waiting fails
-    #[arg(long, value_name = "SECONDS", value_parser = when::seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = when::timeout)]
     timeout: Option<u64>,
     #[command(flatten)]
     control: Control,
