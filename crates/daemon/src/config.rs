@@ -470,7 +470,7 @@ mod tests {
                 "drain_deadline_s: expected seconds, such as `drain_deadline_s = 300`, found string \"5m\"",
             ),
             ("scan = 1\n", 1, "scan: expected true or false, such as `scan = false`, found integer `1`"),
-            ("socket = 1\n", 1, "socket: expected path, such as `socket = "),
+            ("socket = 1\n", 1, "socket: expected path, such as `socket = \"/"),
             ("scan = true\nexports = \"auto\"\n", 2, "exports takes a list: [\"auto\"]"),
             ("[volume.a]\nexports = \"auto\"\n", 2, "exports takes a list: [\"auto\"]"),
             ("devices = \"/dev/sda\"\n", 1, "devices takes a list: [\"/dev/sda\"]"),

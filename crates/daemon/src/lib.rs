@@ -182,11 +182,23 @@ async fn control(
     for task in [serving, serving_tcp, begun, alive, sampling, storing, storing_again] {
         task.abort();
     }
-    shared.state().store_again();
+    let stored = last_store(&shared);
     history.store(paths.state_dir);
     // Without the socket, clients get an error at once instead of a connection that is not answered.
     let _ = std::fs::remove_file(paths.socket);
-    result
+    result.and(stored)
+}
+
+/// Writes the state for the last time, if it could not be written before. The program must not end as if nothing were lost.
+fn last_store(shared: &Shared) -> Result<(), Failure> {
+    let mut state = shared.state();
+    state.store_again();
+    match state.not_stored() {
+        Some(why) => Err(Failure::Failed(format!(
+            "{why}; the next start of the daemon does not know the last changes"
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Tells the service manager that the control thread works.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,10 +46,12 @@ pub(crate) struct Links {
     linked: Mutex<BTreeMap<String, Linked>>,
     /// Locked after `linked`.
     ownership: Mutex<Ownership>,
+    /// Whether this daemon has taken the directory over, and not made all its links yet.
+    taken_over: AtomicBool,
 }
 
 /// Locks the directory for this process. `None` if another process has it.
-fn try_to_own(dir: &Path) -> std::io::Result<Option<File>> {
+fn try_to_own(dir: &Path, within: Duration) -> std::io::Result<Option<File>> {
     let began = Instant::now();
     loop {
         let lock = File::open(dir)?;
@@ -57,8 +60,8 @@ fn try_to_own(dir: &Path) -> std::io::Result<Option<File>> {
             Ok(()) if std::fs::symlink_metadata(dir).is_ok_and(|m| is_same(&m, &lock)) => {
                 return Ok(Some(lock));
             }
-            Ok(()) if began.elapsed() < RELEASED_WITHIN => {}
-            Err(Errno::WOULDBLOCK) if began.elapsed() < RELEASED_WITHIN => {
+            Ok(()) if began.elapsed() < within => {}
+            Err(Errno::WOULDBLOCK) if began.elapsed() < within => {
                 std::thread::sleep(BETWEEN_TRIES);
             }
             Ok(()) | Err(Errno::WOULDBLOCK) => return Ok(None),
@@ -73,24 +76,35 @@ fn is_same(there: &std::fs::Metadata, open: &File) -> bool {
 
 impl Links {
     pub(crate) fn new(dir: PathBuf) -> Links {
-        Links { dir, linked: Mutex::default(), ownership: Mutex::new(Ownership::Free) }
+        Links {
+            dir,
+            linked: Mutex::default(),
+            ownership: Mutex::new(Ownership::Free),
+            taken_over: AtomicBool::new(false),
+        }
     }
 
     /// Whether this daemon has the directory. Takes the directory if nobody has it.
     ///
-    /// A second daemon waits and warns once: nothing is tried again after that.
+    /// A second daemon waits and warns once. It takes the directory over later, when the first one has ended.
     fn own(&self) -> std::io::Result<bool> {
         let ownership = &mut *self.ownership.lock().unwrap_or_else(PoisonError::into_inner);
         match ownership {
             Ownership::Own { .. } => return Ok(true),
-            Ownership::OfAnother => return Ok(false),
+            Ownership::OfAnother => {
+                let Some(lock) = try_to_own(&self.dir, Duration::ZERO)? else { return Ok(false) };
+                *ownership = Ownership::Own { _lock: lock };
+                self.taken_over.store(true, Ordering::Relaxed);
+                self.clean();
+                return Ok(true);
+            }
             Ownership::Free => {}
         }
         // A symbolic link in place of the directory could lead to any directory.
         if !std::fs::symlink_metadata(&self.dir)?.is_dir() {
             return Err(std::io::Error::other("something that is no directory is there"));
         }
-        let Some(lock) = try_to_own(&self.dir)? else {
+        let Some(lock) = try_to_own(&self.dir, RELEASED_WITHIN)? else {
             message::warn(format!(
                 "{}: another daemon has links here, and this one makes none: set `links` in the configuration to another \
                  directory, or to \"\" for no links",
@@ -124,6 +138,11 @@ impl Links {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return,
             Err(e) => return message::warn(format!("{}: links are not removed: {e}", self.dir.display())),
         }
+        self.clean();
+        self.release();
+    }
+
+    fn clean(&self) {
         let is_ours = |to: PathBuf| {
             let name = to.strip_prefix("/dev").map(|name| name.to_string_lossy().into_owned());
             name.is_ok_and(|name| exports::device_prefixes().any(|prefix| name.starts_with(prefix)))
@@ -136,7 +155,6 @@ impl Links {
                 message::warn(format!("{}: cannot be removed: {e}", place.display()));
             }
         }
-        self.release();
     }
 
     /// The volume with this key is served as this block device.
@@ -144,6 +162,9 @@ impl Links {
         let linked = &mut *self.lock();
         linked.insert(id.to_owned(), Linked { label: label.to_owned(), device: device.to_owned() });
         self.update(linked, label);
+        if self.taken_over.swap(false, Ordering::Relaxed) {
+            linked.values().for_each(|l| self.update(linked, &l.label));
+        }
     }
 
     /// The label of the volume with this key has changed.
@@ -295,6 +316,23 @@ mod tests {
         assert_eq!(target(&dir, "data").as_deref(), Some(zero));
         first.remove("a");
         assert!(!dir.exists(), "an empty directory goes");
+    }
+
+    /// The first daemon was killed. Its links led to loop devices that the second one used for other volumes.
+    #[test]
+    fn a_second_daemon_takes_over_when_the_first_one_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().join("ubcache");
+        let (first, second) = (Links::new(dir.clone()), Links::new(dir.clone()));
+        let (zero, one, two) = (Path::new("/dev/loop0"), Path::new("/dev/loop1"), Path::new("/dev/loop2"));
+        first.add("a", "data", zero);
+        first.add("b", "films", one);
+        second.add("c", "music", two);
+        assert_eq!(target(&dir, "music"), None);
+        drop(first);
+        second.add("d", "data", one);
+        let found = ["data", "films", "music"].map(|label| target(&dir, label));
+        assert_eq!(found, [Some(one.to_owned()), None, Some(two.to_owned())]);
     }
 
     /// A crash left `data -> /dev/loop0`. Later, `/dev/loop0` was another volume, and an entry of fstab mounted it as `data`.

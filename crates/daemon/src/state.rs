@@ -8,7 +8,8 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::ops::Range;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -78,8 +79,8 @@ pub(crate) struct State {
     not_stored: Option<String>,
     /// Gets an event when the file cannot be written, and when it can be written again.
     hub: Option<Arc<Hub>>,
-    /// The locks, which keep other daemons out while this one runs.
-    _locks: Vec<File>,
+    /// The locks, which keep other daemons out while this one runs. The first one is the directory.
+    locks: Vec<File>,
 }
 
 /// Present version of the file, and the first one, which has no identities.
@@ -89,6 +90,8 @@ const FIRST_VERSION: u32 = 1;
 const MODE: u32 = 0o600;
 /// Bytes that the file may grow by through one command, for which `ready` tests the room.
 const GROWTH: usize = 8 << 10;
+/// Numbers of volumes whose first name could not be stored; all are possible numbers of a ublk device.
+const UNSTORED_NAMES: Range<u32> = 100_000..1_000_000;
 /// Time between two tries to write a state that could not be written.
 pub(crate) const STORED_AGAIN_EVERY: Duration = Duration::from_secs(5);
 /// Time limit for an earlier daemon to release the state directory, and the time between two tries.
@@ -194,7 +197,7 @@ impl State {
             }
             Err(e) => return Err(Failure::at(&path, "cannot be read", e)),
         };
-        Ok(State { path, now, not_stored: None, hub: None, _locks: locks })
+        Ok(State { path, now, not_stored: None, hub: None, locks })
     }
 
     /// Sends events about the file to this hub.
@@ -222,7 +225,7 @@ impl State {
             let mut text = serde_json::to_vec_pretty(&self.now)?;
             // Blanks at the end change no JSON.
             text.resize(text.len() + GROWTH, b' ');
-            replace_file(&self.path, &text)
+            self.replace(&text)
         };
         tried().map_err(|e| {
             let text = format!(
@@ -274,7 +277,20 @@ impl State {
     }
 
     fn write(&self, next: &Remembered) -> std::io::Result<()> {
-        replace_file(&self.path, serde_json::to_string_pretty(next)?.as_bytes())
+        self.replace(serde_json::to_string_pretty(next)?.as_bytes())
+    }
+
+    /// Replaces the file, if the directory is still the one that is locked: the file of another one, which was mounted over it,
+    /// is not overwritten.
+    fn replace(&self, contents: &[u8]) -> std::io::Result<()> {
+        let there = std::fs::metadata(self.dir())?;
+        let locked = self.locks.first().map(File::metadata).transpose()?;
+        if locked.is_some_and(|l| (l.dev(), l.ino()) != (there.dev(), there.ino())) {
+            return Err(std::io::Error::other(
+                "another directory is there than the one that this daemon has locked: restart the daemon",
+            ));
+        }
+        replace_file(&self.path, contents)
     }
 
     pub(crate) fn devices(&self) -> BTreeMap<PathBuf, Known> {
@@ -352,14 +368,30 @@ impl State {
     }
 
     /// The name of a volume. A volume without a name gets the first free `bcacheN`.
+    ///
+    /// If the name cannot be stored, the volume gets a name that follows from its identity. Otherwise the next start, at which
+    /// other devices may answer first, could give the name to another disk, whose clients write to it.
     pub(crate) fn name(&mut self, id: &str) -> String {
         if let Some(name) = self.now.names.get(id) {
             return name.clone();
         }
+        let first = self.free_name(|n| n);
+        self.change(|s| drop(s.names.insert(id.to_owned(), first.clone())));
+        if self.not_stored.is_none() {
+            return first;
+        }
+        self.now.names.remove(id);
+        let hash = format::checksum::crc32c(id.as_bytes());
+        let lasting =
+            self.free_name(|n| UNSTORED_NAMES.start + hash.wrapping_add(n) % UNSTORED_NAMES.len() as u32);
+        self.change(|s| drop(s.names.insert(id.to_owned(), lasting.clone())));
+        lasting
+    }
+
+    /// The first name that no volume has; `number` returns the number of the n-th try.
+    fn free_name(&self, number: impl Fn(u32) -> u32) -> String {
         let taken = |name: &String| self.now.names.values().any(|n| n == name);
-        let free = (0u32..).map(|n| format!("bcache{n}")).find(|n| !taken(n)).unwrap_or_default();
-        self.change(|s| drop(s.names.insert(id.to_owned(), free.clone())));
-        free
+        (0u32..).map(|n| format!("bcache{}", number(n))).find(|n| !taken(n)).unwrap_or_default()
     }
 
     /// Tunables that were set at run time.
@@ -413,6 +445,51 @@ mod tests {
             let said = State::open(dir.path()).err().unwrap();
             assert!(said.message().unwrap().contains("expected bcache and a number"), "{said:?}");
         }
+    }
+
+    /// Regression: the names of volumes could not be stored, and at each start the volume that answered first was bcache0.
+    #[test]
+    fn names_that_cannot_be_stored_do_not_depend_on_the_order() {
+        let volumes = ["u1", "u2", "u3", "u4"];
+        let names = |backwards: bool| {
+            let dir = tempfile::tempdir().unwrap();
+            let mut state = State::open(dir.path()).unwrap();
+            assert_eq!(state.name("stored"), "bcache0");
+            // Not even root can replace a directory by a file.
+            std::fs::create_dir_all(dir.path().join("state.new/x")).unwrap();
+            let mut named: Vec<_> = volumes.iter().map(|id| (id.to_owned(), String::new())).collect();
+            if backwards {
+                named.reverse();
+            }
+            named.iter_mut().for_each(|(id, name)| *name = state.name(id));
+            assert!(state.not_stored().is_some());
+            named.sort();
+            assert!(
+                named.iter().all(|(_, name)| serve::plain::is_volume_name(name) && name.len() == 12),
+                "{named:?}"
+            );
+            std::fs::remove_dir_all(dir.path().join("state.new")).unwrap();
+            state.store_again();
+            drop(state);
+            let mut state = State::open(dir.path()).unwrap();
+            let again: Vec<_> = volumes.iter().map(|id| (id.to_owned(), state.name(id))).collect();
+            assert_eq!(again, named, "they stay when they can be stored");
+            named
+        };
+        assert_eq!(names(false), names(true));
+    }
+
+    /// Regression: a directory was mounted over the state directory of a running daemon, which overwrote the file in it.
+    #[test]
+    fn another_directory_in_the_place_of_the_own_one_is_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("state");
+        let mut state = State::open(&place).unwrap();
+        std::fs::rename(&place, dir.path().join("moved")).unwrap();
+        std::fs::create_dir(&place).unwrap();
+        state.set_tunable("a", "writeback_percent", Some("5"));
+        assert!(state.not_stored().unwrap().contains("another directory is there"));
+        assert!(state.ready().is_err() && std::fs::read_dir(&place).unwrap().next().is_none());
     }
 
     #[test]

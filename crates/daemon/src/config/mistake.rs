@@ -98,7 +98,12 @@ impl Mistake {
 
 /// An example of a key, if it has a default that is written as it is.
 fn example(key: &ConfigKey) -> String {
-    if key.default.is_empty() { String::new() } else { format!(", such as `{} = {}`", key.name, key.default) }
+    let is_bare = |text: &str| text.parse::<toml::Value>().is_ok();
+    match key.default {
+        "" => String::new(),
+        bare if is_bare(bare) => format!(", such as `{} = {bare}`", key.name),
+        text => format!(", such as `{} = \"{text}\"`", key.name),
+    }
 }
 
 fn in_line(line: Option<usize>) -> String {
