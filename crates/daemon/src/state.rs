@@ -285,7 +285,7 @@ impl State {
     fn replace(&self, contents: &[u8]) -> std::io::Result<()> {
         let there = std::fs::metadata(self.dir())?;
         let locked = self.locks.first().map(File::metadata).transpose()?;
-        if locked.is_some_and(|l| (l.dev(), l.ino()) != (there.dev(), there.ino())) {
+        if there.is_dir() && locked.is_some_and(|l| (l.dev(), l.ino()) != (there.dev(), there.ino())) {
             return Err(std::io::Error::other(
                 "another directory is there than the one that this daemon has locked: restart the daemon",
             ));
