@@ -1,10 +1,17 @@
-//! The room of a served set for flash-only volumes.
+//! Flash-only volumes of a served set: their room, and how they are made, stopped, served again and deleted.
 //!
-//! Owns nothing: the rule is in `serve::room`. Must not know the client.
+//! A stopped one stays in the set and in the session without exports, so its size and its label count. The rule for the room
+//! is in `serve::room`. Must not know the client.
 
-use engine::CacheSet;
+use std::rc::Rc;
+
+use engine::{CacheSet, Volume};
 use format::Sectors;
+use serve::Failure;
 use serve::room::Room;
+
+use super::{Host, key, shown};
+use crate::order::{CreatedVolume, NewVolume, StartedVolume};
 
 /// The room of the set now.
 pub(super) fn room(set: &CacheSet) -> Room {
@@ -12,6 +19,74 @@ pub(super) fn room(set: &CacheSet) -> Room {
     let flash_only = set.volumes().into_iter().filter(|v| v.is_flash_only());
     let taken = Sectors(flash_only.map(|v| v.size().0).sum());
     Room::new(status.nbuckets, status.bucket_sectors, set.tunables().cutoff_writeback_sync, taken)
+}
+
+/// The refusal of what needs a served volume.
+pub(super) fn is_stopped(volume: &Volume) -> Failure {
+    let name = volume.name();
+    Failure::Failed(format!(
+        "{}: is not served: it was stopped; run `ubcache register {name}`",
+        shown(volume)
+    ))
+}
+
+impl Host<'_> {
+    pub(super) async fn create(&self, wanted: &NewVolume) -> Result<CreatedVolume, Failure> {
+        let set = self.session.needs_set()?;
+        let (room, sectors) = (room(set), format::Sectors(wanted.sectors));
+        room.check(set.uuid(), sectors.bytes())?;
+        if wanted.dry_run {
+            return Ok(CreatedVolume { name: None, not_exported: None, room });
+        }
+        let volume = set.create_volume(serve::session::new_uuid(), sectors, &wanted.label).await?;
+        self.session.add(volume.clone());
+        self.serve(volume.clone()).await?;
+        let not_exported = self.with(&volume, |s| s.problem.clone()).flatten();
+        Ok(CreatedVolume { name: Some(volume.name()), not_exported, room })
+    }
+
+    pub(super) async fn delete_volume(
+        &self,
+        name: &str,
+        is_wanted: impl Fn() -> bool,
+    ) -> Result<(), Failure> {
+        let (set, volume) = (self.session.needs_set()?, self.session.volume(name)?);
+        let Some(inode) = volume.inode().filter(|_| volume.is_flash_only()) else {
+            return Err(Failure::Failed(format!("{name}: is not a flash-only volume")));
+        };
+        let key = key(&self.session, &volume);
+        self.release(Some(&volume), is_wanted).await?;
+        self.shared.links.remove(&key.id);
+        self.served.borrow_mut().retain(|s| !Rc::ptr_eq(&s.volume, &volume));
+        let deleted = set.delete_volume(inode).await;
+        self.session.log_events();
+        deleted?;
+        self.session.forget(&volume);
+        self.shared.state().forget_volume(&key.id);
+        Ok(())
+    }
+
+    /// Makes a flash-only volume stopped whose exports have ended. What was written to it is durable then.
+    pub(super) async fn stopped(&self, volume: &Rc<Volume>) -> Result<(), Failure> {
+        self.with(volume, |s| (s.stopped, s.problem) = (true, None));
+        volume.flush().await?;
+        Ok(())
+    }
+
+    /// Serves a stopped volume again. Of a served one it tries the exports again that are not up.
+    pub(super) async fn start_volume(&self, name: &str) -> Result<StartedVolume, Failure> {
+        let volume = self.session.volume(name)?;
+        let already = self.with(&volume, |s| !s.stopped) != Some(false);
+        let key = key(&self.session, &volume);
+        if already {
+            self.export_what_is_not_up().await;
+        } else {
+            let (started, problem) = self.exports_of(&volume, &key, &[]).await?;
+            self.with(&volume, |s| (s.exports, s.problem, s.stopped) = (started, problem, false));
+        }
+        let not_exported = self.with(&volume, |s| s.problem.clone()).flatten();
+        Ok(StartedVolume { already, not_exported })
+    }
 }
 
 #[cfg(test)]
