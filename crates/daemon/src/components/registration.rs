@@ -231,7 +231,7 @@ impl Registration {
         };
         self.admission.admit(&probe)?;
         self.refuse_of_disabled_set(backing, &probe).await?;
-        self.admission.can_remember()?;
+        self.admission.can_remember_all(std::slice::from_ref(&probe))?;
         let probe = self.free_to_join(&set, probe, wanted).await?;
         let was_served = self.inventory.workers.stop_backing(&probe).await?;
         let added = worker.add(probe.path.clone()).await;
