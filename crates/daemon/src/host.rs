@@ -156,7 +156,7 @@ impl<'a> Host<'a> {
             Ok(volume.set(tunable, value).await?)
         })
         .await;
-        let (exports, problem) = self.exports_of(&volume, &key, &[]).await?;
+        let (exports, problem) = exporting::exports_of(self, &volume, &key, &[]).await?;
         self.served.borrow_mut().push(Served { volume, exports, problem, stopped: false });
         Ok(())
     }
@@ -220,9 +220,9 @@ impl<'a> Host<'a> {
                 reply.send(self.session.needs_set().map(engine::CacheSet::clear_device_stats));
             }
             Order::Add(path, reply) => reply.send(self.add(&path).await),
-            Order::Create(wanted, reply) => reply.send(self.create(&wanted).await),
+            Order::Create(wanted, reply) => reply.send(flash::create(self, &wanted).await),
             Order::DeleteVolume(name, reply) => {
-                let deleted = self.delete_volume(&name, || reply.is_awaited()).await;
+                let deleted = flash::delete(self, &name, || reply.is_awaited()).await;
                 reply.send(deleted);
             }
             Order::Users(name, reply) => reply.send(Ok(self.users(name.as_deref()).await)),
@@ -230,8 +230,8 @@ impl<'a> Host<'a> {
                 let stopped = self.stop_volume(&name, || reply.is_awaited()).await;
                 reply.send(stopped);
             }
-            Order::StartVolume(name, reply) => reply.send(self.start_volume(&name).await),
-            Order::ExportAgain(reply) => reply.send(Ok(self.export_what_is_not_up().await)),
+            Order::StartVolume(name, reply) => reply.send(flash::start(self, &name).await),
+            Order::ExportAgain(reply) => reply.send(Ok(exporting::export_what_is_not_up(self).await)),
             Order::StopIfFree(reply) => {
                 let released = self.release(None, || reply.is_awaited()).await;
                 self.stopping.set(self.stopping.get() || released.is_ok());
@@ -255,7 +255,7 @@ impl<'a> Host<'a> {
             let Some(one) = served.iter().find(|s| s.volume.name() == figures.name) else { continue };
             figures.exports = one.exports.iter().flat_map(|e| e.export.ways(&figures.name)).collect();
             figures.problem.clone_from(&one.problem);
-            figures.stopped = one.stopped;
+            figures.flash.stopped = one.stopped;
         }
         snapshot
     }
@@ -325,7 +325,7 @@ impl<'a> Host<'a> {
         self.release(Some(&volume), is_wanted).await?;
         self.shared.links.remove(&key.id);
         if volume.is_flash_only() {
-            return self.stopped(&volume).await;
+            return flash::stop(self, &volume).await;
         }
         self.served.borrow_mut().retain(|s| !Rc::ptr_eq(&s.volume, &volume));
         self.let_go(volume).await
@@ -351,7 +351,7 @@ impl<'a> Host<'a> {
                 let RunningExport { spec, sharing, export } = running;
                 if let Err(Occupied { export, why }) = export.stop_if_free().await {
                     self.with(volume, |s| s.exports.push(RunningExport { spec, sharing, export }));
-                    self.export_again(ended).await;
+                    exporting::export_again(self, ended).await;
                     return Err(in_use(&shown(volume), why.message().unwrap_or_default()));
                 }
                 ended.push((volume.clone(), spec, sharing));
@@ -359,7 +359,7 @@ impl<'a> Host<'a> {
         }
         if !is_wanted() {
             // The stop took so long that its command has ended.
-            self.export_again(ended).await;
+            exporting::export_again(self, ended).await;
             return Err(Failure::Failed(
                 "the command ended before its stop was done; the volume is served".into(),
             ));

@@ -73,7 +73,7 @@ pub(crate) struct Register {
 }
 
 /// What a name of `register` stands for.
-enum Place {
+enum DeviceOrVolume {
     /// Path of a device.
     Device(PathBuf),
     /// Name of a flash-only volume, which has no device of its own.
@@ -85,8 +85,8 @@ impl Register {
         let (mut devices, mut volumes) = (Vec::new(), Vec::new());
         for device in &self.devices {
             match self.path_of(device)? {
-                Place::Device(path) => devices.push(path),
-                Place::Volume(name) => volumes.push(name),
+                DeviceOrVolume::Device(path) => devices.push(path),
+                DeviceOrVolume::Volume(name) => volumes.push(name),
             }
         }
         let mut wanted =
@@ -121,14 +121,14 @@ impl Register {
 
     /// A device: a path or a file here, or the path of a registered device with this label, name or UUID. Or a volume
     /// without a device.
-    fn path_of(&self, device: &str) -> Result<Place, Failure> {
+    fn path_of(&self, device: &str) -> Result<DeviceOrVolume, Failure> {
         let path = Path::new(device);
         let name = self.control.device_name(device)?;
         if name.contains('/') {
-            return Ok(Place::Device(PathBuf::from(name)));
+            return Ok(DeviceOrVolume::Device(PathBuf::from(name)));
         }
         if path.exists() && !path.is_dir() {
-            return Ok(Place::Device(absolute(path)?));
+            return Ok(DeviceOrVolume::Device(absolute(path)?));
         }
         let reply = self.control.ask("GET", &format!("/v1/names/{}", segment(device)), None)?;
         if reply.status == 404 {
@@ -139,8 +139,8 @@ impl Register {
         }
         let resolved = &reply.ok()?["resolved"];
         match (resolved["device"].as_str(), resolved["name"].as_str()) {
-            (Some(path), _) => Ok(Place::Device(PathBuf::from(path))),
-            (None, Some(name)) => Ok(Place::Volume(name.to_owned())),
+            (Some(path), _) => Ok(DeviceOrVolume::Device(PathBuf::from(path))),
+            (None, Some(name)) => Ok(DeviceOrVolume::Volume(name.to_owned())),
             (None, None) => Err(Failure::Failed(format!("{}: has no device", plain::escaped(device)))),
         }
     }
