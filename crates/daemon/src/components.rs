@@ -27,6 +27,7 @@ pub(crate) mod views;
 pub(crate) mod workers;
 
 pub(crate) use admission::By;
+pub(crate) use exports::NotExported;
 pub(crate) use lookup::{Found, Lookup};
 pub(crate) use problems::{problems, state_not_stored};
 pub(crate) use registration::Attach;

@@ -4,6 +4,7 @@
 //! other volumes are served. Must not know the sender of orders.
 
 mod cached;
+mod exporting;
 mod flash;
 mod work;
 
@@ -22,14 +23,13 @@ use engine::Volume;
 use engine::figures::{CachedFigures, VolumeFigures};
 use io::Nanos;
 use io::sync::{Either, select};
-use serve::exports::{self, Context, Export, Force, Occupied, Opens, Sharing, Spec, Way};
+use serve::exports::{Export, Force, Occupied, Opens, Sharing, Spec, Way};
 use serve::session::{Devices, Session, Simulation, open_backing};
 use serve::tunables::in_any_order;
 use serve::{Answer, Command, Failure, Snapshot, message, plain};
 
 use crate::config::{Key, Values};
-use crate::order::{CreatedVolume, DiskTrace, NewVolume, Order, Plan};
-use crate::places;
+use crate::order::{DiskTrace, Order, Plan};
 use crate::shared::Shared;
 
 use cached::CachedCount;
@@ -47,6 +47,8 @@ struct Served {
     exports: Vec<RunningExport>,
     /// Why it cannot be reached as it should.
     problem: Option<String>,
+    /// Whether an operator has stopped it: a flash-only volume stays in its set, and has no exports.
+    stopped: bool,
 }
 
 /// An export of a volume, and what it was started by.
@@ -154,58 +156,9 @@ impl<'a> Host<'a> {
             Ok(volume.set(tunable, value).await?)
         })
         .await;
-        let mut exports = Vec::new();
-        let mut problem = None;
-        for (spec, allowed) in places::claim(self.shared, &key, &name)? {
-            let export = match allowed {
-                Ok(sharing) => self.export(spec, sharing, &volume).await,
-                Err(refused) => Err(refused),
-            };
-            match export {
-                Ok(running) => exports.push(running),
-                Err(e) => {
-                    let why = e.message().unwrap_or_default().to_owned();
-                    message::message("error", &format!("{shown}: cannot be exported: {why}"));
-                    problem = Some(why);
-                }
-            }
-        }
-        let ways: Vec<_> = exports.iter().flat_map(|e| e.export.ways(&name)).collect();
-        if let Some(device) = ways.iter().find(|way| way.is_block_device()) {
-            self.shared.links.add(&key.id, &key.label, Path::new(&device.address));
-        }
-        match (ways.is_empty(), &problem) {
-            (false, _) => message::note(format!("{shown} ready: {}", exports::in_words(&ways))),
-            (true, None) => {
-                message::note(format!("{shown} is served; the configuration has no exports for it"))
-            }
-            (true, Some(_)) => {}
-        }
-        self.served.borrow_mut().push(Served { volume, exports, problem });
+        let (exports, problem) = exporting::exports_of(self, &volume, &key, &[]).await?;
+        self.served.borrow_mut().push(Served { volume, exports, problem, stopped: false });
         Ok(())
-    }
-
-    async fn export(
-        &self,
-        spec: Spec,
-        sharing: Sharing,
-        volume: &Rc<Volume>,
-    ) -> Result<RunningExport, Failure> {
-        spec.prepare()?;
-        let nbd = self.shared.nbd();
-        spec.check(&nbd)?;
-        let volumes = [volume.clone()];
-        let context = Context {
-            driver: self.driver,
-            volumes: &volumes,
-            id: self.plan.id.clone(),
-            place: volume.name(),
-            sharing,
-            nbd,
-            ublk: serve::pressure::ublk_shape(),
-        };
-        let export = exports::start(&spec, &context).await?;
-        Ok(RunningExport { spec, sharing, export })
     }
 
     /// Carries out orders until a stop, or until all senders of orders are dropped.
@@ -267,9 +220,9 @@ impl<'a> Host<'a> {
                 reply.send(self.session.needs_set().map(engine::CacheSet::clear_device_stats));
             }
             Order::Add(path, reply) => reply.send(self.add(&path).await),
-            Order::Create(wanted, reply) => reply.send(self.create(&wanted).await),
+            Order::Create(wanted, reply) => reply.send(flash::create(self, &wanted).await),
             Order::DeleteVolume(name, reply) => {
-                let deleted = self.delete_volume(&name, || reply.is_awaited()).await;
+                let deleted = flash::delete(self, &name, || reply.is_awaited()).await;
                 reply.send(deleted);
             }
             Order::Users(name, reply) => reply.send(Ok(self.users(name.as_deref()).await)),
@@ -277,6 +230,8 @@ impl<'a> Host<'a> {
                 let stopped = self.stop_volume(&name, || reply.is_awaited()).await;
                 reply.send(stopped);
             }
+            Order::StartVolume(name, reply) => reply.send(flash::start(self, &name).await),
+            Order::ExportAgain(reply) => reply.send(Ok(exporting::export_what_is_not_up(self).await)),
             Order::StopIfFree(reply) => {
                 let released = self.release(None, || reply.is_awaited()).await;
                 self.stopping.set(self.stopping.get() || released.is_ok());
@@ -300,6 +255,7 @@ impl<'a> Host<'a> {
             let Some(one) = served.iter().find(|s| s.volume.name() == figures.name) else { continue };
             figures.exports = one.exports.iter().flat_map(|e| e.export.ways(&figures.name)).collect();
             figures.problem.clone_from(&one.problem);
+            figures.flash.stopped = one.stopped;
         }
         snapshot
     }
@@ -340,37 +296,6 @@ impl<'a> Host<'a> {
         served
     }
 
-    async fn create(&self, wanted: &NewVolume) -> Result<CreatedVolume, Failure> {
-        let set = self.session.needs_set()?;
-        let (room, sectors) = (flash::room(set), format::Sectors(wanted.sectors));
-        room.check(set.uuid(), sectors.bytes())?;
-        if wanted.dry_run {
-            return Ok(CreatedVolume { name: None, not_exported: None, room });
-        }
-        let volume = set.create_volume(serve::session::new_uuid(), sectors, &wanted.label).await?;
-        self.session.add(volume.clone());
-        self.serve(volume.clone()).await?;
-        let not_exported = self.with(&volume, |s| s.problem.clone()).flatten();
-        Ok(CreatedVolume { name: Some(volume.name()), not_exported, room })
-    }
-
-    async fn delete_volume(&self, name: &str, is_wanted: impl Fn() -> bool) -> Result<(), Failure> {
-        let (set, volume) = (self.session.needs_set()?, self.session.volume(name)?);
-        let Some(inode) = volume.inode().filter(|_| volume.is_flash_only()) else {
-            return Err(Failure::Failed(format!("{name}: is not a flash-only volume")));
-        };
-        let key = key(&self.session, &volume);
-        self.release(Some(&volume), is_wanted).await?;
-        self.shared.links.remove(&key.id);
-        self.served.borrow_mut().retain(|s| !Rc::ptr_eq(&s.volume, &volume));
-        let deleted = set.delete_volume(inode).await;
-        self.session.log_events();
-        deleted?;
-        self.session.forget(&volume);
-        self.shared.state().forget_volume(&key.id);
-        Ok(())
-    }
-
     /// The users of one volume, or of all, as text: of the block device, of the file, or by connection.
     async fn users(&self, name: Option<&str>) -> Option<String> {
         let (mut clients, mut ways) = (Vec::new(), Vec::new());
@@ -393,9 +318,15 @@ impl<'a> Host<'a> {
 
     async fn stop_volume(&self, name: &str, is_wanted: impl Fn() -> bool) -> Result<(), Failure> {
         let volume = self.session.volume(name)?;
+        if self.with(&volume, |s| s.stopped) == Some(true) {
+            return Err(flash::is_stopped(&volume));
+        }
         let key = key(&self.session, &volume);
         self.release(Some(&volume), is_wanted).await?;
         self.shared.links.remove(&key.id);
+        if volume.is_flash_only() {
+            return flash::stop(self, &volume).await;
+        }
         self.served.borrow_mut().retain(|s| !Rc::ptr_eq(&s.volume, &volume));
         self.let_go(volume).await
     }
@@ -420,7 +351,7 @@ impl<'a> Host<'a> {
                 let RunningExport { spec, sharing, export } = running;
                 if let Err(Occupied { export, why }) = export.stop_if_free().await {
                     self.with(volume, |s| s.exports.push(RunningExport { spec, sharing, export }));
-                    self.export_again(ended).await;
+                    exporting::export_again(self, ended).await;
                     return Err(in_use(&shown(volume), why.message().unwrap_or_default()));
                 }
                 ended.push((volume.clone(), spec, sharing));
@@ -428,7 +359,7 @@ impl<'a> Host<'a> {
         }
         if !is_wanted() {
             // The stop took so long that its command has ended.
-            self.export_again(ended).await;
+            exporting::export_again(self, ended).await;
             return Err(Failure::Failed(
                 "the command ended before its stop was done; the volume is served".into(),
             ));
@@ -439,20 +370,6 @@ impl<'a> Host<'a> {
     /// Does something with what is known of a volume that is served.
     fn with<T>(&self, volume: &Rc<Volume>, work: impl FnOnce(&mut Served) -> T) -> Option<T> {
         self.served.borrow_mut().iter_mut().find(|s| Rc::ptr_eq(&s.volume, volume)).map(work)
-    }
-
-    /// Starts exports again that ended before another one turned out to be in use.
-    async fn export_again(&self, ended: Vec<(Rc<Volume>, Spec, Sharing)>) {
-        for (volume, spec, sharing) in ended.into_iter().rev() {
-            match self.export(spec, sharing, &volume).await {
-                Ok(running) => drop(self.with(&volume, |s| s.exports.push(running))),
-                Err(e) => {
-                    let why = e.message().unwrap_or_default().to_owned();
-                    message::message("error", &format!("{}: cannot be exported: {why}", shown(&volume)));
-                    self.with(&volume, |s| s.problem = Some(why));
-                }
-            }
-        }
     }
 
     /// Stops a volume that nothing exports, and releases its device.

@@ -44,6 +44,7 @@ impl Order {
             | Order::Label(_, reply)
             | Order::StopIfFree(reply) => reply.is_awaited(),
             Order::Create(_, reply) => reply.is_awaited(),
+            Order::StartVolume(_, reply) => reply.is_awaited(),
             _ => true,
         }
     }
@@ -75,6 +76,10 @@ pub(crate) enum Order {
     Users(Option<String>, Reply<Result<Option<String>, Failure>>),
     /// Stop a volume and release its backing device without writing dirty data back.
     StopVolume(String, Reply<Result<(), Failure>>),
+    /// Serve a stopped flash-only volume again.
+    StartVolume(String, Reply<Result<StartedVolume, Failure>>),
+    /// Try every configured export again that is not up; the answer says of each volume what came of it.
+    ExportAgain(Reply<Result<Vec<String>, Failure>>),
     /// Write all dirty data of a volume back and detach its backing device; if the flag is true, wipe afterwards.
     Detach(String, bool, RunningJob),
     /// Overwrite the space on the cache device that no volume needs.
@@ -109,6 +114,14 @@ pub(crate) struct CreatedVolume {
     pub(crate) not_exported: Option<String>,
     /// The room before it was made.
     pub(crate) room: Room,
+}
+
+/// A volume that is served again.
+pub(crate) struct StartedVolume {
+    /// Whether it was served before.
+    pub(crate) already: bool,
+    /// Why it cannot be reached as configured.
+    pub(crate) not_exported: Option<String>,
 }
 
 /// The recorded requests to a backing device, from the thread of its set.

@@ -35,7 +35,7 @@ pub(crate) struct Reload {
 }
 
 impl Reload {
-    /// Reads the configuration again and applies the differences.
+    /// Reads the configuration again and applies the differences. Every export that is not up is tried again.
     ///
     /// # Errors
     /// If it cannot be used; everything stays as it is then.
@@ -63,7 +63,11 @@ impl Reload {
             if worker.phase() == Phase::Serving {
                 match worker.snapshot().await {
                     Ok(figures) => {
-                        self.settings.bring_in_line(&worker, figures, &old, &next, &mut said).await
+                        self.settings.bring_in_line(&worker, figures, &old, &next, &mut said).await;
+                        match worker.export_again().await {
+                            Ok(again) => said.extend(again),
+                            Err(e) => said.push(e.message().unwrap_or_default().to_owned()),
+                        }
                     }
                     Err(e) => said.push(e.message().unwrap_or_default().to_owned()),
                 }

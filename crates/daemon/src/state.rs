@@ -237,6 +237,22 @@ impl State {
         })
     }
 
+    /// Tests as [`State::ready`] whether these devices can be stored as the operator names them; those that the file has
+    /// need no room. Each has a path and a UUID.
+    pub(crate) fn ready_for(&mut self, devices: &[(&Path, &str)]) -> Result<(), Failure> {
+        let is_in =
+            |s: &Remembered, (path, uuid)| s.devices.get(path).is_some_and(|k| k.uuid == uuid && k.named);
+        let stored = std::fs::read(&self.path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        match stored {
+            Some(stored)
+                if devices.iter().all(|&(path, uuid): &(&Path, &str)| is_in(&stored, (path, uuid))) =>
+            {
+                Ok(())
+            }
+            _ => self.ready(),
+        }
+    }
+
     /// Writes the state again if the last write has failed.
     pub(crate) fn store_again(&mut self) {
         if self.not_stored.is_some() {

@@ -131,7 +131,7 @@ async fn what_stays(registry: &Arc<Registry>, problems: &[String]) -> u64 {
     let mut volumes = Vec::new();
     for set in registry.views.sets().await {
         let cached = set.figures.volumes.into_iter();
-        for volume in cached.filter(|v| v.attached && !v.flash_only && v.held.dirty_bytes > 0) {
+        for volume in cached.filter(|v| v.attached && !v.flash.flash_only && v.held.dirty_bytes > 0) {
             bytes += volume.held.dirty_bytes;
             volumes.push(plain::named(&volume.label, volume.name));
         }

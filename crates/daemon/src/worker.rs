@@ -26,7 +26,7 @@ use crate::host::{Host, Tasks};
 use crate::hub::Kind;
 use crate::jobs::{Job, Jobs, RunningJob};
 use crate::names::Named;
-use crate::order::{CreatedVolume, DiskTrace, NewVolume, Order, Plan};
+use crate::order::{CreatedVolume, DiskTrace, NewVolume, Order, Plan, StartedVolume};
 use crate::shared::Shared;
 use crate::why::SharedFailure;
 
@@ -201,6 +201,16 @@ impl Worker {
     /// Makes a flash-only volume.
     pub(crate) async fn create(&self, wanted: NewVolume) -> Result<CreatedVolume, Failure> {
         self.ask(ANSWER_WITHIN, |reply| Order::Create(wanted, reply)).await
+    }
+
+    /// Serves a stopped flash-only volume again.
+    pub(crate) async fn start_volume(&self, name: String) -> Result<StartedVolume, Failure> {
+        self.ask(ANSWER_WITHIN, |reply| Order::StartVolume(name, reply)).await
+    }
+
+    /// Tries every export again that is not up. Returns what came of it.
+    pub(crate) async fn export_again(&self) -> Result<Vec<String>, Failure> {
+        self.ask(ANSWER_WITHIN, Order::ExportAgain).await
     }
 
     /// Destroys a flash-only volume that is not in use.

@@ -38,7 +38,7 @@ export function stateOf(volume, set) {
   if (set?.set?.failed) return failsWithCache(volume) ? ["bad", "requests fail"] : ["warn", "cache failed"];
   if (volume.problem) return ["bad", "not exported"];
   if (disabled(volume)) return ["bad", "disabled"];
-  if (volume.flash_only) return ["", "flash-only"];
+  if (volume.flash_only) return ["", volume.stopped ? "stopped" : "flash-only"];
   if (!volume.attached) return ["", "no cache"];
   return volume.state === "dirty" ? ["info", "dirty"] : volume.state === "clean" ? ["good", "clean"] : ["bad", volume.state ?? "unknown"];
 }

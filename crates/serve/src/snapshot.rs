@@ -246,8 +246,9 @@ pub struct VolumeFigures {
     pub backing_uuid: Option<String>,
     /// State in the backing superblock: `no cache`, `clean`, `dirty` or `inconsistent`.
     pub state: Option<&'static str>,
-    /// Whether the volume's data is in the cache alone.
-    pub flash_only: bool,
+    /// Whether it is flash-only, and what only such a volume has.
+    #[serde(flatten)]
+    pub flash: FlashFigures,
     /// Whether it is served through the set; false for a backing device that is served alone.
     pub attached: bool,
     /// The cache mode: how writes are handled.
@@ -275,6 +276,17 @@ pub struct VolumeFigures {
     pub exports: Vec<Way>,
     /// Why the volume is not exported as configured, which the owner of the exports fills in.
     pub problem: Option<String>,
+}
+
+/// What distinguishes a flash-only volume.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct FlashFigures {
+    /// Whether the volume's data is in the cache alone.
+    pub flash_only: bool,
+    /// UUID of a flash-only volume, which the set stores.
+    pub flash_uuid: Option<String>,
+    /// Whether a flash-only volume was stopped, so that nothing exports it; the owner of the exports fills this in.
+    pub stopped: bool,
 }
 
 /// Requests of clients since the start.
@@ -380,7 +392,7 @@ impl Snapshot {
     pub fn of(session: &Session) -> Snapshot {
         Snapshot {
             set: session.set.as_ref().map(SetFigures::of),
-            volumes: session.volumes().iter().map(VolumeFigures::of).collect(),
+            volumes: session.volumes().iter().map(|v| VolumeFigures::of(v, session.set.as_ref())).collect(),
         }
     }
 
@@ -504,7 +516,9 @@ impl From<ViewValues> for ViewFigures {
 }
 
 impl VolumeFigures {
-    fn of(volume: &Rc<Volume>) -> VolumeFigures {
+    fn of(volume: &Rc<Volume>, set: Option<&CacheSet>) -> VolumeFigures {
+        let slot = volume.inode().filter(|_| volume.is_flash_only());
+        let flash_uuid = slot.zip(set).and_then(|(inode, set)| set.slot(inode)).map(|(uuid, _)| uuid);
         let tunables = volume.tunables();
         let requests = volume.request_counters();
         let rate = volume.writeback_debug();
@@ -515,7 +529,11 @@ impl VolumeFigures {
             backing_device: volume.backing_name(),
             backing_uuid: volume.backing_uuid().map(|u| u.to_string()),
             state: volume.state().map(|s| s.name()),
-            flash_only: volume.is_flash_only(),
+            flash: FlashFigures {
+                flash_only: volume.is_flash_only(),
+                flash_uuid: flash_uuid.map(|uuid| uuid.to_string()),
+                stopped: false,
+            },
             attached: volume.inode().is_some(),
             cache_mode: tunables.raw("cache_mode").unwrap_or_default(),
             size_bytes: volume.size().bytes(),

@@ -111,3 +111,64 @@ fn a_flash_only_volume_is_made_offline() {
     drop(client);
     daemon.stop();
 }
+
+/// A stopped flash-only volume was in no list until the next start: no command knew it, its size and its label did not count,
+/// and its data belonged to a disk that was not registered.
+#[test]
+fn a_stopped_flash_only_volume_stays_listed_and_is_served_again() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let ssd = place.ssd.as_str();
+    daemon.run(&["volume", "create", ssd, "1M", "--label", "scratch"]).ok();
+    let mut client = place.client("bcache1");
+    client.write(0, &[7; 8192]).unwrap();
+    client.flush().unwrap();
+    drop(client);
+    wait_until("the stop", || daemon.run(&["stop", "scratch"]).code == 0);
+
+    let said = daemon.run(&["status"]).ok().says(&["no problems"]).to_string();
+    let line = said.lines().find(|l| l.contains("scratch")).expect("the stopped volume").to_owned();
+    assert!(line.contains(" bcache1 ") && line.contains(" 8.0 KiB ") && line.contains(" stopped "), "{said}");
+    daemon.run(&["tree"]).ok().says(&["scratch  bcache1  stopped"]);
+    let next = "scratch, bcache1: is not served: it was stopped; run `ubcache register bcache1`";
+    daemon.run(&["stop", "scratch"]).refused(&[next]);
+    daemon.run(&["wait", "scratch", "--timeout", "0"]).refused(&["it was stopped; run `ubcache register"]);
+    // Its size and its label count.
+    daemon.run(&["volume", "create", ssd, "1M", "--label", "scratch"]).refused(&["belongs to scratch"]);
+    let would = daemon.json(&["volume", "create", ssd, "1M", "--dry-run"]);
+    assert_eq!(would["room"]["taken_bytes"], 1 << 20);
+
+    let uuid = daemon.volume("scratch")["flash_uuid"].as_str().expect("a UUID").to_owned();
+    for name in ["scratch", "bcache1", &uuid] {
+        daemon.run(&["register", name]).ok().says(&["scratch, bcache1 (UUID ", "): served"]);
+        daemon.run(&["register", name]).ok().says(&["): already served"]);
+        assert_eq!(place.client("bcache1").read(0, 8192).unwrap(), [7; 8192]);
+        wait_until("the stop", || daemon.run(&["stop", name]).code == 0);
+    }
+    daemon.run(&["volume", "delete", "scratch", "--force"]).ok();
+    daemon.run(&["get", "scratch"]).refused(&["there is no volume scratch"]);
+    daemon.stop();
+}
+
+/// The advice was `ubcache reload`, which tried nothing if the configuration had not changed.
+#[test]
+fn a_reload_tries_exports_again_that_are_not_up() {
+    let place = Place::new();
+    let daemon = place.start();
+    let in_the_way = ["bcache0.sock", "bcache1.sock"].map(|name| place.dir.path(name));
+    in_the_way.iter().for_each(|path| std::fs::write(path, "in the way").unwrap());
+    daemon.run(&["register", &place.ssd, &place.hdd]).refused(&["NOT EXPORTED"]);
+    daemon.run(&["volume", "create", &place.ssd, "64k", "--label", "scratch"]).refused(&["NOT EXPORTED"]);
+    let still = "scratch, bcache1: still cannot be exported: ";
+    daemon.run(&["reload"]).ok().says(&[still, "one, bcache0: still cannot be exported: "]);
+    std::fs::remove_file(&in_the_way[0]).unwrap();
+    daemon.run(&["reload"]).ok().says(&[still, "one, bcache0: exported: "]);
+    place.client("bcache0").read(0, 4096).unwrap();
+    std::fs::remove_file(&in_the_way[1]).unwrap();
+    daemon.run(&["reload"]).ok().says(&["scratch, bcache1: exported: "]);
+    place.client("bcache1").read(0, 4096).unwrap();
+    daemon.run(&["reload"]).ok().says(&["nothing has changed"]);
+    daemon.run(&["status"]).ok().says(&["no problems"]);
+    daemon.stop();
+}

@@ -96,6 +96,37 @@ fn a_command_that_cannot_be_stored_is_refused_or_says_so() {
     daemon.stop();
 }
 
+/// `unregister` was carried out though it could not be stored, and `register` and `attach`, which undo it, were refused.
+#[test]
+fn an_unregistration_that_is_not_stored_can_be_undone() {
+    for attach in [false, true] {
+        let place = Place::new();
+        let Some(small) = Small::new(&place) else { return };
+        let daemon = place.start();
+        daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+        place.client("bcache0").write(0, &[7; 4096]).unwrap();
+        if attach {
+            daemon.run(&["set", "one", "writeback_running=1"]).ok();
+            daemon.run(&["detach", "one"]).ok();
+        }
+        small.fill();
+        let undo = match attach {
+            false => vec!["register", &*place.hdd],
+            true => vec!["attach", &*place.ssd, &*place.hdd],
+        };
+        not_stored(daemon.run(&["unregister", "one"]));
+        let said = daemon.run(&undo);
+        assert!(said.code == 0 || said.code == 3, "{said}");
+        assert_eq!(place.client("bcache0").read(0, 4096).unwrap(), [7; 4096]);
+        small.make_room();
+        wait_until("the state to be stored", || problems(&daemon).is_empty());
+        daemon.stop();
+        let daemon = place.start();
+        assert_eq!(place.client("bcache0").read(0, 4096).unwrap(), [7; 4096]);
+        daemon.stop();
+    }
+}
+
 /// A set with a volume that had no name in the state was not served.
 #[test]
 fn a_start_serves_what_a_read_only_state_does_not_name() {

@@ -18,7 +18,7 @@ use serve::Failure;
 use super::context::{Api, SharedApi};
 use crate::answer::{Answered, Refusal, ok, parse, to_the_end};
 use crate::audit::Audit;
-use crate::components::{Attach, By, DeviceView, Found, SetView};
+use crate::components::{Attach, By, DeviceView, Found, NotExported, SetView};
 use crate::jobs::{End, Job, RunningJob};
 use crate::names::Named;
 use crate::order::Order;
@@ -55,6 +55,9 @@ pub(super) fn done(api: &Api, mut value: Value) -> Answered {
 #[serde(deny_unknown_fields)]
 struct Register {
     devices: Vec<PathBuf>,
+    /// Stopped flash-only volumes to serve again, by name, label or UUID.
+    #[serde(default)]
+    volumes: Vec<String>,
     /// Has no effect any more: a device that is registered already is not an error.
     #[serde(default, rename = "quiet")]
     _quiet: bool,
@@ -68,9 +71,10 @@ pub(super) async fn register(State(api): SharedApi, Extension(audit): Audited, b
     if let Some(relative) = wanted.devices.iter().find(|d| !d.is_absolute()) {
         return Err(Refusal::malformed(format!("{}: expected an absolute path", relative.display())));
     }
-    let paths: Vec<String> = wanted.devices.iter().map(|d| d.display().to_string()).collect();
+    let mut names: Vec<String> = wanted.devices.iter().map(|d| d.display().to_string()).collect();
+    names.extend(wanted.volumes.iter().cloned());
     let replacing = if wanted.accept_replacement { " as replacement" } else { "" };
-    audit.does(format!("register {}{replacing}", paths.join(" ")));
+    audit.does(format!("register {}{replacing}", names.join(" ")));
     let by = By::Operator { accept: wanted.accept_replacement };
     let here = api.clone();
     let registered = to_the_end(async move {
@@ -86,17 +90,38 @@ pub(super) async fn register(State(api): SharedApi, Extension(audit): Audited, b
                 audit.on(&named);
             }
         }
-        let not_exported = api.registry.exports.not_exported(&devices).await;
-        Ok((devices, registered, not_exported))
+        let mut not_exported = api.registry.exports.not_exported(&devices).await;
+        let volumes = start_volumes(&api, &audit, &wanted.volumes, &mut not_exported).await?;
+        Ok((devices, registered, not_exported, volumes))
     });
-    let (devices, registered, not_exported) = registered.await?;
+    let (devices, registered, not_exported, volumes) = registered.await?;
     let answer = json!({
         "devices": devices,
         "accepted": registered.accepted,
         "already": registered.already,
+        "volumes": volumes,
         "not_exported": not_exported,
     });
     done(&here, answer)
+}
+
+/// Serves flash-only volumes again that were stopped. `not_exported` gets those that cannot be reached as configured.
+async fn start_volumes(
+    api: &Api,
+    audit: &Audit,
+    volumes: &[String],
+    not_exported: &mut Vec<NotExported>,
+) -> Result<Vec<Value>, Failure> {
+    let mut started = Vec::new();
+    for volume in volumes {
+        let (named, now) = api.registry.registration.start_volume(volume, &audit.asked()).await?;
+        audit.on(&named);
+        if let Some(why) = now.not_exported {
+            not_exported.push(NotExported { volume: named.name.clone().unwrap_or_default(), why });
+        }
+        started.push(json!({"resolved": named, "already": now.already}));
+    }
+    Ok(started)
 }
 
 #[derive(Deserialize)]

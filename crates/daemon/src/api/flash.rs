@@ -84,7 +84,7 @@ pub(super) async fn delete_volume(
     let Some(found) = figures.volumes.into_iter().find(|v| v.name == name) else {
         return Err(Refusal(StatusCode::NOT_FOUND, format!("there is no volume {volume}")));
     };
-    if !found.flash_only {
+    if !found.flash.flash_only {
         let text = format!(
             "{named}: is not a flash-only volume: `ubcache detach` ends its caching, and its data is on its backing \
              device"

@@ -123,11 +123,16 @@ impl Admission {
         self.shared.state().ready()
     }
 
-    /// Tests whether the state can be written, unless all these devices are stored as the operator names them.
-    fn can_remember_all(&self, probes: &[Probe]) -> Result<(), Failure> {
+    /// Tests whether the state can be written, unless all these devices are stored as the operator names them: a command
+    /// that was not stored can be undone then.
+    pub(crate) fn can_remember_all(&self, probes: &[Probe]) -> Result<(), Failure> {
         let known = self.remembered();
         let is_known = |p: &Probe| known.get(&p.path).is_some_and(|k| k.uuid == p.uuid && k.named);
-        if probes.iter().all(is_known) { Ok(()) } else { self.can_remember() }
+        if probes.iter().all(is_known) {
+            return Ok(());
+        }
+        let devices: Vec<(&Path, &str)> = probes.iter().map(|p| (&*p.path, &*p.uuid)).collect();
+        self.shared.state().ready_for(&devices)
     }
 
     /// The difference between this device and the one that is stored for its UUID; `None` if they match or none is stored.

@@ -19,8 +19,8 @@ use crate::worker::Phase;
 /// A served volume without all its configured exports.
 #[derive(Serialize)]
 pub(crate) struct NotExported {
-    volume: String,
-    why: String,
+    pub(crate) volume: String,
+    pub(crate) why: String,
 }
 
 /// The exports of all volumes.

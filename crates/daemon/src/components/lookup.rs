@@ -57,7 +57,7 @@ impl Lookup {
                 // The label and name in the probe of the registration may be out of date.
                 Some(named) => (named.name, named.label, named.served_by) = (name, label, served_by),
                 None => {
-                    let uuid = volume.backing_uuid.clone();
+                    let uuid = volume.backing_uuid.clone().or_else(|| volume.flash.flash_uuid.clone());
                     all.push(Named { name, device, uuid, label, served_by, ..Named::default() });
                 }
             }

@@ -18,6 +18,7 @@ use super::placement::Placement;
 use super::replug::Replug;
 use crate::asked::Asked;
 use crate::names::Named;
+use crate::order::StartedVolume;
 use crate::probe::{Attachment, Probe, Role, probe_all, probe_device};
 use crate::why::SharedFailure;
 
@@ -230,7 +231,7 @@ impl Registration {
         };
         self.admission.admit(&probe)?;
         self.refuse_of_disabled_set(backing, &probe).await?;
-        self.admission.can_remember()?;
+        self.admission.can_remember_all(std::slice::from_ref(&probe))?;
         let probe = self.free_to_join(&set, probe, wanted).await?;
         let was_served = self.inventory.workers.stop_backing(&probe).await?;
         let added = worker.add(probe.path.clone()).await;
@@ -387,6 +388,19 @@ impl Registration {
         }
         self.inventory.devices.stopped(named.uuid.as_ref());
         Ok(named)
+    }
+
+    /// Serves a stopped flash-only volume again.
+    ///
+    /// # Errors
+    /// If there is no such volume, or its set is not served.
+    pub(crate) async fn start_volume(
+        &self,
+        volume: &str,
+        asked: &Asked,
+    ) -> Result<(Named, StartedVolume), Failure> {
+        let (_claim, Found { worker, name, named }) = self.claim_volume(volume, asked).await?;
+        Ok((named, worker.start_volume(name).await?))
     }
 
     /// Destroys a flash-only volume with its data.

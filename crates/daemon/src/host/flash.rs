@@ -1,10 +1,18 @@
-//! The room of a served set for flash-only volumes.
+//! Flash-only volumes of a served set: their room, and how they are made, stopped, served again and deleted.
 //!
-//! Owns nothing: the rule is in `serve::room`. Must not know the client.
+//! A stopped one stays in the set and in the session without exports, so its size and its label count. The rule for the room
+//! is in `serve::room`. Must not know the client.
 
-use engine::CacheSet;
+use std::rc::Rc;
+
+use engine::{CacheSet, Volume};
 use format::Sectors;
+use serve::Failure;
 use serve::room::Room;
+
+use super::exporting::{export_rest, exports_of};
+use super::{Host, key, shown};
+use crate::order::{CreatedVolume, NewVolume, StartedVolume};
 
 /// The room of the set now.
 pub(super) fn room(set: &CacheSet) -> Room {
@@ -12,6 +20,68 @@ pub(super) fn room(set: &CacheSet) -> Room {
     let flash_only = set.volumes().into_iter().filter(|v| v.is_flash_only());
     let taken = Sectors(flash_only.map(|v| v.size().0).sum());
     Room::new(status.nbuckets, status.bucket_sectors, set.tunables().cutoff_writeback_sync, taken)
+}
+
+/// The refusal of what needs a served volume.
+pub(super) fn is_stopped(volume: &Volume) -> Failure {
+    let name = volume.name();
+    Failure::Failed(format!(
+        "{}: is not served: it was stopped; run `ubcache register {name}`",
+        shown(volume)
+    ))
+}
+
+pub(super) async fn create(host: &Host<'_>, wanted: &NewVolume) -> Result<CreatedVolume, Failure> {
+    let set = host.session.needs_set()?;
+    let (room, sectors) = (room(set), format::Sectors(wanted.sectors));
+    room.check(set.uuid(), sectors.bytes())?;
+    if wanted.dry_run {
+        return Ok(CreatedVolume { name: None, not_exported: None, room });
+    }
+    let volume = set.create_volume(serve::session::new_uuid(), sectors, &wanted.label).await?;
+    host.session.add(volume.clone());
+    host.serve(volume.clone()).await?;
+    let not_exported = host.with(&volume, |s| s.problem.clone()).flatten();
+    Ok(CreatedVolume { name: Some(volume.name()), not_exported, room })
+}
+
+pub(super) async fn delete(host: &Host<'_>, name: &str, is_wanted: impl Fn() -> bool) -> Result<(), Failure> {
+    let (set, volume) = (host.session.needs_set()?, host.session.volume(name)?);
+    let Some(inode) = volume.inode().filter(|_| volume.is_flash_only()) else {
+        return Err(Failure::Failed(format!("{name}: is not a flash-only volume")));
+    };
+    let key = key(&host.session, &volume);
+    host.release(Some(&volume), is_wanted).await?;
+    host.shared.links.remove(&key.id);
+    host.served.borrow_mut().retain(|s| !Rc::ptr_eq(&s.volume, &volume));
+    let deleted = set.delete_volume(inode).await;
+    host.session.log_events();
+    deleted?;
+    host.session.forget(&volume);
+    host.shared.state().forget_volume(&key.id);
+    Ok(())
+}
+
+/// Makes a flash-only volume stopped whose exports have ended. What was written to it is durable then.
+pub(super) async fn stop(host: &Host<'_>, volume: &Rc<Volume>) -> Result<(), Failure> {
+    host.with(volume, |s| (s.stopped, s.problem) = (true, None));
+    volume.flush().await?;
+    Ok(())
+}
+
+/// Serves a stopped volume again. Of a served one it tries the exports again that are not up.
+pub(super) async fn start(host: &Host<'_>, name: &str) -> Result<StartedVolume, Failure> {
+    let volume = host.session.volume(name)?;
+    let already = host.with(&volume, |s| !s.stopped) != Some(false);
+    let key = key(&host.session, &volume);
+    if already {
+        export_rest(host, &volume).await;
+    } else {
+        let (started, problem) = exports_of(host, &volume, &key, &[]).await?;
+        host.with(&volume, |s| (s.exports, s.problem, s.stopped) = (started, problem, false));
+    }
+    let not_exported = host.with(&volume, |s| s.problem.clone()).flatten();
+    Ok(StartedVolume { already, not_exported })
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ fn answer(control: &Control, body: &Value, short: impl FnOnce() -> String) -> Re
 /// configured.
 #[derive(Args, Debug)]
 pub(crate) struct Register {
-    /// Cache and backing devices, by path; registered ones also by label, name or UUID
+    /// Cache and backing devices, by path; registered ones, and stopped flash-only volumes, also by label, name or UUID
     #[arg(value_name = "DEV", required = true)]
     devices: Vec<String>,
     /// Has no effect: a device that is registered already is not an error
@@ -72,11 +72,29 @@ pub(crate) struct Register {
     control: Control,
 }
 
+/// What a name of `register` stands for.
+enum DeviceOrVolume {
+    /// Path of a device.
+    Device(PathBuf),
+    /// Name of a flash-only volume, which has no device of its own.
+    Volume(String),
+}
+
 impl Register {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let devices = self.devices.iter().map(|d| self.path_of(d)).collect::<Result<Vec<_>, _>>()?;
-        let wanted =
+        let (mut devices, mut volumes) = (Vec::new(), Vec::new());
+        for device in &self.devices {
+            match self.path_of(device)? {
+                DeviceOrVolume::Device(path) => devices.push(path),
+                DeviceOrVolume::Volume(name) => volumes.push(name),
+            }
+        }
+        let mut wanted =
             json!({"devices": devices, "quiet": self.quiet, "accept_replacement": self.accept_replacement});
+        if !volumes.is_empty() {
+            // A daemon of an older version does not know them.
+            wanted["volumes"] = json!(volumes);
+        }
         let body = self.control.post("/v1/register", &wanted)?;
         let not_exported: Vec<&Value> = body["not_exported"].as_array().into_iter().flatten().collect();
         answer(&self.control, &body, || {
@@ -89,23 +107,28 @@ impl Register {
                 let (path, state, uuid) = (text(&d["path"]), text(&d["state"]), text(&d["uuid"]));
                 format!("{path}: {before}{state}{}, UUID {uuid}{why}\n", served_as(d))
             });
+            let started = body["volumes"].as_array().into_iter().flatten().map(|v| {
+                let before = if v["already"] == true { "already " } else { "" };
+                format!("{}: {before}served\n", described(&v["resolved"]))
+            });
             let unreached = not_exported
                 .iter()
                 .map(|v| format!("{}: NOT EXPORTED: {}\n", text(&v["volume"]), text(&v["why"])));
-            accepted.chain(lines).chain(unreached).collect()
+            accepted.chain(lines).chain(started).chain(unreached).collect()
         })?;
         if not_exported.is_empty() { Ok(()) } else { Err(Failure::Found) }
     }
 
-    /// The path of a device: a path or a file here, or the path of a registered device with this label, name or UUID.
-    fn path_of(&self, device: &str) -> Result<PathBuf, Failure> {
+    /// A device: a path or a file here, or the path of a registered device with this label, name or UUID. Or a volume
+    /// without a device.
+    fn path_of(&self, device: &str) -> Result<DeviceOrVolume, Failure> {
         let path = Path::new(device);
         let name = self.control.device_name(device)?;
         if name.contains('/') {
-            return Ok(PathBuf::from(name));
+            return Ok(DeviceOrVolume::Device(PathBuf::from(name)));
         }
         if path.exists() && !path.is_dir() {
-            return absolute(path);
+            return Ok(DeviceOrVolume::Device(absolute(path)?));
         }
         let reply = self.control.ask("GET", &format!("/v1/names/{}", segment(device)), None)?;
         if reply.status == 404 {
@@ -114,8 +137,12 @@ impl Register {
                 plain::escaped(device)
             )));
         }
-        let found = reply.ok()?["resolved"]["device"].as_str().map(PathBuf::from);
-        found.ok_or_else(|| Failure::Failed(format!("{}: has no device", plain::escaped(device))))
+        let resolved = &reply.ok()?["resolved"];
+        match (resolved["device"].as_str(), resolved["name"].as_str()) {
+            (Some(path), _) => Ok(DeviceOrVolume::Device(PathBuf::from(path))),
+            (None, Some(name)) => Ok(DeviceOrVolume::Volume(name.to_owned())),
+            (None, None) => Err(Failure::Failed(format!("{}: has no device", plain::escaped(device)))),
+        }
     }
 }
 
@@ -170,7 +197,8 @@ impl Attach {
 
 /// Stop a volume
 ///
-/// Its device stays registered and is served again by the next start of the daemon, or when it is registered again.
+/// Its device stays registered and is served again by the next start of the daemon, or when it is registered again. So is a
+/// flash-only volume, which has no device.
 #[derive(Args, Debug)]
 pub(crate) struct Stop {
     /// Volume, by name, label or backing device
@@ -489,7 +517,7 @@ impl Reset {
     }
 }
 
-/// Reload the configuration and print the changes
+/// Reload the configuration and print the changes; exports that are not up are tried again
 #[derive(Args, Debug)]
 pub(crate) struct Reload {
     #[command(flatten)]

@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use serve::plain;
 
-use super::status::{held, problems};
+use super::status::{held, problems, without_disk};
 use super::{text, writeback_rate};
 use crate::client::{Control, segment};
 use crate::failure::Failure;
@@ -290,7 +290,8 @@ fn tree(status: &Value) -> String {
             {
                 let label = plain::label(text(&volume["label"]));
                 let label = if label.is_empty() { String::new() } else { format!("{label}  ") };
-                text_of.push_str(&format!("    `-- {label}{}  flash-only\n", text(&volume["name"])));
+                let state = without_disk(volume).unwrap_or("flash-only");
+                text_of.push_str(&format!("    `-- {label}{}  {state}\n", text(&volume["name"])));
             }
         }
     }

@@ -209,10 +209,17 @@ fn volumes<'a>(set: &'a Value, status: &'a Value, listed: &mut Vec<&'a str>) -> 
     table(&rows)
 }
 
+/// The state of a volume without a backing device.
+pub(super) fn without_disk(volume: &Value) -> Option<&'static str> {
+    let state = if volume["stopped"] == true { "stopped" } else { "flash-only" };
+    volume["state"].is_null().then_some(state)
+}
+
 fn volume(v: &Value) -> Vec<String> {
     let ways: Vec<&str> = each(&v["exports"]).map(|w| text(&w["address"])).collect();
     let reached = match (v["problem"].as_str(), ways.is_empty()) {
         (Some(problem), _) => format!("NOT EXPORTED: {problem}"),
+        (None, true) if v["stopped"] == true => "-".to_owned(),
         (None, true) => "not exported".to_owned(),
         (None, false) => ways.join(", "),
     };
@@ -226,7 +233,7 @@ fn volume(v: &Value) -> Vec<String> {
         held(v, "cached"),
         held(v, "dirty"),
         text(&v["cache_mode"]).to_owned(),
-        v["state"].as_str().unwrap_or("flash-only").to_owned(),
+        without_disk(v).unwrap_or_else(|| text(&v["state"])).to_owned(),
         if seen == 0 { "-".into() } else { format!("{} %", total["cache_hit_ratio"]) },
         writeback_rate(v),
         reached,

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use serve::plain;
 
 use super::show::table;
+use super::status::without_disk;
 use super::{text, writeback_rate};
 use crate::client::Control;
 use crate::failure::Failure;
@@ -134,7 +135,7 @@ impl Activity {
         Activity {
             label: plain::label(text(&volume["label"])).into_owned(),
             name: text(&volume["name"]).to_owned(),
-            state: volume["state"].as_str().unwrap_or("flash-only").to_owned(),
+            state: without_disk(volume).unwrap_or_else(|| text(&volume["state"])).to_owned(),
             ops: [
                 op(past.reads, past.read_bytes, past.reads_answered, past.read_us, reads),
                 op(past.writes, past.written_bytes, past.writes_answered, past.write_us, writes),

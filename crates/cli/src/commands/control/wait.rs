@@ -40,8 +40,15 @@ impl Wait {
                         });
                     }
                     None => {
-                        let problem = body["volume"]["problem"].as_str().unwrap_or("nothing exports it");
-                        Failure::Failed(problem.to_owned())
+                        let volume = &body["volume"];
+                        let problem = match (volume["problem"].as_str(), volume["stopped"] == true) {
+                            (Some(problem), _) => problem.to_owned(),
+                            (None, true) => {
+                                format!("it was stopped; run `ubcache register {}`", text(&volume["name"]))
+                            }
+                            (None, false) => "nothing exports it".to_owned(),
+                        };
+                        Failure::Failed(problem)
                     }
                 },
                 Err(why @ (Failure::Failed(_) | Failure::Caused { .. })) => why,
