@@ -62,8 +62,8 @@ fn none() {
 fn labels_modes_and_policies() {
     unless_skipped!("labels_modes_and_policies");
     let w = World::new();
-    let label = "a label, 32 bytes long altogether";
-    let label = label.get(..32).unwrap();
+    // The longest label.
+    let label = "a label of exactly 32 bytes here";
     let options = ["--label", label, "--cache-replacement-policy", "random"];
     w.set().make(&[USUAL, &options[..]].concat());
     let mut kernel = w.kernel("labels");
