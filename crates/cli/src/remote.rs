@@ -252,7 +252,7 @@ mod tests {
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let kind = |url: &str| {
             let remote = Remote { url: url.parse().unwrap(), token_file: None, ca: None };
-            let failure = remote.connect().err().expect("nobody listens");
+            let failure = remote.connect().err().expect("no server listens");
             let cause = failure.source().and_then(|e| e.downcast_ref::<io::Error>());
             cause.unwrap_or_else(|| panic!("{failure}: no cause")).kind()
         };

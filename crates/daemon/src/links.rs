@@ -84,7 +84,7 @@ impl Links {
         }
     }
 
-    /// Whether this daemon has the directory. Takes the directory if nobody has it.
+    /// Takes the lock of the directory if no daemon has it. Returns whether this daemon has it.
     ///
     /// A second daemon waits and warns once. It takes the directory over later, when the first one has ended.
     fn own(&self) -> std::io::Result<bool> {

@@ -56,7 +56,7 @@ fn flash_only_volumes_are_made_and_destroyed() {
     daemon.stop();
 }
 
-/// The command succeeded though nobody could reach the new volume.
+/// Regression: `volume create` succeeded although no export of the new volume was up.
 #[test]
 fn a_new_volume_that_is_not_exported_is_a_failure() {
     let place = Place::new();

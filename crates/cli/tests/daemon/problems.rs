@@ -122,7 +122,7 @@ fn several_devices_are_unregistered_by_one_command() {
     daemon.stop();
 }
 
-/// What was refused with the words of a parser, or with the names of a format.
+/// Regression: refusals named types of the parser or fields of the format, and not the value that was expected.
 #[test]
 fn a_refused_value_says_what_is_expected() {
     let place = Place::new();

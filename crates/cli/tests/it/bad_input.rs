@@ -14,7 +14,7 @@ fn places(dir: &Dir) -> Vec<(&'static str, usize)> {
     let journal = run(&["dump", &ssd, "journal", "--json"]).ok().json();
     let root = journal["btree_root"]["pointer"]["sector"].as_u64().unwrap();
     let prio_bucket = journal["prio_bucket"].as_u64().unwrap();
-    // Not the journal: what follows a damaged entry cannot be distinguished from what was never written.
+    // The test leaves the journal alone: a damaged entry looks like the end of the journal.
     let bucket_sectors = run(&["super", &ssd, "--json"]).ok().json()["bucket_sectors"].as_u64().unwrap();
     vec![
         ("the root of the index", root as usize * 512 + 20),

@@ -62,7 +62,8 @@ pub(super) async fn delete(host: &Host<'_>, name: &str, is_wanted: impl Fn() -> 
     Ok(())
 }
 
-/// Makes a flash-only volume stopped whose exports have ended. What was written to it is durable then.
+/// Marks a flash-only volume as stopped, and flushes it. The caller has ended its exports. If the flush fails, the volume
+/// stays stopped, and the caller gets the error.
 pub(super) async fn stop(host: &Host<'_>, volume: &Rc<Volume>) -> Result<(), Failure> {
     host.with(volume, |s| (s.stopped, s.problem) = (true, None));
     volume.flush().await?;
