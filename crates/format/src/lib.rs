@@ -44,7 +44,7 @@ pub use journal::{BucketScan, Jset, JsetBuilder, JsetRoots, ScanStop, parse_buck
 pub use key::{Bkey, Keys, Ptr};
 pub use magic::SetMagic;
 pub use node::{Bset, BsetView, DamageKind, Node, NodeDamage, NodeSummary, for_each_bset, parse_node};
-pub use prio::{BucketPrio, PrioHeader, encode_prio_set, parse_prio_set};
+pub use prio::{BucketPrio, PRIO_INITIAL, PRIO_METADATA, PrioHeader, encode_prio_set, parse_prio_set};
 pub use replay::{Replay, select_replay};
 pub use superblock::{
     BackingState, BackingSuper, CacheMode, CacheSuper, Identity, RawSuperblock, Replacement, identify,

@@ -1,13 +1,15 @@
 //! The bucket table: the use and the content of every bucket of the cache device.
 //!
-//! Owns the generation, priority, use, and exact count of live and dirty sectors of each bucket. Every change of the
+//! Owns the generation, use, and exact count of live and dirty sectors of each bucket, and its priority ([`Priorities`]). Every change of the
 //! index is accounted here, so the table is always exact and no walk has to mark anything. Must not know the index or
 //! any device.
 //!
 //! Invariants: a bucket has at most as many dirty as live sectors; a bucket with dirty sectors or pins is never
 //! reclaimable; `available` is the number of reclaimable and ready buckets.
 
-use format::{BucketNr, Gen, Geometry, Ptr, Sectors};
+use format::{BucketNr, Gen, Geometry, PRIO_INITIAL, PRIO_METADATA, Ptr, Sectors};
+
+use super::priorities::Priorities;
 
 /// The use of a bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,24 +33,16 @@ pub(crate) enum Holds {
     Metadata,
 }
 
-/// Priority of metadata buckets (format section 5).
-pub(crate) const PRIO_METADATA: u16 = u16::MAX;
-/// Priority of a bucket that was just used (format section 5).
-pub(crate) const PRIO_INITIAL: u16 = 32768;
 /// A bucket must not be invalidated if its oldest pointer is this many generations behind (format section 5,
 /// `GC_GEN_MAX`).
 pub(crate) const GEN_AGE_LIMIT: u8 = 96;
 
 /// Mark: the data in the bucket is being copied to other buckets.
 const MOVING: u8 = 1;
-/// Mark: the bucket ages slowly, because it has metadata of file systems.
-const SLOW: u8 = 2;
 /// Mark: a wipe is under way, and the bucket may have data to which nothing refers.
-const TO_WIPE: u8 = 4;
+const TO_WIPE: u8 = 2;
 /// Mark: an earlier process may have used the bucket with its next generation, which is left out.
-const SKIPS_GENERATION: u8 = 8;
-/// A bucket marked [`SLOW`] ages once while the others age this many times.
-const SLOW_AGING: u32 = 8;
+const SKIPS_GENERATION: u8 = 4;
 
 /// The state of one bucket.
 #[derive(Clone, Copy)]
@@ -57,10 +51,9 @@ struct Bucket {
     /// The oldest generation of a pointer to the bucket that may still be in the index.
     oldest: Gen,
     used: Use,
-    prio: u16,
     /// Pins of open buckets and of writes to the bucket under way. Reads do not pin.
     pins: u16,
-    /// Bits: [`MOVING`], [`SLOW`], [`TO_WIPE`], [`SKIPS_GENERATION`].
+    /// Bits: [`MOVING`], [`TO_WIPE`], [`SKIPS_GENERATION`].
     marks: u8,
     live_sectors: u32,
     dirty_sectors: u32,
@@ -93,6 +86,7 @@ impl Bucket {
 /// The table of all buckets, with counts over all of them.
 pub(crate) struct Buckets {
     table: Vec<Bucket>,
+    priorities: Priorities,
     bucket_shift: u32,
     available: u32,
     /// The percentage of buckets that are not available; kept because it is read far more often than it changes.
@@ -102,20 +96,17 @@ pub(crate) struct Buckets {
     live_sectors: u64,
     /// Buckets that were invalidated since the last walk of the index.
     invalidated_since_gc: u64,
-    /// The number of agings so far.
-    agings: u32,
 }
 
 impl Buckets {
     /// Bytes of memory for each bucket.
-    pub(crate) const BYTES_EACH: u64 = size_of::<Bucket>() as u64;
+    pub(crate) const BYTES_EACH: u64 = size_of::<Bucket>() as u64 + Priorities::BYTES_EACH;
 
     pub(crate) fn new(geometry: &Geometry, first_usable: BucketNr, nbuckets: u32) -> Buckets {
         let fresh = |i: u32| Bucket {
             generation: Gen(0),
             oldest: Gen(0),
             used: if i < first_usable.0 { Use::Reserved } else { Use::Data },
-            prio: 0,
             pins: 0,
             marks: 0,
             live_sectors: 0,
@@ -124,6 +115,7 @@ impl Buckets {
         let usable = nbuckets - first_usable.0;
         let mut buckets = Buckets {
             table: (0..nbuckets).map(fresh).collect(),
+            priorities: Priorities::new(nbuckets),
             bucket_shift: geometry.bucket_sectors.0.trailing_zeros(),
             available: usable,
             in_use_percent: 0,
@@ -131,7 +123,6 @@ impl Buckets {
             unused: usable,
             live_sectors: 0,
             invalidated_since_gc: 0,
-            agings: 0,
         };
         buckets.in_use_percent = buckets.percent_in_use();
         buckets
@@ -182,7 +173,7 @@ impl Buckets {
     }
 
     pub(crate) fn prio(&self, b: BucketNr) -> u16 {
-        self.get(b).prio
+        self.priorities.get(b)
     }
 
     pub(crate) fn used(&self, b: BucketNr) -> Use {
@@ -250,8 +241,8 @@ impl Buckets {
         self.change(b, |x| {
             x.generation = generation;
             x.oldest = generation;
-            x.prio = prio;
         });
+        self.priorities.set(b, prio);
     }
 
     /// Raises the generation of a bucket to that of a pointer that was found (format section 5).
@@ -334,7 +325,10 @@ impl Buckets {
         match &mut self.table[b.0 as usize] {
             // Usually the bucket is open: a further pin changes no count.
             x if x.pins > 0 => more(x),
-            _ => self.change(b, more),
+            _ => {
+                self.change(b, more);
+                self.priorities.hold(b, true);
+            }
         }
     }
 
@@ -343,16 +337,18 @@ impl Buckets {
             |x: &mut Bucket| x.pins = x.pins.checked_sub(1).expect("a bucket is unpinned as often as pinned");
         match &mut self.table[b.0 as usize] {
             x if x.pins > 1 => less(x),
-            _ => self.change(b, less),
+            _ => {
+                self.change(b, less);
+                self.priorities.hold(b, false);
+            }
         }
     }
 
     /// Resets the priority of a data bucket that was just read or written.
     pub(crate) fn touch(&mut self, ptr: Ptr) {
         let b = self.bucket_of(ptr);
-        let x = &mut self.table[b.0 as usize];
-        if x.used == Use::Data {
-            x.prio = PRIO_INITIAL;
+        if self.get(b).used == Use::Data {
+            self.priorities.set(b, PRIO_INITIAL);
         }
     }
 
@@ -376,16 +372,17 @@ impl Buckets {
             }
             x.live_sectors = 0;
             x.used = Use::Ready;
-            x.prio = PRIO_INITIAL;
-            x.marks &= !(SLOW | SKIPS_GENERATION);
+            x.marks &= !SKIPS_GENERATION;
         });
+        self.priorities.set(b, PRIO_INITIAL);
+        self.priorities.age_slowly(b, false);
         self.invalidated_since_gc += 1;
         self.generation(b).0 < before.0
     }
 
     /// Makes the bucket age slowly until it is reused.
     pub(crate) fn age_slowly(&mut self, b: BucketNr) {
-        self.table[b.0 as usize].marks |= SLOW;
+        self.priorities.age_slowly(b, true);
     }
 
     /// Takes a ready bucket into use.
@@ -393,8 +390,8 @@ impl Buckets {
         self.change(b, |x| {
             assert!(x.used == Use::Ready, "bucket {b} is allocated twice");
             x.used = if metadata { Use::Metadata } else { Use::Data };
-            x.prio = if metadata { PRIO_METADATA } else { PRIO_INITIAL };
         });
+        self.priorities.set(b, if metadata { PRIO_METADATA } else { PRIO_INITIAL });
     }
 
     /// Makes a metadata bucket ready for use with its present generation: nothing durable refers to it, and no pointer
@@ -403,8 +400,8 @@ impl Buckets {
         self.change(b, |x| {
             assert!(x.used == Use::Metadata, "bucket {b} is not metadata");
             x.used = Use::Ready;
-            x.prio = PRIO_INITIAL;
         });
+        self.priorities.set(b, PRIO_INITIAL);
     }
 
     /// Frees the bucket of a btree node or a UUID table: pointers to it become stale.
@@ -413,16 +410,14 @@ impl Buckets {
             assert!(x.used == Use::Metadata, "bucket {b} is not metadata");
             x.generation = x.generation.next();
             x.used = Use::Data;
-            x.prio = 0;
         });
+        self.priorities.set(b, 0);
     }
 
     /// Marks a bucket in which metadata was found at the start.
     pub(crate) fn mark_metadata(&mut self, b: BucketNr) {
-        self.change(b, |x| {
-            x.used = Use::Metadata;
-            x.prio = PRIO_METADATA;
-        });
+        self.change(b, |x| x.used = Use::Metadata);
+        self.priorities.set(b, PRIO_METADATA);
     }
 
     /// Records the oldest pointer to each bucket, which a walk of the whole index has found.
@@ -439,7 +434,7 @@ impl Buckets {
 
     /// Priority and generation of all buckets, for the prio sets.
     pub(crate) fn prios(&self) -> impl Iterator<Item = (u16, Gen)> + '_ {
-        self.table.iter().map(|x| (x.prio, x.generation))
+        self.priorities.all().zip(&self.table).map(|(prio, x)| (prio, x.generation))
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = BucketNr> {
@@ -458,25 +453,14 @@ impl Buckets {
     /// Calls `visit` with the content and the age of every bucket. The age is in units of priority; a bucket without a
     /// priority has none.
     pub(crate) fn visit_all(&self, mut visit: impl FnMut(Holds, Option<u16>)) {
-        for x in &self.table {
-            let holds = x.holds();
-            let aged = x.prio != 0 && x.prio != PRIO_METADATA;
-            visit(holds, aged.then(|| PRIO_INITIAL.saturating_sub(x.prio)));
+        for (x, prio) in self.table.iter().zip(self.priorities.all()) {
+            let aged = prio != 0 && prio != PRIO_METADATA;
+            visit(x.holds(), aged.then(|| PRIO_INITIAL.saturating_sub(prio)));
         }
     }
 
-    /// Ages all data priorities by one (the kernel's rescaling), those of slowly aging buckets once in [`SLOW_AGING`]
-    /// times. Returns the smallest priority that is left.
+    /// Ages the priorities of data buckets without pins; returns the smallest that is left ([`Priorities::age`]).
     pub(crate) fn age(&mut self) -> u16 {
-        self.agings = self.agings.wrapping_add(1);
-        let all = self.agings.is_multiple_of(SLOW_AGING);
-        let mut min = PRIO_INITIAL;
-        for x in &mut self.table {
-            if x.prio != 0 && x.prio != PRIO_METADATA && x.pins == 0 {
-                x.prio -= u16::from(all || x.marks & SLOW == 0);
-                min = min.min(x.prio);
-            }
-        }
-        min
+        self.priorities.age()
     }
 }

@@ -13,6 +13,7 @@ mod idle;
 mod open;
 mod pool;
 mod prio;
+mod priorities;
 mod refill;
 #[cfg(test)]
 mod tests;

@@ -1,15 +1,11 @@
-//! When priorities are lowered, and how (semantics section 7.5).
+//! When priorities are lowered (semantics section 7.5).
 //!
 //! Owns the count of sectors between two agings. Must not know buckets.
 
-/// Priority of a bucket that was just allocated or hit (semantics section 5, semantics section 7.1).
-pub const INITIAL_PRIO: u16 = 32768;
-/// Priority of buckets with metadata, which never age (semantics section 7.1).
-pub const BTREE_PRIO: u16 = u16::MAX;
 /// Part of the cache that is used between two agings (semantics section 7.5).
 const AGING_PART: u64 = 1024;
 
-/// When priorities are to be lowered, and how (semantics section 7.5).
+/// When priorities are to be lowered (semantics section 7.5).
 #[derive(Clone, Debug, Default)]
 pub struct Aging {
     /// Sectors of requests until the next aging; negative when it is due.
@@ -22,8 +18,7 @@ impl Aging {
         Aging::default()
     }
 
-    /// Counts a request of `sectors` that was not bypassed; true if all priorities are to be lowered
-    /// now ([`Aging::age_all`]). `cache_sectors` is the size of the cache in sectors.
+    /// Counts a request of `sectors` that was not bypassed; true if all priorities are to be lowered now. `cache_sectors` is the size of the cache in sectors.
     pub fn count(&mut self, sectors: u64, cache_sectors: u64) -> bool {
         self.left = self.left.saturating_sub(i64::try_from(sectors).unwrap_or(i64::MAX));
         if self.left >= 0 {
@@ -32,19 +27,6 @@ impl Aging {
         let period = i64::try_from(cache_sectors / AGING_PART).unwrap_or(i64::MAX);
         self.left = self.left.saturating_add(period);
         true
-    }
-
-    /// Lowers every priority of `prios` that can age by 1 and returns the smallest of those afterwards,
-    /// 0 if there are none. The caller leaves out pinned buckets.
-    pub fn age_all<'a>(prios: impl Iterator<Item = &'a mut u16>) -> u16 {
-        let mut min = None;
-        for prio in prios {
-            if *prio != 0 && *prio != BTREE_PRIO {
-                *prio -= 1;
-                min = Some(min.map_or(*prio, |m: u16| m.min(*prio)));
-            }
-        }
-        min.unwrap_or(0)
     }
 }
 
@@ -64,15 +46,6 @@ mod tests {
         assert!(aging.count(0, u64::MAX), "still in arrears");
     }
 
-    #[test]
-    fn priorities_age_except_those_of_metadata() {
-        let mut prios = [0, 1, 2, 32768, BTREE_PRIO];
-        assert_eq!(Aging::age_all(prios.iter_mut()), 0);
-        assert_eq!(prios, [0, 0, 1, 32767, BTREE_PRIO]);
-        assert_eq!(Aging::age_all(prios[3..].iter_mut()), 32766);
-        assert_eq!(Aging::age_all(std::iter::empty()), 0);
-    }
-
     /// The request that uses up the period is the one after it is used up exactly.
     #[test]
     fn aging_is_due_when_more_than_the_period_was_used() {
@@ -84,21 +57,5 @@ mod tests {
         assert_eq!(due(&[1, 9, 1, 9, 1]), [true, false, true, false, true]);
         assert_eq!(due(&[1, 10, 9, 1]), [true, true, false, true]);
         assert_eq!(due(&[25, 0, 0, 0]), [true, true, true, false]);
-    }
-
-    /// Ages below the least priority, and caches without aging.
-    #[test]
-    fn the_least_priority_is_that_of_what_ages() {
-        for (before, after, least) in [
-            (vec![5, 3, 9], vec![4, 2, 8], 2),
-            (vec![0, 7, BTREE_PRIO], vec![0, 6, BTREE_PRIO], 6),
-            (vec![1, 7], vec![0, 6], 0),
-            (vec![0, BTREE_PRIO], vec![0, BTREE_PRIO], 0),
-            (vec![BTREE_PRIO - 1], vec![BTREE_PRIO - 2], BTREE_PRIO - 2),
-        ] {
-            let mut prios = before.clone();
-            assert_eq!(Aging::age_all(prios.iter_mut()), least, "{before:?}");
-            assert_eq!(prios, after);
-        }
     }
 }

@@ -55,14 +55,20 @@ pub struct Costs {
     request_ms: f64,
     seek_ms: f64,
     mib_ms: f64,
+    /// See [`Self::per_request`]; computed once, because each write reads it.
+    per_request: Nanos,
 }
 
 impl Costs {
+    fn new(request_ms: f64, seek_ms: f64, mib_ms: f64) -> Costs {
+        Costs { request_ms, seek_ms, mib_ms, per_request: nanos(request_ms + seek_ms) }
+    }
+
     /// The usual costs of rotating disks or of other devices, for a device without observations.
     pub fn usual(rotational: bool) -> Costs {
         match rotational {
-            true => Costs { request_ms: 0.5, seek_ms: 6.0, mib_ms: 7.0 },
-            false => Costs { request_ms: 0.1, seek_ms: 0.0, mib_ms: 2.0 },
+            true => Costs::new(0.5, 6.0, 7.0),
+            false => Costs::new(0.1, 0.0, 2.0),
         }
     }
 
@@ -83,7 +89,7 @@ impl Costs {
 
     /// The busy time of a random request of no sectors.
     pub fn per_request(&self) -> Nanos {
-        nanos(self.request_ms + self.seek_ms)
+        self.per_request
     }
 }
 
@@ -104,12 +110,14 @@ pub struct Observed {
     seek: bool,
 }
 
-/// The normal equations of the windows of one kind: sums of the products of counts with counts, and of counts with
-/// times.
+/// The pairs whose products make the normal equations: each two counts, and each count with the time (number 3). The pair
+/// (i, j) of counts, i <= j, has the index that [`Sums::square`] computes.
+const PAIRS: [(usize, usize); 9] = [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2), (0, 3), (1, 3), (2, 3)];
+
+/// The normal equations of the windows of one kind: sums of the products of [`PAIRS`].
 #[derive(Clone, Copy, Default, Debug)]
 struct Sums {
-    squares: [[f64; COSTS]; COSTS],
-    times: [f64; COSTS],
+    products: [f64; PAIRS.len()],
     /// The busy time of the device at the end of the last window of this kind.
     last_ms: f64,
 }
@@ -118,25 +126,29 @@ impl Sums {
     /// Adds a window with the counts `done` that took `ms`.
     fn add(&mut self, done: [f64; COSTS], ms: f64) {
         let decay = MEMORY_MS / (MEMORY_MS + ms);
-        for i in 0..COSTS {
-            // The matrix is symmetric.
-            for j in i..COSTS {
-                let sum = self.squares[i][j] * decay + done[i] * done[j];
-                (self.squares[i][j], self.squares[j][i]) = (sum, sum);
-            }
-            self.times[i] = self.times[i] * decay + done[i] * ms;
+        let factors = [done[0], done[1], done[2], ms];
+        for (sum, (i, j)) in self.products.iter_mut().zip(PAIRS) {
+            *sum = *sum * decay + factors[i] * factors[j];
         }
+    }
+
+    /// The sum of the products of two counts.
+    fn square(&self, i: usize, j: usize) -> f64 {
+        let (i, j) = (i.min(j), i.max(j));
+        self.products[i * (5 - i) / 2 + j]
+    }
+
+    /// The sum of the products of a count with the time.
+    fn time(&self, i: usize) -> f64 {
+        self.products[2 * COSTS + i]
     }
 
     /// Adds `other` with the weight that it has at `busy_ms`.
     fn and(mut self, other: &Sums, busy_ms: f64) -> Sums {
         let recent = MEMORY_MS / (MEMORY_MS + busy_ms - other.last_ms);
         let weight = (recent * recent).max(LEAST_WEIGHT);
-        for i in 0..COSTS {
-            for j in 0..COSTS {
-                self.squares[i][j] += weight * other.squares[i][j];
-            }
-            self.times[i] += weight * other.times[i];
+        for (sum, product) in self.products.iter_mut().zip(other.products) {
+            *sum += weight * product;
         }
         self
     }
@@ -263,21 +275,21 @@ impl CostModel {
     /// in rounds.
     fn solve(&mut self) {
         let observed = self.kinds.iter().filter(|k| k.last_ms > 0.0);
-        let Sums { squares, times, .. } = observed.fold(Sums::default(), |all, k| all.and(k, self.busy_ms));
+        let sums = observed.fold(Sums::default(), |all, k| all.and(k, self.busy_ms));
         let mut x = [self.costs.request_ms, self.costs.seek_ms, self.costs.mib_ms];
         for _ in 0..ROUNDS {
             let before = x;
             for i in 0..COSTS {
-                let others: f64 = (0..COSTS).filter(|j| *j != i).map(|j| squares[i][j] * x[j]).sum();
-                let target = times[i] - others + PRIOR_WEIGHT[i] * self.prior[i];
-                x[i] = (target / (squares[i][i] + PRIOR_WEIGHT[i])).max(0.0);
+                let others: f64 = (0..COSTS).filter(|j| *j != i).map(|j| sums.square(i, j) * x[j]).sum();
+                let target = sums.time(i) - others + PRIOR_WEIGHT[i] * self.prior[i];
+                x[i] = (target / (sums.square(i, i) + PRIOR_WEIGHT[i])).max(0.0);
             }
             // The search begins with the last costs, so it usually converges after few rounds.
             if x == before {
                 break;
             }
         }
-        self.costs = Costs { request_ms: x[0], seek_ms: x[1], mib_ms: x[2] };
+        self.costs = Costs::new(x[0], x[1], x[2]);
     }
 
     /// The present costs.

@@ -11,7 +11,7 @@ use super::*;
 impl Costs {
     /// The costs of a request, of a seek and of a MiB, in ms.
     pub(in crate::policy) fn of(request_ms: f64, seek_ms: f64, mib_ms: f64) -> Costs {
-        Costs { request_ms, seek_ms, mib_ms }
+        Costs::new(request_ms, seek_ms, mib_ms)
     }
 }
 
@@ -454,13 +454,13 @@ proptest! {
 /// 1.5 ms a request, 4 ms a seek, 10 ms a MiB: sums by hand.
 #[test]
 fn costs_add_up() {
-    let c = Costs { request_ms: 1.5, seek_ms: 4.0, mib_ms: 10.0 };
+    let c = Costs::new(1.5, 4.0, 10.0);
     let micros = |n: u64| Nanos(n * 1000);
     assert_eq!(c.random(Sectors(1024)), micros(10_500));
     assert_eq!(c.sequential(Sectors(1024)), micros(6_500));
     assert_eq!(c.transfer(Sectors(1024)), micros(5_000));
     assert_eq!(c.per_request(), micros(5_500));
-    let cheap = CostModel::new(Costs { mib_ms: 9.0, ..c });
+    let cheap = CostModel::new(Costs::new(1.5, 4.0, 9.0));
     let dear = CostModel::new(c);
     assert!(
         faster_for_stream(&cheap, &dear, Sectors(1024)) && !faster_for_stream(&dear, &cheap, Sectors(1024))

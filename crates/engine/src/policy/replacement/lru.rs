@@ -2,9 +2,8 @@
 
 use std::collections::BinaryHeap;
 
-use format::BucketNr;
+use format::{BucketNr, PRIO_INITIAL};
 
-use super::super::aging::INITIAL_PRIO;
 use super::{Candidate, Candidates, ReplacementPolicy, Space};
 
 /// The youngest possible bucket counts this part of the priority range on top of its age, so that the size matters among
@@ -74,7 +73,7 @@ impl Lru {
 /// equal ones the smallest bucket number.
 fn weight(prio: u16, min_prio: u16, live_sectors: u32) -> u64 {
     let age = u64::from(prio.saturating_sub(min_prio));
-    let range = u64::from(INITIAL_PRIO.saturating_sub(min_prio));
+    let range = u64::from(PRIO_INITIAL.saturating_sub(min_prio));
     (age + range / RANGE_PART) * u64::from(live_sectors)
 }
 

@@ -2,10 +2,9 @@
 
 use std::cell::Cell;
 
-use format::BucketNr;
+use format::{BucketNr, PRIO_INITIAL};
 use proptest::prelude::*;
 
-use super::super::aging::INITIAL_PRIO;
 use super::*;
 
 /// First bucket for data of the caches here.
@@ -36,7 +35,7 @@ pub(super) fn bucket(eligible: bool, prio: u16, live_sectors: u32) -> Candidate 
 
 /// Buckets that are all alike.
 pub(super) fn uniform(nbuckets: usize) -> Cache {
-    Cache(vec![bucket(true, INITIAL_PRIO, 100); nbuckets])
+    Cache(vec![bucket(true, PRIO_INITIAL, 100); nbuckets])
 }
 
 pub(super) fn caches() -> impl Strategy<Value = Cache> {
