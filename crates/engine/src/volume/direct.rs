@@ -209,7 +209,7 @@ async fn drop_dirty(target: Target<'_>, start: Sector, end: Sector, fua: bool) -
     if fua {
         cache.journal.commit(newest).await?;
     }
-    volume.writeback.progress.notify_all();
+    volume.writeback.progressed();
     Ok(())
 }
 

@@ -30,13 +30,9 @@ pub(super) async fn drained(volume: &Volume) -> Result<(), EngineError> {
     let draining = volume.writeback.drain();
     let dirty =
         || cache.index.tree().dirty_sectors(inode) > Sectors::ZERO || volume.dirty_in_flight.get() > 0;
-    volume
-        .writeback
-        .progress
-        .wait_until(|| {
-            cache.device.is_failed() || volume.stopping.get() || volume.writeback.gave_up() || !dirty()
-        })
-        .await;
+    let is_over =
+        || cache.device.is_failed() || volume.stopping.get() || volume.writeback.gave_up() || !dirty();
+    volume.writeback.progress_until(is_over).await;
     drop(draining);
     cache.device.check()?;
     if dirty() {

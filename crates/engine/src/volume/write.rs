@@ -66,7 +66,7 @@ impl Drop for DirtyWrite<'_> {
         let left = self.0.dirty_in_flight.get() - 1;
         self.0.dirty_in_flight.set(left);
         if left == 0 && !bug(Bug::FailedWriteUnnoticed) {
-            self.0.writeback.progress.notify_all();
+            self.0.writeback.progressed();
         }
     }
 }

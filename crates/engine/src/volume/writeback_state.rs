@@ -22,22 +22,26 @@ pub(crate) struct WritebackState {
     /// Has the rate controller, which the other volumes of the set also use.
     load: Rc<VolumeLoad>,
     /// The position at which the sweep continues.
-    pub(crate) cursor: Cell<Sector>,
+    cursor: Cell<Sector>,
     /// The position at which the search for full stripes continues.
-    pub(crate) stripe_cursor: Cell<Sector>,
+    stripe_cursor: Cell<Sector>,
     /// The time at which the oldest dirty data became dirty.
-    pub(crate) dirty_since: Cell<Option<Nanos>>,
+    dirty_since: Cell<Option<Nanos>>,
     /// The number of drains: while it is not 0, writeback ignores rate and delay.
-    pub(crate) draining: Cell<u32>,
-    pub(crate) failures: Cell<u32>,
-    pub(crate) written: Cell<Sectors>,
+    draining: Cell<u32>,
+    /// The number of batches that failed in a row.
+    failures: Cell<u32>,
+    /// All data that was written back since the start.
+    written: Cell<Sectors>,
     /// The recent number of sectors that a batch makes clean in a second.
-    pub(crate) cleaned_per_second: Cell<f64>,
-    pub(crate) last_error: RefCell<Option<Arc<EngineError>>>,
-    pub(crate) running: Cell<bool>,
-    pub(crate) wake: Event,
+    cleaned_per_second: Cell<f64>,
+    last_error: RefCell<Option<Arc<EngineError>>>,
+    /// Whether the task runs.
+    running: Cell<bool>,
+    /// Notified when writeback may have become due.
+    wake: Event,
     /// Notified when keys became clean, a batch failed, or the task ended.
-    pub(crate) progress: Event,
+    progress: Event,
 }
 
 impl WritebackState {
@@ -68,6 +72,97 @@ impl WritebackState {
         if self.dirty_since.get().is_none() {
             self.wake.notify_all();
         }
+    }
+
+    /// Wakes the tasks that wait for clean keys or for the end of the last dirty write.
+    pub(crate) fn progressed(&self) {
+        self.progress.notify_all();
+    }
+
+    /// Waits until `done`, which is checked again whenever keys became clean, a batch failed, or the task ended.
+    pub(crate) async fn progress_until(&self, done: impl Fn() -> bool) {
+        self.progress.wait_until(done).await;
+    }
+
+    /// Waits until `due`, which is checked again whenever writeback may have become due.
+    pub(crate) async fn woken_when(&self, due: impl Fn() -> bool) {
+        self.wake.wait_until(due).await;
+    }
+
+    /// The place where the sweep continues.
+    pub(crate) fn cursor(&self) -> Sector {
+        self.cursor.get()
+    }
+
+    /// Sets the place where the sweep continues.
+    pub(crate) fn move_cursor(&self, to: Sector) {
+        self.cursor.set(to);
+    }
+
+    /// The place where the search for full stripes continues.
+    pub(crate) fn stripe_cursor(&self) -> Sector {
+        self.stripe_cursor.get()
+    }
+
+    /// Sets the place where the search for full stripes continues.
+    pub(crate) fn move_stripe_cursor(&self, to: Sector) {
+        self.stripe_cursor.set(to);
+    }
+
+    /// The time at which the oldest dirty data became dirty, as far as the task has seen.
+    pub(crate) fn dirty_since(&self) -> Option<Nanos> {
+        self.dirty_since.get()
+    }
+
+    /// Records at `now` whether the volume has dirty data.
+    pub(crate) fn saw_dirty(&self, now: Nanos, is_dirty: bool) {
+        let since = self.dirty_since.get().unwrap_or(now);
+        self.dirty_since.set(is_dirty.then_some(since));
+    }
+
+    /// Whether a drain is under way.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.get() > 0
+    }
+
+    /// Records that the task began.
+    pub(crate) fn task_began(&self) {
+        self.running.set(true);
+    }
+
+    /// Records that the task ended.
+    pub(crate) fn task_ended(&self) {
+        self.running.set(false);
+        self.progressed();
+    }
+
+    /// Records that a batch has made `written` clean.
+    pub(crate) fn batch_done(&self, written: Sectors) {
+        self.failures.set(0);
+        self.written.set(self.written.get() + written);
+        self.progressed();
+    }
+
+    /// Records that a batch has failed.
+    pub(crate) fn batch_failed(&self, error: EngineError) {
+        self.failed(error);
+        self.failures.set(self.failures.get().saturating_add(1));
+        self.progressed();
+    }
+
+    /// Records an error that does not count against a drain.
+    pub(crate) fn failed(&self, error: EngineError) {
+        *self.last_error.borrow_mut() = Some(Arc::new(error));
+    }
+
+    /// The number of batches that failed in a row.
+    pub(crate) fn failures(&self) -> u32 {
+        self.failures.get()
+    }
+
+    /// All data that was written back since the start.
+    pub(crate) fn written(&self) -> Sectors {
+        self.written.get()
     }
 
     pub(crate) fn rate(&self) -> u32 {
@@ -109,7 +204,7 @@ impl WritebackState {
 
     /// Waits until the task has ended.
     pub(crate) async fn stopped(&self) {
-        self.progress.wait_until(|| !self.running.get()).await;
+        self.progress_until(|| !self.running.get()).await;
     }
 }
 

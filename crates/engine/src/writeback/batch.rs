@@ -119,7 +119,7 @@ pub(super) async fn write_back(
 
 /// Fails if a caller waits until nothing is dirty, and all dirty data is damaged.
 async fn only_damaged_left(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) -> Result<(), EngineError> {
-    if volume.writeback().draining.get() == 0 && !volume.is_detaching() {
+    if !volume.writeback().is_draining() && !volume.is_detaching() {
         return Ok(());
     }
     match damaged_left(volume.target(cache, inode)).await? {

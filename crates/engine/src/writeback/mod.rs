@@ -14,7 +14,6 @@ mod runs;
 pub use self::figures::{RateReason, WritebackFigures};
 
 use std::rc::Rc;
-use std::sync::Arc;
 
 use format::{BackingState, Inode, Sector, Sectors};
 use io::Nanos;
@@ -49,8 +48,8 @@ pub(crate) fn writeback_figures(volume: &Volume) -> WritebackFigures {
         rate_reason: rate_reason(volume),
         share: volume.attached().map_or(1.0, |(cache, _)| writeback_share(volume, &cache)),
         rate: volume.writeback_debug(),
-        written: volume.writeback().written.get(),
-        failures: volume.writeback().failures.get(),
+        written: volume.writeback().written(),
+        failures: volume.writeback().failures(),
         last_error: volume.writeback().last_error().map(|e| e.to_string()),
     }
 }
@@ -70,7 +69,7 @@ fn rate_reason(volume: &Volume) -> RateReason {
         RateReason::NothingDirty
     } else if volume.is_detaching() {
         RateReason::Detaching
-    } else if volume.writeback().draining.get() > 0 {
+    } else if volume.writeback().is_draining() {
         RateReason::Draining
     } else if !running {
         RateReason::Stopped
@@ -93,7 +92,7 @@ fn rate_reason(volume: &Volume) -> RateReason {
 
 fn unlimited(volume: &Volume, cache: &Cache) -> bool {
     volume.is_detaching()
-        || volume.writeback().draining.get() > 0
+        || volume.writeback().is_draining()
         || volume.settings().writeback_percent == 0
         || is_room_urgent(volume, cache)
 }
@@ -128,14 +127,14 @@ fn writeback_due(volume: &Volume, cache: &Cache, dirty: Sectors) -> Option<Nanos
         return None;
     }
     let t = volume.settings();
-    let urgent = volume.is_detaching() || volume.writeback().draining.get() > 0;
+    let urgent = volume.is_detaching() || volume.writeback().is_draining();
     if !t.writeback_running && !urgent {
         return None;
     }
     if urgent || is_room_urgent(volume, cache) {
         return Some(Nanos(0));
     }
-    let since = volume.writeback().dirty_since.get().unwrap_or(Nanos(0));
+    let since = volume.writeback().dirty_since().unwrap_or(Nanos(0));
     Some(since.after(Nanos::from_secs(u64::from(t.writeback_delay))))
 }
 
@@ -148,7 +147,7 @@ pub(crate) fn start(volume: &Rc<Volume>, cache: &Cache) {
 /// The writeback task of a volume. It ends when the volume is stopped or is no longer attached.
 async fn run(volume: Rc<Volume>) {
     let wb = &volume.writeback();
-    wb.running.set(true);
+    wb.task_began();
     while let Some((cache, inode)) = volume.attached() {
         if cache.device.is_stopping() || volume.is_stopping() {
             break;
@@ -157,8 +156,7 @@ async fn run(volume: Rc<Volume>) {
         sweep(&volume, &cache, inode).await;
         cache.index.tree_mut().drop_stripes(inode);
     }
-    wb.running.set(false);
-    wb.progress.notify_all();
+    wb.task_ended();
 }
 
 /// Counts the dirty stripes of a device on which partial stripes are expensive. It ends if a leaf cannot be read, which
@@ -191,8 +189,8 @@ async fn sweep(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) {
         let dirty = cache.index.tree().dirty_sectors(inode);
         if dirty == Sectors::ZERO {
             nothing_dirty(volume, cache).await;
-        } else if wb.dirty_since.get().is_none() {
-            wb.dirty_since.set(Some(now));
+        } else {
+            wb.saw_dirty(now, true);
         }
         let due = writeback_due(volume, cache, dirty);
         if due.is_none_or(|due| due > now) {
@@ -204,17 +202,13 @@ async fn sweep(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) {
         let began = volume.rt().now();
         match batch::write_back(volume, cache, inode, limit).await {
             Ok(batch) => {
-                wb.failures.set(0);
-                wb.written.set(wb.written.get() + batch.written);
                 cache.tasks.times().borrow_mut().writeback_batches.record(volume.rt().now().since(began));
-                wb.progress.notify_all();
+                wb.batch_done(batch.written);
                 rest(volume, cache, &batch, began).await;
             }
             Err(e) => {
                 cache.device.emit(SetEvent::WritebackFailed { error: e.clone() });
-                *wb.last_error.borrow_mut() = Some(Arc::new(e));
-                wb.failures.set(wb.failures.get().saturating_add(1));
-                wb.progress.notify_all();
+                wb.batch_failed(e);
                 volume.rt().sleep(RETRY_DELAY).await;
             }
         }
@@ -224,15 +218,15 @@ async fn sweep(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) {
 /// Sets the state of a device without dirty data to clean.
 async fn nothing_dirty(volume: &Volume, cache: &Cache) {
     let wb = &volume.writeback();
-    wb.dirty_since.set(None);
+    wb.saw_dirty(volume.rt().now(), false);
     if volume.state() != Some(BackingState::Dirty) || volume.dirty_in_flight() > 0 {
         return;
     }
     if let Err(e) = volume.mark_clean().await {
-        *wb.last_error.borrow_mut() = Some(Arc::new(e));
+        wb.failed(e);
         volume.rt().sleep(RETRY_DELAY).await;
     }
-    wb.progress.notify_all();
+    wb.progressed();
     if cache.tunables.borrow().gc_after_writeback && cache.alloc.in_use_percent() >= 50 {
         cache.alloc.walks().request();
     }
@@ -248,7 +242,7 @@ async fn wait_until_due(volume: &Volume, cache: &Cache, inode: Inode, due: Optio
             || (dirty > Sectors::ZERO) != was_dirty
             || writeback_due(volume, cache, dirty).is_some_and(|d| due.is_none_or(|old| d < old))
     };
-    let wait = std::pin::pin!(volume.writeback().wake.wait_until(changed));
+    let wait = std::pin::pin!(volume.writeback().woken_when(changed));
     match due {
         Some(at) => {
             // No event is sent when room becomes short.
@@ -279,7 +273,7 @@ async fn rest(volume: &Volume, cache: &Cache, batch: &batch::Batch, began: Nanos
         }
     } else if delay > Nanos(0) {
         let urgent = || cache.device.is_stopping() || volume.is_stopping() || unlimited(volume, cache);
-        let wait = std::pin::pin!(wb.wake.wait_until(urgent));
+        let wait = std::pin::pin!(wb.woken_when(urgent));
         match select(wait, volume.rt().sleep(delay)).await {
             Either::Left(()) | Either::Right(()) => {}
         }
@@ -311,7 +305,7 @@ async fn update_rate(volume: Rc<Volume>) {
         let seconds = u64::from(volume.settings().writeback_rate_update_seconds).max(1);
         {
             let stop = || volume.is_stopping() || volume.attached().is_none();
-            let wait = std::pin::pin!(volume.writeback().wake.wait_until(stop));
+            let wait = std::pin::pin!(volume.writeback().woken_when(stop));
             if let Either::Left(()) = select(wait, volume.rt().sleep(Nanos::from_secs(seconds))).await {
                 return;
             }

@@ -143,7 +143,7 @@ pub(super) async fn collect(
 /// Selects the next dirty extents from the cursor on, ascending; the sweep wraps around at the end of the device.
 async fn collect_sweep(target: Target<'_>, picked: &mut Picked) -> Result<(), EngineError> {
     let volume = target.volume;
-    let first = volume.writeback().cursor.get();
+    let first = volume.writeback().cursor();
     let mut at = pick(target, first, MAX_POSITION, true, picked).await?;
     // A sweep ends at the end of the device; extents before the cursor go into the next batch, so that each batch is
     // ascending.
@@ -153,14 +153,14 @@ async fn collect_sweep(target: Target<'_>, picked: &mut Picked) -> Result<(), En
             at = pick(target, Sector(0), first, true, picked).await?;
         }
     }
-    volume.writeback().cursor.set(at);
+    volume.writeback().move_cursor(at);
     Ok(())
 }
 
 /// Selects completely dirty stripes; none if stripes are not counted.
 async fn collect_stripes(target: Target<'_>, picked: &mut Picked) -> Result<(), EngineError> {
     let Target { volume, cache, inode } = target;
-    let first = volume.writeback().stripe_cursor.get();
+    let first = volume.writeback().stripe_cursor();
     let mut from = first;
     let mut wrapped = first == Sector(0);
     while !picked.is_full() {
@@ -182,7 +182,7 @@ async fn collect_stripes(target: Target<'_>, picked: &mut Picked) -> Result<(), 
             }
         }
     }
-    volume.writeback().stripe_cursor.set(from);
+    volume.writeback().move_stripe_cursor(from);
     Ok(())
 }
 
@@ -439,7 +439,7 @@ mod tests {
                     let found: Vec<_> = runs.iter().map(|r| (r.start.0, r.size.0)).collect();
                     assert_eq!(found, [(STRIPE, size)]);
                     let wanted = if size == 64 { STRIPE + 64 } else { 0 };
-                    assert_eq!(volume.writeback().stripe_cursor.get(), Sector(wanted));
+                    assert_eq!(volume.writeback().stripe_cursor(), Sector(wanted));
                 }
                 volume.discard(Sector(STRIPE - 16), Sectors(64)).await.unwrap();
             }
