@@ -83,6 +83,12 @@ table! {
         WritebackFlushUnknownToCopies,
         /// Copies do not wait for a flush of what a failed writeback has written.
         FailedWritebackNotFlushed,
+        /// Writeback fills a gap with a clean copy of data that the backing device has dropped.
+        DroppedCopyBridged,
+        /// A device that leaves the set is flushed only if clients have written to it directly.
+        ReleaseFlushesClientsOnly,
+        /// A read does not notice a change that begins and ends while it looks its pieces up.
+        ChangeDuringLookUpUnnoticed,
         /// A bucket that keeps its generation is used again although an old footer of it may be on the device.
         OldFooterLeftAtStart,
         /// A bucket gets the generation with which an earlier process used it before a crash.

@@ -9,6 +9,8 @@ mod checksums;
 #[allow(dead_code)]
 mod contract;
 #[allow(dead_code)]
+mod dropped_data;
+#[allow(dead_code)]
 mod hung_device;
 #[allow(dead_code)]
 mod older_devices;
@@ -67,6 +69,9 @@ const RARE: &[Bug] = &[
     Bug::WipedTakenForDamaged,
     Bug::WritebackFlushUnknownToCopies,
     Bug::FailedWritebackNotFlushed,
+    Bug::DroppedCopyBridged,
+    Bug::ReleaseFlushesClientsOnly,
+    Bug::ChangeDuringLookUpUnnoticed,
     // Random plans damage no data.
     Bug::MovedUnverified,
     Bug::WrittenBackUnverified,
@@ -82,6 +87,15 @@ const SCENARIOS: &[(Bug, fn())] = &[
     (
         Bug::FailedWritebackNotFlushed,
         contract::a_copy_of_what_a_failed_writeback_has_written_waits_for_a_flush,
+    ),
+    (
+        Bug::DroppedCopyBridged,
+        dropped_data::writeback_does_not_fill_a_gap_with_data_that_the_device_has_dropped,
+    ),
+    (Bug::ReleaseFlushesClientsOnly, dropped_data::a_release_flushes_what_a_failed_writeback_has_written),
+    (
+        Bug::ChangeDuringLookUpUnnoticed,
+        dropped_data::a_change_while_a_read_looks_its_pieces_up_keeps_the_miss_out_of_the_cache,
     ),
     (Bug::LateFlushTrusted, hung_device::a_flush_that_hangs_does_not_fill_the_journal),
     (Bug::CrashLogAfterError, older_devices::a_crash_log_does_not_count_after_the_device_failed),

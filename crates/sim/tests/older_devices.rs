@@ -2,13 +2,15 @@
 //! the host stayed up, or an older copy of it was restored.
 #![allow(clippy::unwrap_used)]
 
+use std::pin::pin;
 use std::rc::Rc;
 
 use engine::{CacheSet, SetOptions};
 use format::{CacheMode, Sector, Sectors};
-use io::{CrashLogMemory, CrashLogRef};
+use io::sync::select;
+use io::{Completer, CrashLogMemory, CrashLogRef, Device, DeviceInfo, Disk, Nanos, Request};
 use sim::crash_log::Memory;
-use sim::disk::{Fault, Kind, Matching, Retained};
+use sim::disk::{Fault, Kind, Matching, Retained, SimDisk};
 use sim::hardware::Layout;
 use sim::image::Image;
 use sim::scenario::{Boot, Scenario};
@@ -77,6 +79,45 @@ fn a_crash_log_does_not_count_after_a_discard_failed() {
     scenario.cache_power_cut(Retained::Nothing);
     assert!(memory.recorded().is_empty());
     start_and_judge(&mut scenario, options(&memory));
+}
+
+/// A disk that says that it has holes, as a sparse file does.
+struct WithHoles {
+    disk: Rc<SimDisk>,
+    info: DeviceInfo,
+}
+
+impl Device for WithHoles {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn submit(&self, request: Request, completer: Completer) {
+        self.disk.submit(request, completer);
+    }
+}
+
+/// The same where a wipe of a sparse device discards a bucket, or reads it to check the discard, and that request fails.
+#[test]
+fn a_crash_log_does_not_count_after_a_request_of_a_wipe_failed() {
+    for kind in [Kind::Discard, Kind::Read] {
+        let memory = Rc::new(Memory::default());
+        let mut scenario = Scenario::new(2, Layout::small(CacheMode::Writeback), 0);
+        let first = options(&memory);
+        scenario.boot(move |mut b| async move {
+            let info = DeviceInfo { sparse: true, ..b.cache.info().clone() };
+            b.parts.cache = Disk::new(Rc::new(WithHoles { disk: b.cache.clone(), info }), b.rt.clone());
+            write_twice(&b, first).await;
+            b.cache.set_faults(vec![Fault { matching: Matching::all(kind), skip: 0, count: 1 }]);
+            // The operator gives the wipe up.
+            drop(select(pin!(b.set().wipe()), b.rt.sleep(Nanos(60_000))).await);
+            b.sleep_ms(50).await;
+            assert!(b.cache.counters().failed > 0, "no request of the wipe failed");
+        });
+        scenario.cache_power_cut(Retained::Nothing);
+        assert!(memory.recorded().is_empty(), "after a failed {kind:?}");
+        start_and_judge(&mut scenario, options(&memory));
+    }
 }
 
 /// The file system under the cache is full: neither data nor metadata can be written, and the set is disabled. Nothing was

@@ -60,12 +60,8 @@ async fn refill(alloc: &Allocator, wanted: usize) -> Result<usize, EngineError> 
             })
             .collect();
         for d in discards {
-            // A discard is a hint: a device that refuses it loses no data. Another error may mean that the device lost its
-            // power.
-            if let Err(e) = d.await.result
-                && !e.is_unsupported()
-            {
-                alloc.device.request_failed(&e);
+            if let Err(e) = d.await.result {
+                alloc.device.discard_failed(&e);
             }
         }
     }

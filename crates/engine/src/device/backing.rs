@@ -76,11 +76,6 @@ impl BackingDevice {
         &self.disk
     }
 
-    /// Counts a write that was answered. A flush that begins from now on makes it durable.
-    pub(crate) fn wrote(&self) -> Tick {
-        self.gate.wrote()
-    }
-
     /// The number of flushes.
     pub(crate) fn flush_count(&self) -> u64 {
         self.gate.count()
@@ -212,11 +207,12 @@ impl BackingDevice {
         self.direct_writes.set(self.gate.wrote());
     }
 
-    /// Records that writeback failed to write data. The device may have a part of it, which no flush follows. A client can
-    /// read that part after it has discarded the dirty data.
-    pub(crate) fn writeback_failed(&self) {
-        if !bug(Bug::FailedWritebackNotFlushed) {
-            self.failed_writeback.set(self.gate.wrote());
+    /// Records that a write of dirty data has ended. If it failed, the device may have a part of the data, and writeback sends
+    /// no flush for it. A client can read that part after it has discarded the dirty data.
+    pub(crate) fn wrote_back(&self, result: &Result<(), IoError>) {
+        let tick = self.gate.wrote();
+        if result.is_err() && !bug(Bug::FailedWritebackNotFlushed) {
+            self.failed_writeback.set(tick);
         }
     }
 

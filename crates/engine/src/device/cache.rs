@@ -290,6 +290,13 @@ impl CacheDevice {
         }
     }
 
+    /// Handles a failed discard. A discard is a hint: a device that refuses it loses no data.
+    pub(crate) fn discard_failed(&self, e: &IoError) {
+        if !e.is_unsupported() {
+            self.request_failed(e);
+        }
+    }
+
     /// Records the result of a data request: counts an error, and makes the set fail at the limit (semantics section
     /// 14.2).
     pub(crate) fn observe_data(&self, result: &Result<(), IoError>) {

@@ -7,7 +7,7 @@
 use format::{Ptr, Sector, Sectors};
 use io::{Buffer, Nanos};
 
-use super::read::{Read, read_directly};
+use super::read::{Read, read_settled};
 use super::{Blocks, Cache, Target, Volume};
 use crate::canary::{Bug, bug};
 use crate::device::ReadEpoch;
@@ -29,7 +29,7 @@ pub(super) async fn read_instead(
     arrived: Nanos,
 ) -> (Buffer, Result<(), EngineError>) {
     let sectors = read.sectors();
-    let (buffer, result) = read_directly(volume, read.start, sectors, buffer, read.offset_bytes).await;
+    let (buffer, result) = read_settled(volume, read.start, sectors, buffer, read.offset_bytes).await;
     if result.is_ok() {
         volume.answered(OpKind::Read, Outcome::Miss, sectors, arrived);
     }

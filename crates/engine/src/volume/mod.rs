@@ -36,6 +36,7 @@ pub(crate) use cache::{Cache, Shared, VolumeLoad};
 pub(crate) use damaged::{CachedPiece, damaged_left, is_sound};
 pub use device::VolumeRef;
 pub(crate) use ranges::{RangeGuard, Ranges};
+pub(crate) use read::is_usable;
 pub(crate) use writeback_state::WritebackState;
 
 use crate::canary::{Mark, mark};

@@ -124,8 +124,8 @@ pub(super) async fn read_directly(
     (buffer, result)
 }
 
-/// Reads from the backing device of a volume without a cache. After a failed flush it waits for the operations under
-/// way, and a read during which a flush failed is repeated; see the head of the module.
+/// Reads from the backing device alone. After a failed flush it waits for the operations under way, and a read during which a
+/// flush failed is repeated; see the head of the module.
 pub(super) async fn read_settled(
     volume: &Volume,
     start: Sector,
@@ -201,7 +201,7 @@ pub(super) async fn read_cached(
         };
         if let Kind::Hit { ptr, dirty, .. } = seg.kind
             && seg.end == end
-            && is_used(volume, seg.kind)
+            && is_usable(volume, seg.kind)
             && blocks_of_data(cache).are_whole(ptr.offset(), sectors)
         {
             let began = volume.rt.turn_time();
@@ -259,9 +259,9 @@ pub(super) fn flush_has_failed(volume: &Volume) -> bool {
     volume.backing.as_ref().is_some_and(|b| b.flush_has_failed())
 }
 
-/// Whether a read takes the data of this extent from the cache: after a failed flush of the backing device it does not
-/// use clean copies that may be of data that the device has dropped.
-fn is_used(volume: &Volume, kind: Kind) -> bool {
+/// Whether the data of this extent may be taken from the cache: after a failed flush of the backing device clean copies may
+/// be of data that the device has dropped, unless a leaf on the cache device has their keys.
+pub(crate) fn is_usable(volume: &Volume, kind: Kind) -> bool {
     let may_be_dropped = matches!(kind, Kind::Hit { dirty: false, may_be_durable: false, .. });
     !may_be_dropped || !flush_has_failed(volume) || bug(Bug::FailedFlushIgnoredByReads)
 }
@@ -297,7 +297,7 @@ async fn pieces(target: Target<'_>, read: &Read, first: IndexSegment) -> Result<
     let (mut at, mut seg) = (read.start, first);
     loop {
         let hit = match seg.kind {
-            Kind::Hit { ptr, dirty, .. } if is_used(target.volume, seg.kind) => Some((ptr, dirty)),
+            Kind::Hit { ptr, dirty, .. } if is_usable(target.volume, seg.kind) => Some((ptr, dirty)),
             Kind::Hit { .. } | Kind::Hole { .. } => None,
         };
         match pieces.last_mut() {
@@ -320,16 +320,23 @@ async fn read_parts(
     first: IndexSegment,
     buffer: Buffer,
 ) -> (Buffer, Result<Option<Outcome>, EngineError>) {
+    let Target { volume, cache, .. } = target;
+    let caches =
+        volume.backing().is_some() && read.decision == Decision::Cache && !cache.device.is_stopping();
+    // The look-ups may wait for leaves. A change that begins and ends meanwhile is not seen by the pieces.
+    let looked_up = (caches && first.end < read.end && !bug(Bug::ChangeDuringLookUpUnnoticed))
+        .then(|| volume.ranges.hold_for_miss(read.start, read.end));
     let pieces = match pieces(target, read, first).await {
         Ok(p) => p,
         Err(e) => return (buffer, Err(e)),
     };
+    let caches = caches && looked_up.is_none_or(|range| range.is_valid());
     let found = match (pieces.iter().all(|p| p.hit.is_some()), pieces.iter().any(|p| p.hit.is_some())) {
         (true, _) => Outcome::Hit,
         (false, true) => Outcome::Partial,
         (false, false) => Outcome::Miss,
     };
-    let (buffer, whole) = read_pieces(target, read, pieces, buffer).await;
+    let (buffer, whole) = read_pieces(target, read, (pieces, caches), buffer).await;
     (buffer, whole.map(|whole| whole.then_some(found)))
 }
 
@@ -358,16 +365,15 @@ fn start_pieces(target: Target<'_>, pieces: Vec<ReadPiece>, caches: bool) -> Vec
     pieces.into_iter().map(start_piece).collect()
 }
 
-/// Reads all pieces at the same time; returns false if a bucket was reused meanwhile.
+/// Reads all pieces at the same time; returns false if a bucket was reused meanwhile. If `caches` is set, missing pieces are
+/// inserted into the cache.
 async fn read_pieces(
     target: Target<'_>,
     read: &Read,
-    pieces: Vec<ReadPiece>,
+    (pieces, caches): (Vec<ReadPiece>, bool),
     mut buffer: Buffer,
 ) -> (Buffer, Result<bool, EngineError>) {
     let Target { volume, cache, .. } = target;
-    let caches =
-        volume.backing().is_some() && read.decision == Decision::Cache && !cache.device.is_stopping();
     let mut outcome = Ok(true);
     let token = cache.data.read_token();
     let flush_failed = flush_has_failed(volume);

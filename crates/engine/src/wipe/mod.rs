@@ -341,7 +341,8 @@ async fn erase(cache: &Cache, at: Sector, size: Sectors) -> Result<(), EngineErr
 async fn makes_hole(cache: &Cache, at: Sector, size: Sectors) -> bool {
     /// The size of each read.
     const PART: Sectors = Sectors(2048);
-    if cache.device.disk().discard(at, size).await.is_err() {
+    if let Err(e) = cache.device.disk().discard(at, size).await {
+        cache.device.discard_failed(&e);
         return false;
     }
     let end = at + size;
@@ -350,6 +351,7 @@ async fn makes_hole(cache: &Cache, at: Sector, size: Sectors) -> bool {
         let part = PART.min(end - from);
         let buffer = cache.rt.pool().take(part.bytes() as usize);
         let (buffer, result) = cache.device.disk().read(from, buffer).await;
+        cache.device.observe_data(&result);
         if result.is_err() || buffer.as_slice().iter().any(|b| *b != 0) {
             return false;
         }

@@ -93,9 +93,6 @@ pub(super) async fn write_back(
     }
     let done = write_out(volume, cache, &backing, runs).await;
     let any_cleaned = done.iter().any(|w| !w.cleaned.is_empty());
-    if !any_cleaned && done.iter().any(|w| w.result.is_err()) {
-        backing.writeback_failed();
-    }
     if any_cleaned && !bug(Bug::CleanBeforeBackingFlush) {
         // Contract 4: the flush begins after the writes and ends before any key is marked clean.
         let _busy = backing.busy();
@@ -303,7 +300,7 @@ async fn write_span(
         }
     }
     let done = backing.write_back(start, size, whole).await;
-    backing.wrote();
+    backing.wrote_back(&done.result);
     done.result.map_err(Failure::Backing)?;
     Ok(size)
 }
@@ -365,7 +362,7 @@ async fn write_parts(
         let begin = (from - start).bytes() as usize;
         let buffer = volume.rt().pool().copy_of(&whole[begin..begin + size.bytes() as usize]);
         let done = backing.write_back(from, size, buffer).await;
-        backing.wrote();
+        backing.wrote_back(&done.result);
         done.result.map_err(Failure::Backing)?;
         written += size;
     }

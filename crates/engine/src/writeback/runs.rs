@@ -18,7 +18,7 @@ use crate::index::{Kind, MAX_POSITION, NotLoaded};
 use crate::policy::bridging::{Bridging, Shape};
 use crate::policy::cost::Costs;
 use crate::policy::stripes::StripeGeometry;
-use crate::volume::{Cache, RangeGuard, Target, Volume};
+use crate::volume::{Cache, RangeGuard, Target, Volume, is_usable};
 
 /// The largest number of keys in one batch: 32 MiB if each is one block of 4 KiB.
 const MAX_KEYS: usize = 8192;
@@ -271,10 +271,10 @@ fn chain(
 
 /// Adds a chain of extents to the batch, as one run or as one run for each group of adjacent extents.
 fn add_runs(target: Target<'_>, extents: Vec<Extent>, picked: &mut Picked) {
-    let Target { volume, cache, inode } = target;
+    let volume = target.volume;
     let groups = groups(&extents);
     if groups.len() > 1 {
-        let filling = filling(cache, inode, &extents);
+        let filling = filling(target, &extents);
         let (start, end) = ends(&extents);
         let shape = Shape {
             groups: groups.len() as u64,
@@ -311,8 +311,10 @@ pub(super) fn groups(extents: &[Extent]) -> Vec<Vec<Extent>> {
 }
 
 /// Where to read the gaps between extents: a gap of which the cache has a clean copy as a whole is read from the cache;
-/// the others are read from the backing device, in one request that includes everything between them.
-fn filling(cache: &Cache, inode: Inode, extents: &[Extent]) -> Filling {
+/// the others are read from the backing device, in one request that includes everything between them. A copy that a read may
+/// not use would bring back data that the backing device has dropped.
+fn filling(target: Target<'_>, extents: &[Extent]) -> Filling {
+    let Target { volume, cache, inode } = target;
     let mut copies: Vec<Extent> = Vec::new();
     let mut disk: Option<(Sector, Sector)> = None;
     for pair in extents.windows(2) {
@@ -323,7 +325,9 @@ fn filling(cache: &Cache, inode: Inode, extents: &[Extent]) -> Filling {
         while at < end {
             match cache.index.segment(inode, at, end) {
                 Ok(seg) => match seg.kind {
-                    Kind::Hit { ptr, dirty: false, .. } => {
+                    Kind::Hit { ptr, dirty: false, .. }
+                        if is_usable(volume, seg.kind) || bug(Bug::DroppedCopyBridged) =>
+                    {
                         copies.push(Extent { start: at, size: seg.end - at, ptr });
                         at = seg.end;
                     }
