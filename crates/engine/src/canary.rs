@@ -87,6 +87,8 @@ table! {
         DroppedCopyBridged,
         /// A device that leaves the set is flushed only if clients have written to it directly.
         ReleaseFlushesClientsOnly,
+        /// A flush of the cache device that fails after its caller has given up does not make the set fail.
+        FlushWithoutWaiterTrusted,
         /// A read does not notice a change that begins and ends while it looks its pieces up.
         ChangeDuringLookUpUnnoticed,
         /// A bucket that keeps its generation is used again although an old footer of it may be on the device.

@@ -120,6 +120,42 @@ fn a_crash_log_does_not_count_after_a_request_of_a_wipe_failed() {
     }
 }
 
+/// A client gives up its flush of data that was overwritten in place. The flush fails, and the device loses what another client
+/// has written meanwhile. No task waits for that flush.
+#[test]
+pub fn a_crash_log_does_not_count_after_a_flush_failed_for_which_no_task_waits() {
+    let memory = Rc::new(Memory::default());
+    let mut scenario = Scenario::new(2, Layout::small(CacheMode::Writeback), 0);
+    let mut first = options(&memory);
+    first.tunables.overwrite_in_place = engine::tunables::Overwrite::Always;
+    scenario.boot(move |b| async move {
+        b.open_with(first).await;
+        b.tune(0, "writeback_running", "0").await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        let c = &b.clients[0];
+        assert!(c.write(64, 2, false).await && c.write(128, 2, false).await && c.flush().await);
+        b.sleep_ms(1000).await;
+        assert!(c.write(64, 2, false).await, "in place");
+        b.cache.lose_in_flush(0, Retained::Nothing);
+        b.cache.hold(Matching::all(Kind::Flush));
+        let volume = b.volume(0);
+        drop(select(pin!(volume.flush()), b.rt.sleep(Nanos::from_ms(5))).await);
+        assert_eq!(b.cache.held(), 1);
+        // Not in place, because it begins before the dirty data.
+        assert!(c.write(127, 2, false).await);
+        b.cache.release();
+        b.sleep_ms(10).await;
+        assert!(b.cache.counters().failed > 0);
+    });
+    assert!(memory.recorded().is_empty());
+    scenario.kill();
+    let second = options(&memory);
+    scenario.boot(move |b| async move {
+        b.open_with(second).await;
+        b.read_all(0).await;
+    });
+}
+
 /// The file system under the cache is full: neither data nor metadata can be written, and the set is disabled. Nothing was
 /// lost, so what was answered is there when there is room again. Once the crash log was given up, as for a device that is broken.
 #[test]

@@ -15,6 +15,7 @@ use format::{CacheSuper, Geometry, Sector, Sectors, SetMagic};
 use io::{Buffer, Disk, Handle, IoError};
 
 use super::{CrashLog, FlushGate, Meter, MeteredIo, ReadEpoch, SUPERBLOCK_SECTOR, Tick};
+use crate::canary::{Bug, bug};
 use crate::error::{EngineError, Place};
 use crate::events::{Events, SetEvent};
 use crate::policy::cost::CostModel;
@@ -76,6 +77,20 @@ impl CacheDevice {
             events: Events::default(),
             disk,
         }
+    }
+
+    /// Makes the set fail when a flush fails, also if no task waits for that flush any more. Called once, when the set is
+    /// assembled.
+    pub(crate) fn watch_flushes(self: &Rc<Self>) {
+        // The gate belongs to the device and must not keep it alive.
+        let device = Rc::downgrade(self);
+        self.gate.set_on_failure(move |e| {
+            if let Some(device) = device.upgrade()
+                && !bug(Bug::FlushWithoutWaiterTrusted)
+            {
+                device.fail(e.clone().into());
+            }
+        });
     }
 
     /// Sets the function that wakes every waiting task of the set. It is called once, when the set is assembled.

@@ -7,7 +7,7 @@
 //! fails, too, because the device may have dropped the data and a repeated flush could hide that. Therefore each flush
 //! is a separate task, whose result is recorded even if no task waits for it any more.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 use io::sync::Event;
@@ -33,6 +33,8 @@ struct FlushState {
     flushed: Cell<Tick>,
     running: Cell<bool>,
     failed: RefCell<Option<IoError>>,
+    /// Called with the error of the first flush that fails, also if no task waits for it any more.
+    on_failure: OnceCell<Box<dyn Fn(&IoError)>>,
     done: Event,
     count: Cell<u64>,
 }
@@ -45,10 +47,16 @@ impl FlushGate {
             flushed: Cell::new(Tick(0)),
             running: Cell::new(false),
             failed: RefCell::default(),
+            on_failure: OnceCell::new(),
             done: Event::default(),
             count: Cell::new(0),
         };
         FlushGate { state: Rc::new(state) }
+    }
+
+    /// Sets the function that is called when a flush fails. It is called once, when the set is assembled.
+    pub(crate) fn set_on_failure(&self, call: impl Fn(&IoError) + 'static) {
+        assert!(self.state.on_failure.set(Box::new(call)).is_ok(), "a set is assembled once");
     }
 
     /// Records a write that has completed or may have reached the device; flushes that begin later cover it.
@@ -104,7 +112,12 @@ impl FlushGate {
             let covers = if bug(Bug::FlushCoversLateWrites) { state.now.get() } else { covers };
             match result {
                 Ok(()) => state.flushed.set(state.flushed.get().max(covers)),
-                Err(e) => *state.failed.borrow_mut() = Some(e),
+                Err(e) => {
+                    *state.failed.borrow_mut() = Some(e.clone());
+                    if let Some(call) = state.on_failure.get() {
+                        call(&e);
+                    }
+                }
             }
             state.running.set(false);
             state.done.notify_all();

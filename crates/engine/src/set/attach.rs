@@ -312,10 +312,11 @@ pub(super) async fn release(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), 
     let stopped = volume.stop().await;
     let Some(inode) = volume.inode() else { return stopped };
     if let Some(backing) = volume.backing() {
-        // Copies in leaves that are not written yet count as durable when the device has left.
-        match bug(Bug::ReleaseFlushesClientsOnly) {
-            true => backing.settle_direct_writes().await?,
-            false => backing.settle_content().await?,
+        backing.settle_direct_writes().await?;
+        // Copies in leaves that are not written yet count as durable when the device has left. If a flush fails, the leaves
+        // are written without them.
+        if !bug(Bug::ReleaseFlushesClientsOnly) && backing.settle_content().await.is_err() {
+            core.cache.index.write_all_leaves().await?;
         }
     }
     core.cache.journal.commit_keys().await?;

@@ -177,6 +177,7 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
     let core = Rc::new(Core::new(Rc::new(cache), memory));
     // The device belongs to the set and must not keep it alive.
     let weak = Rc::downgrade(&core);
+    core.cache.device.watch_flushes();
     core.cache.device.set_wake(move || {
         if let Some(core) = weak.upgrade() {
             core.wake_all();

@@ -20,7 +20,7 @@ pub(super) async fn stop(core: &Core) -> Result<(), EngineError> {
     core.cache.tasks.all_ended().await;
     // A device that cannot be flushed must not keep the data of other devices from becoming durable.
     for b in core.cache.backings.all() {
-        stopped = stopped.and(b.settle_content().await.map_err(EngineError::from));
+        stopped = stopped.and(b.settle_direct_writes().await.map_err(EngineError::from));
     }
     let result = async {
         core.cache.device.check()?;

@@ -204,7 +204,7 @@ impl Volume {
             let backing = self.backing();
             let settle = async {
                 match &backing {
-                    Some(b) => b.settle_content().await,
+                    Some(b) => b.settle_direct_writes().await,
                     None => Ok(()),
                 }
             };

@@ -290,10 +290,16 @@ fn count_read(target: Target<'_>, read: &Read, found: Outcome, arrived: Nanos) {
 }
 
 /// Splits a request into the extents and holes of the index; adjacent holes become one piece. `first`: the extent or
-/// hole at the beginning of the request, as just looked up.
-async fn pieces(target: Target<'_>, read: &Read, first: IndexSegment) -> Result<Vec<ReadPiece>, EngineError> {
-    let Target { cache, inode, .. } = target;
+/// hole at the beginning of the request, as just looked up. Returns also false if a change overlapped the request while the
+/// look-ups waited for a leaf: the pieces may be of different moments then, so no miss may be inserted.
+async fn pieces(
+    target: Target<'_>,
+    read: &Read,
+    first: IndexSegment,
+) -> Result<(Vec<ReadPiece>, bool), EngineError> {
+    let Target { volume, cache, inode } = target;
     let mut pieces: Vec<ReadPiece> = Vec::new();
+    let mut waited: Option<RangeGuard> = None;
     let (mut at, mut seg) = (read.start, first);
     loop {
         let hit = match seg.kind {
@@ -306,9 +312,18 @@ async fn pieces(target: Target<'_>, read: &Read, first: IndexSegment) -> Result<
         }
         at = seg.end;
         if at >= read.end {
-            return Ok(pieces);
+            let unchanged = waited.is_none_or(|range| range.is_valid());
+            return Ok((pieces, unchanged || bug(Bug::ChangeDuringLookUpUnnoticed)));
         }
-        seg = cache.index.segment_loaded(inode, at, read.end).await?;
+        seg = loop {
+            match cache.index.segment(inode, at, read.end) {
+                Ok(seg) => break seg,
+                Err(NotLoaded(leaf)) => {
+                    waited.get_or_insert_with(|| volume.ranges.hold_for_miss(read.start, read.end));
+                    cache.index.load_leaf(leaf).await?;
+                }
+            }
+        };
     }
 }
 
@@ -323,14 +338,11 @@ async fn read_parts(
     let Target { volume, cache, .. } = target;
     let caches =
         volume.backing().is_some() && read.decision == Decision::Cache && !cache.device.is_stopping();
-    // The look-ups may wait for leaves. A change that begins and ends meanwhile is not seen by the pieces.
-    let looked_up = (caches && first.end < read.end && !bug(Bug::ChangeDuringLookUpUnnoticed))
-        .then(|| volume.ranges.hold_for_miss(read.start, read.end));
-    let pieces = match pieces(target, read, first).await {
-        Ok(p) => p,
+    let (pieces, unchanged) = match pieces(target, read, first).await {
+        Ok(found) => found,
         Err(e) => return (buffer, Err(e)),
     };
-    let caches = caches && looked_up.is_none_or(|range| range.is_valid());
+    let caches = caches && unchanged;
     let found = match (pieces.iter().all(|p| p.hit.is_some()), pieces.iter().any(|p| p.hit.is_some())) {
         (true, _) => Outcome::Hit,
         (false, true) => Outcome::Partial,
