@@ -137,7 +137,7 @@ fn what_reaches_the_backing_device_is_told_apart() {
 }
 
 #[test]
-fn a_pace_has_its_reason() {
+fn a_rate_has_its_reason() {
     with(async |rig| {
         let reason = || VolumeFigures::of(&rig.volume).writeback.rate_reason;
         assert_eq!(reason(), RateReason::NothingDirty);

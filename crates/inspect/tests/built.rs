@@ -128,7 +128,7 @@ fn keys_of_detached_devices_are_legal() {
     assert!(matches!(error.err(), Some(ExtractError::NotAVolume { .. })));
 }
 
-/// Every combination of state, set and slot has one standing.
+/// Every combination of state, set and slot has one attachment.
 #[test]
 fn relations() {
     use BackingState as S;

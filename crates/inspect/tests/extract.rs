@@ -78,7 +78,7 @@ fn set_state(e: &mut Edit, state: u64) {
 }
 
 #[test]
-fn void_slots_are_refused_with_numbers() {
+fn invalid_slots_are_refused_with_numbers() {
     for (state, name) in [(0, "no cache"), (3, "inconsistent")] {
         let mut e = Edit::new(DIR);
         set_state(&mut e, state);

@@ -46,7 +46,7 @@ pub struct Tried {
     pub alike: u64,
 }
 
-/// Runs a boot after a `prologue`, with a power cut before every `step`th effect, and tries some outcomes of each crash.
+/// Runs a boot after a `prologue`, with a power loss before every `step`th effect, and tries some outcomes of each crash.
 ///
 /// Returns the number of crashes.
 ///
@@ -75,7 +75,7 @@ where
     crash_everywhere(make, prologue, script, step, some).crashes
 }
 
-/// Runs a boot after a `prologue`, with a power cut before every effect, and tries every subset of the non-durable writes.
+/// Runs a boot after a `prologue`, with a power loss before every effect, and tries every subset of the non-durable writes.
 ///
 /// It tries every subset of up to `most` blocks or writes of a device ([`Moment::outcomes`]) in every combination with the
 /// subsets of the other devices. If these are more than `COMBINATIONS`, `most` is lower at that moment.

@@ -20,7 +20,7 @@ use crate::stamp::SECTOR;
 /// Any finding worse than a notice is an error. So is clean data that differs from the backing device (durability contract
 /// 9), and dirty data of a device whose superblock says clean (6).
 ///
-/// One finding is permitted, because the format has no protection against it: a power cut may tear the last bset of a btree
+/// One finding is permitted, because the format has no protection against it: a power loss may tear the last bset of a btree
 /// node. Then no data may be lost without that bset, and the contents are judged without it.
 ///
 /// # Errors

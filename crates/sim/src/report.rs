@@ -30,11 +30,11 @@ pub struct Report {
     pub in_recovery: u64,
     /// Crashes while the set was being opened after such a crash.
     pub in_second_recovery: u64,
-    /// Power cuts of all devices.
+    /// Power losses of all devices.
     pub power_cuts: u64,
-    /// Power cuts of the cache device alone, or of the backing devices alone.
+    /// Power losses of the cache device alone, or of the backing devices alone.
     pub partial_cuts: u64,
-    /// Deaths of the process.
+    /// Process crashes.
     pub kills: u64,
     /// Orderly stops.
     pub stops: u64,
@@ -90,7 +90,7 @@ pub struct Report {
     pub outages_that_end: u64,
     /// Substituted cache devices.
     pub substitutes: u64,
-    /// Deaths of the process after which all answered changes had to be present.
+    /// Process crashes after which all answered changes had to be present.
     pub strict_kills: u64,
     /// Crashes at a landmark.
     pub aimed: u64,

@@ -457,7 +457,7 @@ impl<'a> Run<'a> {
 
     /// Reports a crash to the oracles, and counts it.
     fn note_crash(&mut self, cut: Cut, boot: &BootPlan, session: &Session) {
-        // With memory that outlives the process, the death of the process loses no answered change.
+        // With memory that outlives the process, a process crash loses no answered change.
         let strict = cut == Cut::Kill && self.memory.is_some() && boot.faults.is_none();
         for oracle in &self.oracles {
             match strict {

@@ -180,7 +180,7 @@ impl Scenario {
 
     pub(crate) fn begin<F: Future<Output = ()> + 'static>(&mut self, script: impl FnOnce(Boot) -> F) -> End {
         assert!(self.running.is_none(), "the last boot was not ended");
-        // Faults and power cuts of a boot are set before the boot begins, so [`Hardware::boot`], which clears them, is not
+        // Faults and power losses of a boot are set before the boot begins, so [`Hardware::boot`], which clears them, is not
         // used.
         let machine = Machine::boot(&self.hardware.world, self.order);
         let client = |(i, o): (usize, &Rc<RefCell<Oracle>>)| {

@@ -41,7 +41,7 @@ enum Row {
     RefuseUnknownDirty,
     /// It comes up with what the cache has of it.
     Known,
-    /// It comes up empty; what the cache had is void.
+    /// It comes up empty; what the cache had is invalid.
     Fresh,
 }
 

@@ -169,7 +169,7 @@ fn one_of_two_detaches_is_given_up() {
 }
 
 /// Two operators delete a volume, and a third one creates one. The slot was that of the new volume when the second deletion came
-/// to its turn, and the new volume was void.
+/// to its turn, and the new volume was deleted.
 #[test]
 fn a_volume_is_deleted_once() {
     let mut scenario = Scenario::new(3, Layout::small(CacheMode::Writeback), 256);

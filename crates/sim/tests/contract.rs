@@ -13,7 +13,7 @@ use sim::scenario::{Boot, Scenario};
 const NEVER_MS: u16 = 60_000;
 
 /// Opens a set whose cache holds a durable clean copy of the first 512 sectors, and newer dirty data over a few
-/// of them, of which nothing is durable: no flush, a journal that is in no hurry, and no new bucket, whose generation
+/// of them, of which nothing is durable: no flush, a journal with a long delay, and no new bucket, whose generation
 /// would have to be durable. From now on nothing can become durable on the cache device.
 async fn dirty_over_a_clean_copy(b: &Boot) {
     let mut options = SetOptions::default();
@@ -126,7 +126,7 @@ pub fn a_device_that_was_let_go_says_so_when_the_cache_fails() {
 }
 
 /// Contract 2 and 8: the hole that a discard leaves over flushed dirty data is not durable yet. A read puts a clean copy over
-/// it. A durable write past the cache finds the copy, and must wait for the hole below it all the same: else a power cut
+/// it. A durable write past the cache finds the copy, and must wait for the hole below it all the same: else a power loss
 /// brings the dirty data back over what was acknowledged as durable.
 #[test]
 pub fn a_durable_write_past_the_cache_waits_for_the_hole_below_a_copy() {

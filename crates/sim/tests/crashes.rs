@@ -1,4 +1,4 @@
-//! Fifteen busy seconds of a set, with a power cut at every effect of a device, and several outcomes of each cut: none, all or
+//! Fifteen busy seconds of a set, with a power loss at every effect of a device, and several outcomes of each cut: none, all or
 //! some of the writes that are not durable survive.
 #![allow(clippy::unwrap_used)]
 

@@ -35,7 +35,7 @@ fn conformance() {
     }
 }
 
-/// After a power cut at a random moment every block holds a version that it had since its last flush, or the one
+/// After a power loss at a random moment every block holds a version that it had since its last flush, or the one
 /// that was flushed.
 #[test]
 fn what_a_power_cut_leaves() {

@@ -1,4 +1,4 @@
-//! A cache device that is older than at the death of the process, or than its backing devices know: it lost its power while
+//! A cache device that is older than at the process crash, or than its backing devices know: it lost its power while
 //! the host stayed up, or an older copy of it was restored.
 #![allow(clippy::unwrap_used)]
 

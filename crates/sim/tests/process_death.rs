@@ -1,5 +1,5 @@
-//! The death of a process, with memory that outlives it (`io::CrashLogMemory`): no answered write is lost, flushed or not.
-//! Without such memory the same scenario loses writes, as at a power cut.
+//! A process crash, with memory that outlives the process (`io::CrashLogMemory`): no answered write is lost, flushed or not.
+//! Without such memory the same scenario loses writes, as at a power loss.
 #![allow(clippy::unwrap_used)]
 
 use std::cell::RefCell;

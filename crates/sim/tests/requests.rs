@@ -275,6 +275,25 @@ fn errors_are_counted_and_events_are_waited_for() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
+/// A request of two pieces: one that the cache fails to read, and one that it does not have. The backing device fails both.
+#[test]
+fn an_error_of_a_read_in_place_of_the_cache_counts_for_the_backing_device() {
+    let mut scenario = Scenario::new(8, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
+        b.open().await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        assert!(b.clients[0].read(0, 8).await.is_some());
+        b.sleep_ms(100).await;
+        assert_eq!(b.set().status().cached_sectors, Sectors(8));
+        b.clients[0].set_tolerant(true);
+        b.cache.set_faults(vec![Fault { matching: Matching::all(Kind::Read), skip: 0, count: 1 }]);
+        b.backings[0].set_faults(vec![Fault { matching: Matching::all(Kind::Read), skip: 0, count: 2 }]);
+        assert!(b.clients[0].read(0, 16).await.is_none());
+        assert_eq!(b.volume(0).io_errors(), 2);
+    });
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
+}
+
 /// Copies of what was read are written behind the readers' backs: 128 at a time, and whoever reads more is only answered.
 #[test]
 fn so_many_misses_are_cached_at_a_time() {

@@ -1,4 +1,4 @@
-//! Short scenarios with the power cut before every effect of a device, and every subset of what was not durable surviving:
+//! Short scenarios with the power loss before every effect of a device, and every subset of what was not durable surviving:
 //! block by block where a device has at most [`MOST`] of them, else write by write, and where there are more than
 //! [`MOST`] writes, none, all, each alone, and all but one.
 #![allow(clippy::unwrap_used)]

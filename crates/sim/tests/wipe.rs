@@ -180,7 +180,7 @@ fn others_are_served_meanwhile() {
     }
 }
 
-/// Power cuts before every effect of a detach with its wipe, while others write; several outcomes of each.
+/// Power losses before every effect of a detach with its wipe, while others write; several outcomes of each.
 #[test]
 fn a_crash_hurts_nobody() {
     let crashes = every_crash(

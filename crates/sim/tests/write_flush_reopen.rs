@@ -1,4 +1,4 @@
-//! The simplest scenario: what is written can be read, and what was flushed survives stop and power cut.
+//! The simplest scenario: what is written can be read, and what was flushed survives stop and power loss.
 #![allow(clippy::unwrap_used)]
 
 use std::rc::Rc;

@@ -20,7 +20,7 @@ async fn open(b: &Boot, options: SetOptions) {
     b.tune(0, "writeback_running", "0").await;
 }
 
-/// Nothing is in a hurry: dirty data goes at the rate that is set, here 8 sectors in a second.
+/// Writeback that is not urgent: dirty data goes at the rate that is set, here 8 sectors in a second.
 #[test]
 fn writeback_keeps_to_its_rate() {
     let mut scenario = Scenario::new(1, Layout::small(CacheMode::Writeback), 0);

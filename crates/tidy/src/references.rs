@@ -1,4 +1,4 @@
-//! References resolve: cited sections, numbered rules, decisions and files in `docs/` exist, and so do the targets of links.
+//! References resolve: cited sections, numbered rules, decisions, files in `docs/` and Rust files exist, and so do link targets.
 //!
 //! Owns the check. It reads a text as words, so a citation may lie on two lines of a comment. `numbers` knows which numbers
 //! the documents have.
@@ -30,6 +30,7 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
         found.extend(words.iter().filter_map(|(line, word)| unknown_name(&names, file, *line, word)));
         if file.path.ends_with(".md") {
             found.extend(links(tree, file));
+            found.extend(words.iter().filter_map(|(line, word)| unknown_source(tree, file, *line, word)));
         }
     }
     found
@@ -178,6 +179,33 @@ fn unknown_name(names: &BTreeSet<&str>, file: &SourceFile, line: usize, word: &s
     Some(Violation::new("references.file", &file.path, line, message))
 }
 
+/// The path of a Rust file in a document, such as `sim/tests/model.rs`, that no file has. A path may begin at any directory, and
+/// may leave out `src`. A path with a pattern, or with a name to be replaced, such as `NAME.rs`, is none.
+fn unknown_source(tree: &Tree, file: &SourceFile, line: usize, word: &str) -> Option<Violation> {
+    let is_path = |c: char| c.is_alphanumeric() || "/_-.".contains(c);
+    let end = word.find(".rs")? + ".rs".len();
+    let (before, path) = match word[..end].char_indices().rfind(|(_, c)| !is_path(*c)) {
+        Some((at, c)) => (Some(c), &word[at + c.len_utf8()..end]),
+        None => (None, &word[..end]),
+    };
+    let is_pattern =
+        before.is_some_and(|c| "*}>…$".contains(c)) || word[end..].starts_with(char::is_alphanumeric);
+    let stem = path.rsplit('/').next().and_then(|name| name.strip_suffix(".rs")).unwrap_or_default();
+    let is_replaced = !stem.contains(|c: char| c.is_lowercase());
+    let path = path.trim_start_matches("./").trim_start_matches("../");
+    if is_pattern || is_replaced || tree.known.iter().any(|known| is_end_of(path, known)) {
+        return None;
+    }
+    let message = format!("expected a file {path}, found none");
+    Some(Violation::new("references.file", &file.path, line, message))
+}
+
+/// Whether a path of the repository ends with `path`, in which directories `src` may be left out.
+fn is_end_of(path: &str, known: &str) -> bool {
+    let mut known = known.rsplit('/');
+    path.rsplit('/').all(|part| known.find(|k| part == "src" || *k != "src") == Some(part))
+}
+
 /// Relative targets of links in Markdown, outside code, that do not exist.
 fn links(tree: &Tree, file: &SourceFile) -> Vec<Violation> {
     let mut found = Vec::new();
@@ -303,6 +331,21 @@ mod tests {
         let text = "docs/decisions/012, docs/book/src/b, gone.md and\n// `docs/missing/`";
         let rule = "references.file";
         assert_eq!(found("b.rs", &format!("// {text}")), [(rule, 1), (rule, 1), (rule, 2), (rule, 1)]);
+    }
+
+    #[test]
+    fn rust_files_that_documents_name_are_files() {
+        let files = |text| {
+            let files =
+                [("crates/io/src/disk/mod.rs", ""), ("crates/io/tests/disk.rs", ""), ("docs/a.md", text)];
+            check(&Tree::of(&files)).into_iter().map(|v| (v.rule, v.line)).collect::<Vec<_>>()
+        };
+        let right = "`disk/mod.rs`, `io/src/disk/mod.rs`, (`io/disk/mod.rs: a_test`), crates/io/tests/disk.rs, ../../io/tests/disk.rs, \
+                     `*.rs`, `tests/{a,b}.rs`, `crates/io/src/NAME.rs`";
+        assert_eq!(files(right), []);
+        let wrong = "`io/src/disk.rs`, `disk/tests.rs: a_test` and\n`io/tests/gone.rs`, gone.rs";
+        let rule = "references.file";
+        assert_eq!(files(wrong), [(rule, 1), (rule, 1), (rule, 2), (rule, 2)]);
     }
 
     #[test]

@@ -77,7 +77,7 @@ pub struct Disk {
     pub iops: Option<u32>,
     /// Bytes it moves each second; `None`: as many as come.
     pub bytes_per_second: Option<u64>,
-    /// Its volatile write cache; `None`: a power cut loses nothing that was answered.
+    /// Its volatile write cache; `None`: a power loss loses nothing that was answered.
     pub(crate) cache: Option<Arc<VolatileCache>>,
 }
 
@@ -93,7 +93,7 @@ impl Disk {
         Disk { bytes_per_second: Some(bytes_per_second), ..self.clone() }
     }
 
-    /// The same disk with a write cache that a power cut empties. It shares the power with other disks; only one such
+    /// The same disk with a write cache that a power loss empties. It shares the power with other disks; only one such
     /// disk may be made of an image.
     pub fn volatile(&self, power: &Power) -> Disk {
         Disk { cache: Some(Arc::new(VolatileCache::start(&self.path, power))), ..self.clone() }

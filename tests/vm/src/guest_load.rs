@@ -61,7 +61,7 @@ pub fn map(vm: &mut Vm, device: &str, tag: u32) -> Result<Map, Said> {
 /// For each worker how many requests are flushed for sure, by the progress of a machine.
 pub fn flushed(plan: &Plan, progress: &str) -> Vec<u32> {
     let mut flushed = vec![0; plan.workers as usize];
-    // A power cut may have torn the last line.
+    // A power loss may have torn the last line.
     let whole = progress.rfind('\n').map_or("", |end| progress.get(..end).unwrap_or_default());
     for line in whole.lines() {
         let numbers: Vec<u64> = line.split(' ').filter_map(|w| w.parse().ok()).collect();

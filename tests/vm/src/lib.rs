@@ -24,7 +24,7 @@
 //! * The guest is Debian's cloud kernel 6.12 with busybox; modules of `initramfs::MODULES` are on board, `modprobe`
 //!   loads them. There is no udev. Root is a ramdisk: nothing of it survives.
 //! * `systemd::userland` makes it a guest with systemd and udev of the host; then there are the package's units and rules, too.
-//! * **Power cuts**: requests that the guest saw completed are kept, flushed or not (they are in the host's memory);
+//! * **Power losses**: requests that the guest saw completed are kept, flushed or not (they are in the host's memory);
 //!   requests under way are lost or kept in part. The guest sees disks with volatile write caches and flushes them.
 //!   `disk.volatile(&power)` has such a cache: a cut loses any part of what was answered and not flushed, and
 //!   `power.stop_after(n)` chooses the moment by the number of writes and flushes.

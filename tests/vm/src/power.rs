@@ -1,4 +1,4 @@
-//! Disks with volatile write caches: a power cut loses any part of what was answered and not flushed.
+//! Disks with volatile write caches: a power loss loses any part of what was answered and not flushed.
 //!
 //! Owns an NBD server for each such disk, which QEMU uses in place of the image, and the [`Power`] that disks of one
 //! machine share. A write goes to the image at once, and what was there before is remembered until a flush; when the
@@ -109,7 +109,7 @@ struct Before {
     bytes: Vec<u8>,
 }
 
-/// The image of a disk, and the writes that a power cut may undo in it.
+/// The image of a disk, and the writes that a power loss may undo in it.
 struct Medium {
     image: File,
     unflushed: Mutex<Vec<Before>>,

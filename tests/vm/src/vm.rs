@@ -1,4 +1,4 @@
-//! A virtual machine: boot, commands, power cuts.
+//! A virtual machine: boot, commands, power losses.
 //!
 //! Owns the process of QEMU and the connection to the agent (`guest/init`). Must not know bcache.
 
@@ -199,7 +199,7 @@ impl Builder {
     }
 }
 
-/// A running machine. Its end is a power cut, whichever way it comes about.
+/// A running machine. Its end is a power loss, whichever way it comes about.
 pub struct Vm {
     label: String,
     dir: tempfile::TempDir,
@@ -278,7 +278,7 @@ impl Vm {
     }
 
     /// What the guest wrote to `/dev/ports/progress` so far. A write there returns when it has arrived here, so what
-    /// is here was done, also after a power cut.
+    /// is here was done, also after a power loss.
     pub fn progress(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("progress")).unwrap_or_default()
     }

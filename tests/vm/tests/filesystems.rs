@@ -1,7 +1,7 @@
 //! Filesystems and a database on a volume that loses power, again and again.
 //!
 //! ubcache runs in the guest and serves the volume as a block device of the kernel; cache and backing device are
-//! virtio disks with volatile caches, which lose what was not flushed. After each power cut its checker goes over the
+//! virtio disks with volatile caches, which lose what was not flushed. After each power loss its checker goes over the
 //! images on the host; then another machine starts ubcache on them, the filesystem is mounted, everything that was
 //! reported durable is there, and fsck finds nothing.
 
@@ -61,7 +61,7 @@ impl World {
 
 /// The last request of each worker that was reported as durable.
 fn reported(progress: &str, last: &mut [u32; WORKERS]) {
-    // A power cut may have torn the last line.
+    // A power loss may have torn the last line.
     let whole = progress.rfind('\n').map_or("", |end| progress.get(..end).unwrap_or_default());
     for line in whole.lines() {
         let mut words = line.split(' ').skip(1).filter_map(|w| w.parse::<u32>().ok());
@@ -173,7 +173,7 @@ fn btrfs() {
 }
 
 /// Rows are inserted one by one, each in a transaction of its own; those that were committed are there after each
-/// power cut, with either kind of journal.
+/// power loss, with either kind of journal.
 #[test]
 fn sqlite() {
     if skipped("sqlite") {

@@ -1,5 +1,5 @@
 //! The root file system on a volume: an initramfs of initramfs-tools or dracut with what the package has for it, systemd on an
-//! ext4 in the cache, a power cut, and a shutdown.
+//! ext4 in the cache, a power loss, and a shutdown.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 

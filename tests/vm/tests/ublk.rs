@@ -1,4 +1,4 @@
-//! Volumes as block devices of the kernel: limits, data, filesystems, the death of the server, upgrades, refusals.
+//! Volumes as block devices of the kernel: limits, data, filesystems, the crash of the server, upgrades, refusals.
 //!
 //! ubcache runs in the guest, on a cache and backing devices that are virtio disks.
 

@@ -64,7 +64,7 @@ fn life(place: &Place, load: &mut Load, by: &[&str]) {
     }
 }
 
-/// Lives and deaths; `by` starts the servers.
+/// Starts and process crashes; `by` starts the servers.
 pub fn many_lives(seed: u64, rounds: u64, by: &[&str]) {
     let place = Place::new(SSD, HDD);
     let mut load = place.load(seed);

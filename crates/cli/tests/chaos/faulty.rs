@@ -238,7 +238,7 @@ fn standing_still() {
             traffic.run(&mut load, 200);
             up.stop();
         } else {
-            // Requests to the device are under way at the death of the process.
+            // Requests to the device are under way at the process crash.
             signal(up.pid(), Signal::KILL);
             drop(frozen);
             last_words(&mut traffic, &mut load);

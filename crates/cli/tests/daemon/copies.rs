@@ -175,7 +175,7 @@ fn disk_and_copy(place: &Place) -> String {
 }
 
 /// What docs/durability.md says of a disk that is restored: one start behind it is served with a newer cache. A start without
-/// the cache makes that void.
+/// the cache makes the cached data invalid.
 #[test]
 fn a_disk_that_was_restored_is_complete_after_a_start_without_its_cache() {
     let place = Place::new();

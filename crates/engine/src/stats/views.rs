@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn views_decay_each_at_its_pace() {
+    fn each_view_decays_at_its_rate() {
         let mut s = CacheStats::new(Nanos(5));
         for _ in 0..100 {
             s.read(true, false);

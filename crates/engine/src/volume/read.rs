@@ -467,6 +467,9 @@ async fn piece_failed(
             let Some(b) = backing.filter(|_| !dirty) else { return Err(error) };
             let (future, skip) = start_aligned(&b, piece.start, size);
             let done = future.await;
+            if let Err(e) = &done.result {
+                b.failed(e, volume.tunables.borrow().io_error_limit);
+            }
             done.result?;
             if let Some(data) = done.buffer {
                 out.copy_from_slice(&data.as_slice()[skip..skip + out.len()]);

@@ -71,9 +71,9 @@ fn the_controller_is_below_its_target() {
 }
 
 #[test]
-fn each_pace_has_its_own_sentence() {
+fn each_rate_reason_has_its_own_sentence() {
     use RateReason::*;
-    let paces = [
+    let reasons = [
         Never,
         NothingDirty,
         Stopped,
@@ -87,7 +87,7 @@ fn each_pace_has_its_own_sentence() {
         Fragmented,
         Controlled,
     ];
-    let mut sentences: Vec<String> = paces
+    let mut sentences: Vec<String> = reasons
         .into_iter()
         .map(|reason| {
             situation(|v, _| {
@@ -110,7 +110,7 @@ fn each_pace_has_its_own_sentence() {
     );
     sentences.sort();
     sentences.dedup();
-    assert_eq!(sentences.len(), paces.len());
+    assert_eq!(sentences.len(), reasons.len());
 }
 
 #[test]

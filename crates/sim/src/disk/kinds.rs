@@ -1,4 +1,4 @@
-//! Settings of a simulated disk: the duration of requests, failures, and what survives a power cut.
+//! Settings of a simulated disk: the duration of requests, failures, and what survives a power loss.
 //!
 //! Owns the types. Must not know the behaviour of a disk.
 

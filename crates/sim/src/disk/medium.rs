@@ -1,4 +1,4 @@
-//! A medium with a volatile cache: what reads return, what is durable, and what may survive a power cut.
+//! A medium with a volatile cache: what reads return, what is durable, and what may survive a power loss.
 //!
 //! Owns these three. Invariant: an older version never appears again after a newer one is durable. Must not know requests.
 
@@ -32,7 +32,7 @@ impl Unflushed {
     }
 }
 
-/// The medium with all of its data, durable or not. A power cut can be tried on a copy.
+/// The medium with all of its data, durable or not. A power loss can be tried on a copy.
 #[derive(Clone)]
 pub struct Medium {
     pub(super) live: Image,
@@ -107,7 +107,7 @@ impl Medium {
         });
     }
 
-    /// The contents after a power cut now.
+    /// The contents after a power loss now.
     pub fn after_power_cut(&self, retained: Retained, rng: &mut Rng) -> Image {
         let mut image = self.durable.clone();
         let block = self.block_sectors as usize * SECTOR;
@@ -127,7 +127,7 @@ impl Medium {
     }
 }
 
-/// A device at one moment: durable data, and data that may survive a power cut.
+/// A device at one moment: durable data, and data that may survive a power loss.
 #[derive(Clone)]
 pub struct Moment {
     pub(super) durable: Image,
@@ -169,7 +169,7 @@ impl Moment {
         if n <= most { 1 << n } else { 2 + 2 * n }
     }
 
-    /// The possible contents after a power cut.
+    /// The possible contents after a power loss.
     ///
     /// Every subset of the blocks that are not durable, if there are at most `most` of them. Else every subset of the
     /// writes, if there are at most `most` writes. Else no write, all writes, each write alone, and all but one.

@@ -7,7 +7,7 @@
 //!   the medium at one moment in between. So requests that overlap in time can see each other in any way.
 //! * **Volatile cache.** A write is durable once a flush has ended that was submitted after the write's completion, or at
 //!   its own completion if it carries FUA. Any other write that was taken may be durable too.
-//! * **Power cut.** Of the data that is not durable any subset of sectors survives (of logical blocks on devices with
+//! * **Power loss.** Of the data that is not durable any subset of sectors survives (of logical blocks on devices with
 //!   larger ones), each with any of its versions since it was last durable. Parts of requests in flight may survive, too.
 //! * **Kill.** The process dies and the device does not. The device keeps its data, durable or not. Each request in flight
 //!   is carried out completely or not at all.

@@ -1,4 +1,4 @@
-//! Power cuts of a disk, and the death of the process that uses it.
+//! Power losses of a disk, and the crash of the process that uses it.
 //!
 //! Owns the outcome of requests in flight, and the possible contents of the medium. Must not know when the power fails.
 
@@ -18,7 +18,7 @@ pub(super) struct Late {
 }
 
 impl SimDisk {
-    /// Lets parts of requests in flight take effect by chance, as a power cut can.
+    /// Lets parts of requests in flight take effect by chance, as a power loss can.
     fn touch_running(s: &mut State, rng: &mut Rng, of_eight: u64) {
         let running: Vec<u64> = s.running.keys().copied().collect();
         for op in running {
@@ -32,7 +32,7 @@ impl SimDisk {
         }
     }
 
-    /// The contents after a power cut now. The disk does not change.
+    /// The contents after a power loss now. The disk does not change.
     pub fn after_power_cut(&self, retained: Retained, rng: &mut Rng) -> Image {
         let s = self.state.borrow();
         let mut medium = s.medium.clone();
@@ -47,7 +47,7 @@ impl SimDisk {
         medium.after_power_cut(retained, rng)
     }
 
-    /// The present state of the device, from which the outcomes of a power cut follow.
+    /// The present state of the device, from which the outcomes of a power loss follow.
     pub fn moment(&self) -> Moment {
         let s = self.state.borrow();
         let unflushed = s.medium.unflushed.iter().map(|u| (u.sector, u.data.clone()));

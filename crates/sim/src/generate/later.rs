@@ -52,9 +52,9 @@ pub(super) fn add(plan: &mut Plan, rng: &mut Rng, leanings: &[Lean]) {
     }
 }
 
-/// Adds power cuts soon after a process died while it wrote an entry.
+/// Adds power losses soon after a process died while it wrote an entry.
 ///
-/// The next start reads the entry from the device's cache, and the power cut loses the entry unless that start made it
+/// The next start reads the entry from the device's cache, and the power loss loses the entry unless that start made it
 /// durable.
 fn lose_what_was_left(plan: &mut Plan, rng: &mut Rng) {
     for n in 1..plan.boots.len() {

@@ -129,7 +129,7 @@ impl Session {
         self.boot.faults.is_some()
     }
 
-    /// Releases, after a power cut, everything that would keep itself alive.
+    /// Releases, after a power loss, everything that would keep itself alive.
     pub fn give_up(&self) {
         for c in &self.given.clients {
             c.set_volume(None);

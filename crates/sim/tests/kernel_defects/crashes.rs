@@ -1,4 +1,4 @@
-//! Defects of the kernel's bcache with power cuts, which ubcache does not have.
+//! Defects of the kernel's bcache with power losses, which ubcache does not have.
 
 use format::{BackingState, CacheMode};
 use sim::hardware::Layout;
@@ -132,7 +132,7 @@ fn d03_the_backing_device_durably_says_dirty_before_the_first_dirty_answer() {
 }
 
 /// Defect 4. The kernel makes index nodes durable before the data that they name. A cache device lost its volatile
-/// write cache in a power cut, and clean keys named whatever the bucket had held before. Here data is flushed before
+/// write cache in a power loss, and clean keys named whatever the bucket had held before. Here data is flushed before
 /// a key that names it is written: the contents stay right whatever the cache device forgets.
 #[test]
 fn d04_no_durable_key_names_data_that_is_not() {

@@ -23,7 +23,7 @@ fn superblock() -> Matching {
     Matching { kind: Kind::DurableWrite, range: 8..16 }
 }
 
-/// State in the superblock of a backing device, as a power cut would leave it.
+/// State in the superblock of a backing device, as a power loss would leave it.
 fn durable_state(image: &Image) -> BackingState {
     let bytes = image.read_vec(Sector(8), Sectors(8));
     let raw = format::RawSuperblock::from_prefix(&bytes).unwrap();
@@ -40,7 +40,7 @@ async fn dirty_and_flushed(b: &Boot, start: u64, sectors: u64) {
 }
 
 /// Item 0. Version 1 is on the backing device, version 2 is dirty in the cache and was flushed. Version 3 is written
-/// past the cache, and the backing device is slow. The kernel journals the invalidation at once: after a power cut
+/// past the cache, and the backing device is slow. The kernel journals the invalidation at once: after a power loss
 /// version 1 is back.
 #[test]
 fn item_0_a_write_past_dirty_data_does_not_bring_back_older_data() {
@@ -195,7 +195,7 @@ fn item_3_the_superblock_says_dirty_before_the_first_dirty_write_is_acknowledged
 }
 
 /// Item 4. Copies of what was read go to the index without the journal; the leaf is written 30 seconds later. The
-/// kernel does not flush the cache device in between: after a power cut keys point to what was in the bucket before.
+/// kernel does not flush the cache device in between: after a power loss keys point to what was in the bucket before.
 #[test]
 fn item_4_no_key_is_durable_before_its_data() {
     for seed in 0..10 {

@@ -1,4 +1,4 @@
-//! The set that the scenarios use: one set with one backing device, and power cuts at every effect of a scene.
+//! The set that the scenarios use: one set with one backing device, and power losses at every effect of a scene.
 
 use std::rc::Rc;
 

@@ -13,7 +13,7 @@ use crate::stage::{boot, new_hardware, play};
 /// cache filled up with data of disks that were long sold. Here they go with the next walk of the index, and stay
 /// away.
 #[test]
-fn d17_dirty_data_of_a_slot_that_is_void_is_freed() {
+fn d17_dirty_data_of_an_invalid_slot_is_freed() {
     let hardware = new_hardware(5, Layout::small(CacheMode::Writeback));
     let (mut m, b) = boot(&hardware, Order::Fifo);
     let theirs = b.clone();

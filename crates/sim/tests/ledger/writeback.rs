@@ -47,10 +47,10 @@ fn runs_of_dirty_data() {
     }
 }
 
-/// Nobody is in a hurry: the delay, the rate, its updates, and an idle set.
+/// Writeback that is not urgent: the delay, the rate, its updates, and an idle set.
 #[test]
-fn the_pace_of_writeback() {
-    page("pace", Detail::Requests, (Layout::small(CacheMode::Writeback), 0), |b| async move {
+fn the_rate_of_writeback() {
+    page("rate", Detail::Requests, (Layout::small(CacheMode::Writeback), 0), |b| async move {
         open(&b, 16).await;
         b.tune(0, "writeback_delay", "7").await;
         b.tune(0, "writeback_running", "1").await;

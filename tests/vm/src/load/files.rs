@@ -1,4 +1,4 @@
-//! Load on a filesystem: files that are replaced again and again, each durably, in such a way that after a power cut
+//! Load on a filesystem: files that are replaced again and again, each durably, in such a way that after a power loss
 //! every file can be judged.
 //!
 //! Each worker has a directory with [`SLOTS`] files. Its request number `i` (from 1) writes a new file, syncs it, puts it

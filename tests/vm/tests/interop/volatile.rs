@@ -1,4 +1,4 @@
-//! Power cuts of machines whose disks lose unflushed writes; and crashes of ubcache in the middle
+//! Power losses of machines whose disks lose unflushed writes; and crashes of ubcache in the middle
 //! of its own recovery, at chosen requests to its devices.
 
 use ubcache_vm::Guest;
@@ -104,7 +104,7 @@ fn killed_in_our_own_recovery() {
         }
         deaths += 1;
         ours.kill();
-        // What it had asked of its disks arrives after its death.
+        // What it had asked of its disks arrives after its crash.
         power.release();
         ours.sh("gone").ok();
         if changes % 2 == 1 {

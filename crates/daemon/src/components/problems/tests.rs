@@ -76,7 +76,7 @@ fn a_set_that_has_failed_is_the_first_problem() {
     assert_eq!(found[1].command, "ubcache stop bcache0 && ubcache register /dev/hdd");
 }
 
-/// An operator was told to unregister a cache device whose volumes were mounted, which was refused, and not what is at stake.
+/// The problem says how much dirty data is at stake, and what to unmount before the command is run.
 #[test]
 fn a_disabled_set_says_how_much_dirty_data_is_where() {
     let mut volumes = vec![volume("bcache0", "one"), volume("bcache1", "")];
