@@ -19,6 +19,7 @@ mod audit;
 mod components;
 mod config;
 mod event_log;
+mod expected;
 mod history;
 mod host;
 mod hub;
