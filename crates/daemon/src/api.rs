@@ -6,6 +6,7 @@
 mod change;
 mod context;
 mod flash;
+mod make;
 mod pictures;
 
 use std::pin::Pin;
@@ -40,6 +41,7 @@ use change::{
     set_tunable, set_tunables, stop, unregister, volume_tunable, volume_tunables, wipe,
 };
 use flash::{create, delete_volume, gc};
+use make::make;
 
 /// Limit of the bytes of a request's body.
 const BODY_BYTES: usize = 64 << 10;
@@ -97,6 +99,7 @@ routes! {
     post "/v1/unregister" => unregister,
     post "/v1/attach" => attach,
     post "/v1/check" => check,
+    post "/v1/make" => make,
     post "/v1/reload" => reload,
     get "/v1/jobs" => jobs,
     get "/v1/jobs/{job}" => one_job,

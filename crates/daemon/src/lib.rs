@@ -61,6 +61,7 @@ use serve::{Failure, message};
 
 pub use crate::config::{CONFIG_KEYS, ConfigKey, DEFAULT_CONFIG};
 pub use crate::hub::EVENT_KINDS;
+pub use crate::order::{MadeDevices, Make, MakeOrder};
 
 use crate::api::Api;
 use crate::event_log::EventLog;
@@ -86,6 +87,8 @@ pub struct Options {
     pub socket: Option<PathBuf>,
     /// The state directory.
     pub state_dir: Option<PathBuf>,
+    /// Formats devices: the program does this without the daemon, too.
+    pub make: Make,
 }
 
 /// Runs the daemon until SIGTERM or SIGINT.

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use axum::extract::State;
 
+use crate::order::Make;
 use crate::registry::Registry;
 
 /// State that the handlers share.
@@ -15,6 +16,7 @@ pub(crate) struct Api {
     pub(crate) registry: Arc<Registry>,
     pub(crate) config_path: PathBuf,
     pub(crate) began: Instant,
+    pub(crate) make: Make,
 }
 
 /// The argument by which a handler gets the shared state.
