@@ -315,8 +315,10 @@ fn tree(status: &Value) -> String {
         format!("{label}{}  {}  {}", text(&row.device["path"]), row.name(), row.state())
     };
     for cache in rows.iter().filter(|r| r.device["kind"] == "cache") {
+        let label = cache.text("label");
+        let label = if label.is_empty() { label } else { format!("{label}  ") };
         text_of.push_str(&format!(
-            "`-- {}  set {}\n",
+            "`-- {label}{}  set {}\n",
             text(&cache.device["path"]),
             text(&cache.device["set"])
         ));
@@ -389,13 +391,13 @@ mod tests {
                 {"name": "bcache0", "backing_uuid": "u1", "state": "dirty", "flash_only": false},
                 {"name": "bcache2", "label": "tmp", "backing_uuid": null, "state": null, "flash_only": true}]}],
             "devices": [
-                {"path": "/dev/c", "kind": "cache", "uuid": "u0", "set": "s", "state": "served"},
+                {"path": "/dev/c", "kind": "cache", "label": "fast", "uuid": "u0", "set": "s", "state": "served"},
                 {"path": "/dev/b", "kind": "backing", "label": "data", "uuid": "u1", "set": "s", "state": "served"},
                 {"path": "/dev/w", "kind": "backing", "uuid": "u2", "set": "other", "state": "waiting"}],
         });
         assert_eq!(
             tree(&status),
-            ".\n`-- /dev/c  set s\n    `-- data  /dev/b  bcache0  dirty(running)\n    `-- tmp  bcache2  flash-only\n\
+            ".\n`-- fast  /dev/c  set s\n    `-- data  /dev/b  bcache0  dirty(running)\n    `-- tmp  bcache2  flash-only\n\
              `-- /dev/w  N/A  waiting\n"
         );
     }
