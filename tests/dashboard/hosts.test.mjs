@@ -227,6 +227,11 @@ test("a volume is attached, stopped, registered and created, each after the dial
     await confirm("Serve again");
     await page.locator("main .chip", { hasText: /^flash-only$/ }).waitFor();
     assert.equal((await volume("scratch")).stopped, false);
+
+    // A set with a label is called by it, and not by its device.
+    await world.ask("PUT", `/v1/sets/${world.sets.optane}/label`, { label: "fast" });
+    await page.getByRole("navigation").getByRole("link", { name: "Cache fast" }).click();
+    await page.getByRole("heading", { level: 1, name: "Cache fast" }).waitFor();
     await done();
   });
 });
