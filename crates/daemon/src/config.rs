@@ -192,9 +192,11 @@ impl Config {
         let mut config = Config {
             socket: file.socket.clone(),
             group: file.group.clone(),
-            state_dir: parser.directory("state_dir", file.state_dir.as_ref())?,
-            links: parser.links(file.links.as_ref())?,
-            sysfs_view: parser.directory("sysfs_view", file.sysfs_view.as_ref())?,
+            state_dir: parser
+                .path(file.state_dir.as_ref(), |path| directory::check_own("state_dir", path))?,
+            links: parser.path(file.links.as_ref(), directory::check_links)?,
+            sysfs_view: parser
+                .path(file.sysfs_view.as_ref(), |path| directory::check_own("sysfs_view", path))?,
             tcp,
             nbd,
             scan: file.scan,
@@ -211,7 +213,8 @@ impl Config {
             let parsed = match limit.get_ref() {
                 toml::Value::String(text) => text.parse(),
                 toml::Value::Integer(bytes) => bytes.to_string().parse(),
-                other => other.to_string().parse(),
+                toml::Value::Boolean(value) => value.to_string().parse(),
+                other => other.type_str().parse(),
             };
             config.memory_limit = Some(parsed.map_err(|e| parser.at(limit, Mistake::MemoryLimit(e)))?);
         }
@@ -288,6 +291,17 @@ impl Parser<'_> {
 
     fn named(&self, file: &Spanned<PathBuf>) -> NamedFile {
         NamedFile { path: file.get_ref().clone(), line: line_of(self.text, file.span().start) }
+    }
+
+    /// A path, unless `check` refuses it.
+    fn path(
+        &self,
+        path: Option<&Spanned<PathBuf>>,
+        check: impl Fn(&Path) -> Result<(), Mistake>,
+    ) -> Result<Option<PathBuf>, ConfigError> {
+        let Some(path) = path else { return Ok(None) };
+        check(path.get_ref()).map_err(|mistake| self.at(path, mistake))?;
+        Ok(Some(path.get_ref().clone()))
     }
 
     /// The certificate file and the key file, of which both or none must be named. The names of the settings begin with

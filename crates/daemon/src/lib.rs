@@ -55,7 +55,7 @@ mod worker;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serve::{Failure, message};
 
@@ -121,7 +121,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         // The daemon serves without a history.
         Err(e) => message::warn(format!("events are not stored: {e}")),
     }
-    shared.state().look(true);
+    shared.state().check_writable(true);
     remove_left_links(&shared);
     let hub = shared.hub.clone();
     let paths = Paths { socket: &socket, state_dir: &state_dir };
@@ -160,12 +160,7 @@ async fn control(
     let listener = server::bind(paths.socket)?;
     let registry = Arc::new(Registry::new(shared.clone()));
     let history = registry.history.clone();
-    let api = Api {
-        registry: registry.clone(),
-        config_path: options.config.clone(),
-        began: Instant::now(),
-        make: options.make,
-    };
+    let api = Api::new(registry.clone(), options.config.clone(), options.make);
     let router = server::with_limits(api::router(Arc::new(api)));
     let serving = tokio::spawn(server::serve(listener, router.clone(), access, shared.hub.clone()));
     message::note(format!("control socket {}", paths.socket.display()));
@@ -237,7 +232,7 @@ async fn notify_watchdog() {
 async fn store_again(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(STORED_AGAIN_EVERY).await;
-        shared.state().look(false);
+        shared.state().check_writable(false);
     }
 }
 

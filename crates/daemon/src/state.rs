@@ -3,7 +3,7 @@
 //! Owns one file, which is written completely beside the old file and then renamed over it, so after a crash the file has
 //! the old or the new state. Only the daemon can read it. A change is made in memory even if the file cannot be written: what
 //! is served does not depend on the file, and the write is tried again until it succeeds. A command calls `ready` before it
-//! acts, so that it is refused instead; `look` asks from time to time whether it would be. Must not know what is running, nor
+//! acts, so that it is refused instead; `check_writable` asks from time to time whether it would be. Must not know what is running, nor
 //! the meaning of a tunable.
 
 mod room;
@@ -308,9 +308,9 @@ impl State {
         }
     }
 
-    /// Looks whether the state could be written, before a command needs it. The first look writes; a later one asks the file
+    /// Checks whether the state could be written, before a command needs it. The first check writes; a later one asks the file
     /// system, and writes only if the answer has changed.
-    pub(crate) fn look(&mut self, is_first: bool) {
+    pub(crate) fn check_writable(&mut self, is_first: bool) {
         self.store_again();
         if self.not_stored.is_some() {
             return;

@@ -19,5 +19,11 @@ pub(crate) struct Api {
     pub(crate) make: Make,
 }
 
+impl Api {
+    pub(crate) fn new(registry: Arc<Registry>, config_path: PathBuf, make: Make) -> Api {
+        Api { registry, config_path, began: Instant::now(), make }
+    }
+}
+
 /// The argument by which a handler gets the shared state.
 pub(crate) type SharedApi = State<Arc<Api>>;

@@ -30,7 +30,7 @@ fn words_of_earlier_versions_are_read_and_present_ones_are_written() {
     let mut state = State::open(dir.path()).unwrap();
     assert_eq!(state.tunables("s")["replacement"], "cost_benefit");
     assert_eq!(state.tunables("v")["writeback_percent"], "5");
-    state.look(true);
+    state.check_writable(true);
     let text = std::fs::read_to_string(&path).unwrap();
     assert!(text.contains("cost_benefit") && !text.contains("reuse"), "{text}");
 }
