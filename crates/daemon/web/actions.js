@@ -127,7 +127,7 @@ export function writeBack(of, name) {
       "Clients are served meanwhile; their reads from the backing device take longer. Data that they write meanwhile is written back, too.",
       "This is a job with progress, which can be cancelled: data that is written back until then stays clean.",
     ],
-    act: () => post(`${pathOf(of)}/flush`),
+    act: () => post(`${pathOf(of)}/drain`),
   });
 }
 
