@@ -215,6 +215,104 @@ test("a volume is attached, stopped, registered and created, each after the dial
     await dialog.waitFor({ state: "hidden" });
     await until("the volume", async () => (await volume("scratch"))?.size_bytes === 8 << 20);
     await page.getByRole("row", { name: /scratch.*flash-only/ }).waitFor();
+
+    // A flash-only volume is stopped and served again, too; a stopped one stays listed.
+    await page.getByRole("row", { name: /scratch.*flash-only/ }).getByRole("link", { name: "scratch" }).click();
+    await page.getByRole("button", { name: "Stop…" }).click();
+    await dialog.getByText(/served again by “Serve again…”/).waitFor();
+    await confirm("Stop the volume");
+    await page.locator("main .chip", { hasText: /^stopped$/ }).waitFor();
+    assert.equal(await page.getByRole("button", { name: "Stop…" }).isVisible(), false);
+    await page.getByRole("button", { name: "Serve again…" }).click();
+    await confirm("Serve again");
+    await page.locator("main .chip", { hasText: /^flash-only$/ }).waitFor();
+    assert.equal((await volume("scratch")).stopped, false);
+
+    // A set with a label is called by it, and not by its device.
+    await world.ask("PUT", `/v1/sets/${world.sets.optane}/label`, { label: "fast" });
+    await page.getByRole("navigation").getByRole("link", { name: "Cache fast" }).click();
+    await page.getByRole("heading", { level: 1, name: "Cache fast" }).waitFor();
+    await done();
+  });
+});
+
+/** Formatting is the one action that destroys data, so the page shows the daemon's own dry run and wants more than a click. */
+test("devices are formatted after a dry run, and dirty data by the name of its device alone", async () => {
+  await withHost({ caches: [{ name: "nvme", size: 64, volumes: [["mail", 128]] }], alone: [] }, async (world) => {
+    const [fast, slow] = [world.device("new-fast", 96), world.device("new-slow", 64)];
+    const begin = async (page) => {
+      await page.getByRole("button", { name: "Format devices…" }).click();
+      const dialog = page.getByRole("dialog");
+      await dialog.getByRole("heading", { name: "Format devices" }).waitFor();
+      assert.equal(await focused(page), "Cancel");
+      return dialog;
+    };
+    const fill = async (dialog, cache, backing, label = "") => {
+      await dialog.getByLabel("Cache device (or none)").fill(cache);
+      await dialog.getByLabel("Label of the backing device (or none)").fill(label);
+      await dialog.getByLabel("Backing devices (or none)").fill(backing);
+      await dialog.getByLabel("Backing devices (or none)").press("Tab");
+    };
+    for (const viewport of [DESKTOP, PHONE]) {
+      for (const colorScheme of ["light", "dark"]) {
+        const { page, shoot, done, expected } = await open(browser, world.origin, "", { viewport, colorScheme });
+        // The fields are checked one by one.
+        expected.push("409", "400");
+        // The buttons beside the name of the host do not squeeze it.
+        const heading = await page.getByRole("heading", { level: 1 }).boundingBox();
+        assert.ok(heading.width >= 100 && heading.height < 40, `a heading of ${heading.width} by ${heading.height} pixels`);
+        const dialog = await begin(page);
+        await fill(dialog, fast, slow, "films");
+        await dialog.getByText(/new-slow: would become a backing device of a new cache set/).waitFor();
+        await dialog.getByText(/are lost, and cannot be had back/).waitFor();
+        await isAccessible(page, `make ${viewport.width} ${colorScheme}`);
+        if (viewport === PHONE) await fitsThePhone(page);
+        await shoot(`make-${viewport === PHONE ? "phone" : "desktop"}-${colorScheme}`, false);
+        await dialog.getByRole("button", { name: "Cancel" }).click();
+        await done();
+      }
+    }
+    assert.ok(fs.readFileSync(fast).every((byte) => byte === 0), "nothing is written");
+
+    const { page, shoot, done, expected } = await open(browser, world.origin, "");
+    expected.push("409", "400");
+    let dialog = await begin(page);
+    const format = dialog.getByRole("button", { name: "Format", exact: true });
+    assert.ok(await format.isDisabled(), "nothing is said yet");
+    await fill(dialog, world.at("nvme"), slow);
+    await dialog.getByText(/Refused: .*nvme: is registered/).waitFor();
+    assert.ok(await format.isDisabled());
+    await fill(dialog, fast, slow, "films");
+    await dialog.getByLabel(/Cache writes, too/).check();
+    await dialog.getByText(/would become a cache device/).waitFor();
+    await format.click();
+    // The next dialog registers them.
+    await dialog.getByRole("heading", { name: "Register new-fast and new-slow" }).waitFor();
+    await dialog.getByRole("button", { name: "Register", exact: true }).click();
+    await dialog.waitFor({ state: "hidden" });
+    const films = await until("the volume", async () => (await world.ask("GET", "/v1/volumes")).volumes.find((v) => v.label === "films"));
+    assert.equal(films.cache_mode, "writeback");
+    world.volumes.films = films.name;
+    await world.fill("films", 1);
+    for (const device of [fast, slow]) await world.ask("POST", "/v1/unregister", { device });
+
+    // Dirty data: neither box is enough, and the name has to be right.
+    dialog = await begin(page);
+    await fill(dialog, fast, "");
+    await dialog.getByText(/Refused: .*dirty data that exists nowhere else/).waitFor();
+    await dialog.getByLabel(/Overwrite devices of bcache/).check();
+    await dialog.getByLabel(/Overwrite anything else/).check();
+    const lost = dialog.getByLabel("Lose the dirty data of");
+    await lost.fill("fast");
+    await lost.press("Tab");
+    await dialog.getByText(/Refused: .*expected the name of a device that is to be formatted, found "fast"/).waitFor();
+    assert.ok(await format.isDisabled());
+    await shoot("make-dirty-desktop-light", false);
+    await lost.fill("new-fast");
+    await lost.press("Tab");
+    await dialog.getByText(/dirty data that exists nowhere else: .*: this would be lost/).waitFor();
+    assert.ok(await format.isEnabled());
+    await dialog.getByRole("button", { name: "Cancel" }).click();
     await done();
   });
 });

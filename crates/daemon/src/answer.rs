@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use serve::Failure;
 
+use crate::expected::plain_words;
 use crate::names::Unresolved;
 
 /// An error as the answer to a request: the status and the text.
@@ -64,7 +65,8 @@ pub(crate) type Answered = Result<Json<Value>, Refusal>;
 
 pub(crate) fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Refusal> {
     let bytes: &[u8] = if body.is_empty() { b"{}" } else { body };
-    serde_json::from_slice(bytes).map_err(|e| Refusal(StatusCode::BAD_REQUEST, format!("body: {e}")))
+    serde_json::from_slice(bytes)
+        .map_err(|e| Refusal(StatusCode::BAD_REQUEST, format!("body: {}", plain_words(&e.to_string()))))
 }
 
 pub(crate) fn ok(mut value: Value) -> Answered {

@@ -6,6 +6,7 @@
 mod change;
 mod context;
 mod flash;
+mod make;
 mod pictures;
 
 use std::pin::Pin;
@@ -35,11 +36,12 @@ use context::SharedApi;
 use pictures::{buckets, disk_trace, host_history, latencies, set_history, volume_history};
 
 use change::{
-    attach, cache_mode, cancel_job, change_set_tunable, change_volume_tunable, check, detach, flush,
-    flush_set, jobs, label, one_job, register, reload, reset_set_tunable, reset_volume_tunable, set_label,
+    attach, cache_mode, cancel_job, change_set_tunable, change_volume_tunable, check, detach, drain,
+    drain_set, jobs, label, one_job, register, reload, reset_set_tunable, reset_volume_tunable, set_label,
     set_tunable, set_tunables, stop, unregister, volume_tunable, volume_tunables, wipe,
 };
 use flash::{create, delete_volume, gc};
+use make::make;
 
 /// Limit of the bytes of a request's body.
 const BODY_BYTES: usize = 64 << 10;
@@ -68,7 +70,8 @@ routes! {
     get "/v1/sets/{set}/history" => set_history,
     get "/v1/sets/{set}/buckets" => buckets,
     post "/v1/sets/{set}/gc" => gc,
-    post "/v1/sets/{set}/flush" => flush_set,
+    post "/v1/sets/{set}/drain" => drain_set,
+    post "/v1/sets/{set}/flush" => drain_set,
     post "/v1/sets/{set}/wipe" => wipe,
     post "/v1/sets/{set}/volumes" => create,
     put "/v1/sets/{set}/label" => set_label,
@@ -81,7 +84,8 @@ routes! {
     post "/v1/volumes/{volume}/stop" => stop,
     post "/v1/volumes/{volume}/delete" => delete_volume,
     post "/v1/volumes/{volume}/detach" => detach,
-    post "/v1/volumes/{volume}/flush" => flush,
+    post "/v1/volumes/{volume}/drain" => drain,
+    post "/v1/volumes/{volume}/flush" => drain,
     put "/v1/volumes/{volume}/cache-mode" => cache_mode,
     put "/v1/volumes/{volume}/label" => label,
     get "/v1/volumes/{volume}/tunables" => volume_tunables,
@@ -97,6 +101,7 @@ routes! {
     post "/v1/unregister" => unregister,
     post "/v1/attach" => attach,
     post "/v1/check" => check,
+    post "/v1/make" => make,
     post "/v1/reload" => reload,
     get "/v1/jobs" => jobs,
     get "/v1/jobs/{job}" => one_job,

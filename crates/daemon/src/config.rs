@@ -5,6 +5,7 @@
 //! and on an address that other hosts reach also TLS; a file without them is refused. Must not know what is running.
 
 mod access;
+mod directory;
 mod key;
 mod keys;
 mod list;
@@ -29,6 +30,7 @@ pub(crate) use access::{NamedFile, Nbd, Tcp};
 pub(crate) use key::Key;
 pub use keys::{CONFIG_KEYS, ConfigKey};
 pub(crate) use mistake::ConfigError;
+pub(crate) use tunables::present_word;
 
 use mistake::Mistake;
 use presets::PRESETS;
@@ -44,9 +46,9 @@ pub(crate) type Values = BTreeMap<String, String>;
 struct File {
     socket: Option<PathBuf>,
     group: Option<String>,
-    state_dir: Option<PathBuf>,
-    links: Option<PathBuf>,
-    sysfs_view: Option<PathBuf>,
+    state_dir: Option<Spanned<PathBuf>>,
+    links: Option<Spanned<PathBuf>>,
+    sysfs_view: Option<Spanned<PathBuf>>,
     #[serde(deserialize_with = "list::listen")]
     listen: Vec<Spanned<String>>,
     token_file: Option<Spanned<PathBuf>>,
@@ -190,9 +192,11 @@ impl Config {
         let mut config = Config {
             socket: file.socket.clone(),
             group: file.group.clone(),
-            state_dir: file.state_dir.clone(),
-            links: file.links.clone(),
-            sysfs_view: file.sysfs_view.clone(),
+            state_dir: parser
+                .path(file.state_dir.as_ref(), |path| directory::check_own("state_dir", path))?,
+            links: parser.path(file.links.as_ref(), directory::check_links)?,
+            sysfs_view: parser
+                .path(file.sysfs_view.as_ref(), |path| directory::check_own("sysfs_view", path))?,
             tcp,
             nbd,
             scan: file.scan,
@@ -209,6 +213,7 @@ impl Config {
             let parsed = match limit.get_ref() {
                 toml::Value::String(text) => text.parse(),
                 toml::Value::Integer(bytes) => bytes.to_string().parse(),
+                toml::Value::Boolean(value) => value.to_string().parse(),
                 other => other.type_str().parse(),
             };
             config.memory_limit = Some(parsed.map_err(|e| parser.at(limit, Mistake::MemoryLimit(e)))?);
@@ -286,6 +291,17 @@ impl Parser<'_> {
 
     fn named(&self, file: &Spanned<PathBuf>) -> NamedFile {
         NamedFile { path: file.get_ref().clone(), line: line_of(self.text, file.span().start) }
+    }
+
+    /// A path, unless `check` refuses it.
+    fn path(
+        &self,
+        path: Option<&Spanned<PathBuf>>,
+        check: impl Fn(&Path) -> Result<(), Mistake>,
+    ) -> Result<Option<PathBuf>, ConfigError> {
+        let Some(path) = path else { return Ok(None) };
+        check(path.get_ref()).map_err(|mistake| self.at(path, mistake))?;
+        Ok(Some(path.get_ref().clone()))
     }
 
     /// The certificate file and the key file, of which both or none must be named. The names of the settings begin with
@@ -389,193 +405,4 @@ fn line_of(text: &str, at: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use engine::tunables::{DeviceTunables, SetTunables};
-
-    use super::*;
-
-    fn key(id: &str, label: &str, set: bool) -> Key {
-        Key { id: id.into(), label: label.into(), set }
-    }
-
-    #[test]
-    fn what_is_nearer_counts() {
-        let config = Config::parse(
-            "preset = \"latency\"\n\
-             [tunables]\nwriteback_percent = 30\njournal_delay_ms = 5\n\
-             [volume.fast]\npreset = \"throughput\"\nexports = [\"nbd=/run/{volume}.sock\"]\n\
-             tunables.writeback_delay = 7\n\
-             [set.aaaa.tunables]\njournal_delay_ms = 9\n",
-        )
-        .unwrap();
-        let plain = config.tunables(&key("x", "", false));
-        assert_eq!((&*plain["sequential_cutoff"], &*plain["writeback_percent"]), ("0", "30"));
-        assert!(!plain.contains_key("journal_delay_ms"), "belongs to sets");
-        let fast = config.tunables(&key("y", "Fast", false));
-        assert_eq!((&*fast["sequential_cutoff"], &*fast["writeback_delay"]), ("1048576", "7"));
-        assert_eq!(config.tunables(&key("aaaa", "", true))["journal_delay_ms"], "9");
-        assert_eq!(config.tunables(&key("bbbb", "", true))["journal_delay_ms"], "5");
-        assert_eq!(config.exports(&key("y", "fast", false), "bcache3"), ["nbd=/run/bcache3.sock"]);
-        assert_eq!(config.exports(&key("x", "", false), "bcache0"), ["auto"]);
-    }
-
-    #[test]
-    fn tcp_is_for_those_with_a_token() {
-        let text = "listen = [\"127.0.0.1:9420\", \"[::1]:0\"]\ntoken_file = \"/etc/token\"\n";
-        let tcp = Config::parse(text).unwrap().tcp.unwrap();
-        assert_eq!((tcp.listen.len(), tcp.token_file.line, tcp.tls.is_some()), (2, 2, false));
-        assert!(!tcp.metrics_without_token);
-        let more = "tls_certificate = \"/c\"\ntls_key = \"/k\"\nmetrics_without_token = true\n";
-        let far = Config::parse(&(text.replace("[::1]", "[::]") + more)).unwrap().tcp.unwrap();
-        assert!(far.tls.is_some_and(|(c, k)| (c.line, k.line) == (3, 4)) && far.metrics_without_token);
-        assert_eq!(Config::parse("token_file = \"/t\"\n").unwrap().tcp, None);
-    }
-
-    #[test]
-    fn nbd_over_tcp_has_to_be_asked_for() {
-        let export = "exports = [\"nbd=127.0.0.1:10809\"]\n";
-        let open = Config::parse(&format!("nbd_allow_unauthenticated_tcp = true\n{export}")).unwrap();
-        assert!(open.nbd.allow_unauthenticated);
-        let files = "nbd_tls_certificate = \"/c\"\nnbd_tls_key = \"/k\"\nnbd_tls_client_ca = \"/a\"\n";
-        let closed = Config::parse(&format!("{export}{files}")).unwrap().nbd;
-        assert_eq!((closed.client_ca.map(|ca| ca.line), closed.allow_unauthenticated), (Some(4), false));
-        assert!(Config::parse("exports = [\"nbd=/run/x\"]\n").is_ok());
-    }
-
-    #[test]
-    fn a_file_that_was_named_has_to_be_there() {
-        let said = Config::read(Path::new("/nowhere/ubcache.toml")).unwrap_err();
-        assert!(said.message().unwrap().contains("/nowhere/ubcache.toml"), "{said:?}");
-    }
-
-    #[test]
-    fn mistakes_are_named_with_their_line() {
-        for (text, line, words) in [
-            ("scan = true\nsocked = \"/x\"\n", 2, "socked"),
-            ("\n[tunables]\nwriteback_percents = 5\n", 3, "writeback_percents"),
-            ("[tunables]\nwriteback_percent = \"x\"\n", 2, "writeback_percent"),
-            ("[volume.a]\npreset = \"fast\"\n", 2, "quiet-disk"),
-            ("[volume.a]\n\ncolour = 1\n", 3, "colour"),
-            ("[set.a.tunables]\nsequential_cutoff = 5\n", 2, "sequential_cutoff is a tunable of volumes"),
-            ("[volume.a.tunables]\njournal_delay_ms = 5\n", 2, "write it in [tunables] or [set.ID.tunables]"),
-            ("[tunables]\nwriteback_precent = 5\n", 2, "did you mean writeback_percent?"),
-            ("[tunables]\nlabel = \"data\"\n", 2, "set it with `ubcache set-label`"),
-            ("[volume.a.tunables]\nlabel = \"/dev/sda\"\n", 2, "set it with `ubcache set-label`"),
-            ("[tunables]\nwriteback_percent = 99\n", 2, "expected 0 to 70 %, found 99"),
-            ("[tunables]\nwriteback_percent = 50\n", 2, "expected 0 to 40 %, found 50"),
-            ("[volume.a.tunables]\nwriteback_running = 2\n", 2, "expected 0 or 1, found 2"),
-            (
-                "scan = true\ndrain_deadline_s = \"5m\"\n",
-                2,
-                "drain_deadline_s: expected seconds, such as `drain_deadline_s = 300`, found string \"5m\"",
-            ),
-            ("scan = 1\n", 1, "scan: expected true or false, such as `scan = false`, found integer `1`"),
-            ("socket = 1\n", 1, "socket: expected path, such as `socket = \"/"),
-            ("scan = true\nexports = \"auto\"\n", 2, "exports takes a list: [\"auto\"]"),
-            ("[volume.a]\nexports = \"auto\"\n", 2, "exports takes a list: [\"auto\"]"),
-            ("devices = \"/dev/sda\"\n", 1, "devices takes a list: [\"/dev/sda\"]"),
-            ("listen = \"127.0.0.1:1\"\n", 1, "listen takes a list: [\"127.0.0.1:9420\"]"),
-            ("exports = [\"nbd\"]\n", 1, "expected auto"),
-            ("\nexports = [\"nbd=127.0.0.1:1\"]\n", 2, "nbd_allow_unauthenticated_tcp = true"),
-            ("[volume.a]\nexports = [\"nbd=localhost:1\"]\n", 2, "nbd_tls_client_ca"),
-            ("nbd_allow_unauthenticated_tcp = true\nexports = [\"nbd=0.0.0.0:1\"]\n", 2, "other hosts can"),
-            (
-                "exports = [\"nbd=[::1]:1\"]\nnbd_tls_certificate = \"/c\"\nnbd_tls_key = \"/k\"",
-                1,
-                "does not authenticate clients",
-            ),
-            ("nbd_tls_certificate = \"/c\"\n", 1, "expected nbd_tls_key as well"),
-            ("\nnbd_tls_client_ca = \"/c\"\n", 2, "expected nbd_tls_certificate"),
-            ("scan = maybe\n", 1, ""),
-            ("[tunables]\nwriteback_percent = [1]\n", 2, "cannot be"),
-            ("listen = [\"127.0.0.1:1\",\n\"localhost:1\"]\ntoken_file = \"/t\"\n", 2, "in numbers"),
-            ("scan = true\nlisten = [\"127.0.0.1:1\"]\n", 2, "expected token_file"),
-            ("token_file = \"/t\"\nlisten = [\"10.0.0.1:1\"]\n", 2, "expected tls_certificate and tls_key"),
-            ("token_file = \"/t\"\nlisten = [\"127.0.0.1:1\",\n \"[::]:1\"]\n", 3, "from other hosts"),
-            ("token_file = \"/t\"\nlisten = [\"[::ffff:1.2.3.4]:1\"]\n", 2, "from other hosts"),
-            ("token_file = \"/t\"\ntls_key = \"/k\"\n", 2, "expected tls_certificate as well"),
-            ("tls_certificate = \"/c\"\n", 1, "expected tls_key as well"),
-            ("metrics_without_token = 1\n", 1, ""),
-        ] {
-            let said = Config::parse(text).unwrap_err().to_string();
-            assert!(said.starts_with(&format!("line {line}: ")) && said.contains(words), "{text:?}: {said}");
-        }
-    }
-
-    /// The error of a value was turned into text.
-    #[test]
-    fn a_mistake_has_its_cause() {
-        use std::error::Error;
-        let cause_of = |text: &str| {
-            let mistake = Config::parse(text).expect_err(text);
-            mistake.source().and_then(Error::source).map(ToString::to_string).expect(text)
-        };
-        assert!(cause_of("busy_poll = \"x\"").contains("`x`"));
-        assert!(cause_of("exports = [\"ublk=x\"]").contains("expected a device number"));
-        assert!(cause_of("listen = [\"x\"]\ntoken_file = \"/t\"").contains("socket address"));
-        assert!(cause_of("scan = 1").contains("boolean"));
-    }
-
-    /// Ranges that depend on other tunables are checked with the values of the whole file, in any order.
-    #[test]
-    fn values_that_need_each_other_are_accepted_together() {
-        for text in [
-            "[tunables]\nwriteback_percent = 50\ncutoff_writeback = 60\n",
-            "[set.a.tunables]\ncutoff_writeback = 60\n[volume.b.tunables]\nwriteback_percent = 50\n",
-            "[tunables]\ncutoff_writeback = 70\ncutoff_writeback_sync = 80\n",
-            "[volume.a.tunables]\nwriteback_rate_fp_term_low = 2000\nwriteback_rate_fp_term_mid = 3000\n\
-             writeback_rate_fp_term_high = 4000\n",
-            "[tunables]\nwriteback_rate_fp_term_mid = 500\n[volume.a.tunables]\nwriteback_rate_fp_term_low = 400\n",
-        ] {
-            assert!(Config::parse(text).is_ok(), "{text}: {:?}", Config::parse(text));
-        }
-        let text = "[volume.a.tunables]\nwriteback_rate_fp_term_low = 400\n";
-        let said = Config::parse(text).expect_err(text).to_string();
-        assert!(said.starts_with("line 2: ") && said.contains("have to ascend"), "{said}");
-    }
-
-    #[test]
-    fn presets_hold_what_they_say() {
-        for (name, values) in PRESETS {
-            assert!(Config::parse(&format!("preset = \"{name}\"")).is_ok());
-            for (key, value) in *values {
-                let (set, device) = owners(key);
-                assert!(set != device, "{key}");
-                let kept = if set {
-                    let mut t = SetTunables::default();
-                    t.set(key, value).unwrap();
-                    t.raw(key).unwrap()
-                } else {
-                    let mut t = DeviceTunables::default();
-                    t.set(key, value).unwrap();
-                    t.raw(key).unwrap()
-                };
-                assert_eq!(kept, *value, "{name}: {key} is not cut off");
-            }
-        }
-    }
-
-    #[test]
-    fn memory_limit_takes_a_size() {
-        assert_eq!(Config::parse("").unwrap().memory_limit, None);
-        let limit: MemoryLimit = "256MiB".parse().unwrap();
-        assert_eq!(Config::parse("memory_limit = \"256MiB\"").unwrap().memory_limit, Some(limit));
-        // A number is one of bytes.
-        assert_eq!(Config::parse("memory_limit = 268435456").unwrap().memory_limit, Some(limit));
-        let said = Config::parse("\nmemory_limit = \"1M\"").unwrap_err().to_string();
-        assert!(said.starts_with("line 2: memory_limit: expected a size of at least 64 MiB"), "{said}");
-    }
-
-    #[test]
-    fn busy_poll_takes_words_and_microseconds() {
-        assert_eq!(Config::default().busy_poll, BusyPoll::Auto);
-        assert_eq!(Config::parse("").unwrap().busy_poll, BusyPoll::Auto);
-        assert_eq!(Config::parse("busy_poll = \"never\"").unwrap().busy_poll, BusyPoll::Never);
-        let fifty: BusyPoll = "50".parse().unwrap();
-        assert_eq!(Config::parse("busy_poll = 50").unwrap().busy_poll, fifty);
-        for bad in ["scan = true\nbusy_poll = 20000", "\nbusy_poll = true", "\nbusy_poll = \"much\""] {
-            let said = Config::parse(bad).unwrap_err().to_string();
-            assert!(said.starts_with("line 2: busy_poll: "), "{said}");
-        }
-    }
-}
+mod tests;

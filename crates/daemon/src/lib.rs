@@ -7,7 +7,8 @@
 //! hotplug events; `registry` decides what is served; `worker` is the thread of a set and `host` the volumes on it; `names`
 //! resolves the names of devices and `identity` distinguishes a device from its copies; `links` makes links to block devices;
 //! `settings` and `reload` change tunables; `jobs` has long operations, `hub` events and `event_log` those of the past, `audit`
-//! the record of changes; `server` and `tcp` accept clients and `api` answers them; `stop` ends the daemon; `why` has the
+//! the record of changes; `server` and `tcp` accept clients and `api` answers them, and
+//! `expected` has the words for what is malformed; `stop` ends the daemon; `why` has the
 //! failure that a state stores; `process` has the figures of the process, `wall_clock` the time. Modules name each other in
 //! one direction only. The decisions are in `docs/decisions/010-daemon.md`.
 #![forbid(unsafe_code)]
@@ -19,6 +20,7 @@ mod audit;
 mod components;
 mod config;
 mod event_log;
+mod expected;
 mod history;
 mod host;
 mod hub;
@@ -53,12 +55,13 @@ mod worker;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serve::{Failure, message};
 
 pub use crate::config::{CONFIG_KEYS, ConfigKey, DEFAULT_CONFIG};
 pub use crate::hub::EVENT_KINDS;
+pub use crate::order::{MadeDevices, Make, MakeOrder};
 
 use crate::api::Api;
 use crate::event_log::EventLog;
@@ -84,6 +87,8 @@ pub struct Options {
     pub socket: Option<PathBuf>,
     /// The state directory.
     pub state_dir: Option<PathBuf>,
+    /// Formats devices: the program does this without the daemon, too.
+    pub make: Make,
 }
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -116,7 +121,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         // The daemon serves without a history.
         Err(e) => message::warn(format!("events are not stored: {e}")),
     }
-    shared.links.remove_stale();
+    shared.state().check_writable(true);
+    remove_left_links(&shared);
     let hub = shared.hub.clone();
     let paths = Paths { socket: &socket, state_dir: &state_dir };
     let result = runtime.block_on(control(options, &paths, access, shared));
@@ -124,6 +130,18 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     runtime.shutdown_timeout(Duration::from_millis(100));
     hub.close_log();
     result
+}
+
+/// Removes the links that a daemon that was killed has left, also where the configuration had them then.
+fn remove_left_links(shared: &Shared) {
+    let default = || PathBuf::from(links::DEFAULT_LINKS);
+    let now = shared.config().links.clone().unwrap_or_else(default);
+    let before = shared.state().set_links(Some(now.clone()).filter(|dir| *dir != default()));
+    let before = before.unwrap_or_else(default);
+    if before != now {
+        links::remove_left_in(&before);
+    }
+    shared.links.remove_stale();
 }
 
 /// Where the daemon has its control socket and its state.
@@ -142,7 +160,7 @@ async fn control(
     let listener = server::bind(paths.socket)?;
     let registry = Arc::new(Registry::new(shared.clone()));
     let history = registry.history.clone();
-    let api = Api { registry: registry.clone(), config_path: options.config.clone(), began: Instant::now() };
+    let api = Api::new(registry.clone(), options.config.clone(), options.make);
     let router = server::with_limits(api::router(Arc::new(api)));
     let serving = tokio::spawn(server::serve(listener, router.clone(), access, shared.hub.clone()));
     message::note(format!("control socket {}", paths.socket.display()));
@@ -210,11 +228,11 @@ async fn notify_watchdog() {
     }
 }
 
-/// Writes the state again from time to time while it could not be written.
+/// Writes the state again from time to time while it could not be written, and looks whether it could be.
 async fn store_again(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(STORED_AGAIN_EVERY).await;
-        shared.state().store_again();
+        shared.state().check_writable(false);
     }
 }
 

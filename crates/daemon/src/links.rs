@@ -3,18 +3,28 @@
 //! Owns the directory of the links, by a lock on it: while one daemon has links there, another one makes and removes none. A
 //! label comes from a disk of any origin, so only a label that can be a name becomes a link: it has no slash, no control
 //! character, and is neither `.` nor `..`. A label of two volumes has no link, because the link would name one disk or the
-//! other by the order of their starts. Must not know how a volume is exported.
+//! other by the order of their starts.
+//!
+//! The daemon is root, and the configuration may name a directory below one that another user can write. So each change is made
+//! in the directory that is locked, by its descriptor, and no symbolic link in its place is followed. A directory that another
+//! user owns, or that every user may write, is refused. Must not know how a volume is exported.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::File;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, flock, openat, readlinkat, renameat, statat,
+    symlinkat, unlinkat,
+};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 use serve::{exports, message, plain};
 
 /// Directory of the links, unless the configuration names another one.
@@ -28,9 +38,9 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 enum Ownership {
     /// It is not there, or nothing was linked yet.
     Free,
-    /// The lock on the directory.
-    Own { _lock: File },
-    /// Another daemon has it, which was reported.
+    /// The directory, which is locked.
+    Own(Arc<File>),
+    /// Another daemon has it, or something else is in its place; this was reported.
     OfAnother,
 }
 
@@ -50,16 +60,33 @@ pub(crate) struct Links {
     taken_over: AtomicBool,
 }
 
+/// Refuses a directory in which other users could change what a link leads to.
+fn is_fit(dir: &Path) -> std::io::Result<()> {
+    let there = std::fs::symlink_metadata(dir)?;
+    if !there.is_dir() {
+        return Err(std::io::Error::other(
+            "a symbolic link or a file is in the place of the directory, and is not followed: remove it",
+        ));
+    }
+    if (there.uid() != 0 && there.uid() != geteuid().as_raw()) || there.mode() & 0o002 != 0 {
+        return Err(std::io::Error::other(format!(
+            "other users can change this directory (owner {}, mode {:o}): give it to root with mode 755, or remove it",
+            there.uid(),
+            there.mode() & 0o7777
+        )));
+    }
+    Ok(())
+}
+
 /// Locks the directory for this process. `None` if another process has it.
-fn try_to_own(dir: &Path, within: Duration) -> std::io::Result<Option<File>> {
+fn try_to_own(dir: &Path, within: Duration) -> std::io::Result<Option<Arc<File>>> {
     let began = Instant::now();
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     loop {
-        let lock = File::open(dir)?;
+        let lock = File::from(openat(CWD, dir, flags, Mode::empty())?);
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             // Its owner may have removed the directory meanwhile, and another one may be there now.
-            Ok(()) if std::fs::symlink_metadata(dir).is_ok_and(|m| is_same(&m, &lock)) => {
-                return Ok(Some(lock));
-            }
+            Ok(()) if is_at(dir, &lock) => return Ok(Some(Arc::new(lock))),
             Ok(()) if began.elapsed() < within => {}
             Err(Errno::WOULDBLOCK) if began.elapsed() < within => {
                 std::thread::sleep(BETWEEN_TRIES);
@@ -70,8 +97,50 @@ fn try_to_own(dir: &Path, within: Duration) -> std::io::Result<Option<File>> {
     }
 }
 
-fn is_same(there: &std::fs::Metadata, open: &File) -> bool {
-    open.metadata().is_ok_and(|m| (m.dev(), m.ino()) == (there.dev(), there.ino()))
+/// Whether the open directory is the one at this path.
+fn is_at(path: &Path, open: &File) -> bool {
+    let there = std::fs::symlink_metadata(path).and_then(|there| Ok((there, open.metadata()?)));
+    there.is_ok_and(|(there, open)| (open.dev(), open.ino()) == (there.dev(), there.ino()))
+}
+
+/// Where the link of this name in the directory leads to.
+fn target_in(dir: &File, name: &OsStr) -> Option<PathBuf> {
+    let to = readlinkat(dir, name, Vec::new()).ok()?;
+    Some(PathBuf::from(OsStr::from_bytes(to.as_bytes())))
+}
+
+/// Removes the links to block devices of this program.
+fn clean(dir: &File, path: &Path) {
+    let is_ours = |to: PathBuf| {
+        let name = to.strip_prefix("/dev").map(|name| name.to_string_lossy().into_owned());
+        name.is_ok_and(|name| exports::device_prefixes().any(|prefix| name.starts_with(prefix)))
+    };
+    for entry in Dir::read_from(dir).into_iter().flatten().flatten() {
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if target_in(dir, name).is_some_and(is_ours)
+            && let Err(e) = unlinkat(dir, name, AtFlags::empty())
+        {
+            message::warn(format!("{}: cannot be removed: {e}", path.join(name).display()));
+        }
+    }
+}
+
+/// Removes the links that an earlier daemon has left in a directory that the configuration names no more.
+pub(crate) fn remove_left_in(dir: &Path) {
+    let left = is_fit(dir).and_then(|()| try_to_own(dir, RELEASED_WITHIN));
+    match left {
+        Ok(Some(owned)) => {
+            clean(&owned, dir);
+            // It stays if it is not empty.
+            let _ = std::fs::remove_dir(dir);
+        }
+        // Another daemon uses it.
+        Ok(None) => {}
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+        Err(e) => {
+            message::warn(format!("{}: links of an earlier daemon are not removed: {e}", dir.display()))
+        }
+    }
 }
 
 impl Links {
@@ -84,43 +153,50 @@ impl Links {
         }
     }
 
-    /// Takes the lock of the directory if no daemon has it. Returns whether this daemon has it.
+    /// Takes the lock of the directory if no daemon has it. Returns the directory if this daemon has it.
     ///
-    /// A second daemon waits and warns once. It takes the directory over later, when the first one has ended.
-    fn own(&self) -> std::io::Result<bool> {
+    /// A second daemon waits and warns once. It takes the directory over later, when the first one has ended. If another
+    /// directory is there than the one that this daemon has, the links in the old one are removed.
+    fn own(&self) -> std::io::Result<Option<Arc<File>>> {
         let ownership = &mut *self.ownership.lock().unwrap_or_else(PoisonError::into_inner);
-        match ownership {
-            Ownership::Own { .. } => return Ok(true),
-            Ownership::OfAnother => {
-                let Some(lock) = try_to_own(&self.dir, Duration::ZERO)? else { return Ok(false) };
-                *ownership = Ownership::Own { _lock: lock };
-                self.taken_over.store(true, Ordering::Relaxed);
-                self.clean();
-                return Ok(true);
+        if let Ownership::Own(dir) = ownership {
+            if is_at(&self.dir, dir) {
+                return Ok(Some(dir.clone()));
             }
-            Ownership::Free => {}
-        }
-        // A symbolic link in place of the directory could lead to any directory.
-        if !std::fs::symlink_metadata(&self.dir)?.is_dir() {
-            return Err(std::io::Error::other("something that is no directory is there"));
-        }
-        let Some(lock) = try_to_own(&self.dir, RELEASED_WITHIN)? else {
-            message::warn(format!(
-                "{}: another daemon has links here, and this one makes none: set `links` in the configuration to another \
-                 directory, or to \"\" for no links",
-                self.dir.display()
-            ));
+            clean(dir, &self.dir);
             *ownership = Ownership::OfAnother;
-            return Ok(false);
-        };
-        *ownership = Ownership::Own { _lock: lock };
-        Ok(true)
+        }
+        is_fit(&self.dir)?;
+        let has_waited = matches!(ownership, Ownership::OfAnother);
+        let within = if has_waited { Duration::ZERO } else { RELEASED_WITHIN };
+        match try_to_own(&self.dir, within)? {
+            Some(dir) => {
+                if has_waited {
+                    self.taken_over.store(true, Ordering::Relaxed);
+                    clean(&dir, &self.dir);
+                }
+                *ownership = Ownership::Own(dir.clone());
+                Ok(Some(dir))
+            }
+            None if has_waited => Ok(None),
+            None => {
+                message::warn(format!(
+                    "{}: another daemon has links here, and this one makes none: set `links` in the configuration to \
+                     another directory, or to \"\" for no links",
+                    self.dir.display()
+                ));
+                *ownership = Ownership::OfAnother;
+                Ok(None)
+            }
+        }
     }
 
     /// Removes the directory and its lock, if nothing is in it.
     fn release(&self) {
         let ownership = &mut *self.ownership.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(ownership, Ownership::Own { .. }) && std::fs::remove_dir(&self.dir).is_ok() {
+        if matches!(ownership, Ownership::Own(dir) if is_at(&self.dir, dir))
+            && std::fs::remove_dir(&self.dir).is_ok()
+        {
             *ownership = Ownership::Free;
         }
     }
@@ -133,28 +209,12 @@ impl Links {
     /// another volume. Other links in the directory stay.
     pub(crate) fn remove_stale(&self) {
         match self.own() {
-            Ok(true) => {}
-            Ok(false) => return,
+            Ok(Some(dir)) => clean(&dir, &self.dir),
+            Ok(None) => return,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return,
             Err(e) => return message::warn(format!("{}: links are not removed: {e}", self.dir.display())),
         }
-        self.clean();
         self.release();
-    }
-
-    fn clean(&self) {
-        let is_ours = |to: PathBuf| {
-            let name = to.strip_prefix("/dev").map(|name| name.to_string_lossy().into_owned());
-            name.is_ok_and(|name| exports::device_prefixes().any(|prefix| name.starts_with(prefix)))
-        };
-        for entry in std::fs::read_dir(&self.dir).into_iter().flatten().flatten() {
-            let place = entry.path();
-            if std::fs::read_link(&place).is_ok_and(is_ours)
-                && let Err(e) = std::fs::remove_file(&place)
-            {
-                message::warn(format!("{}: cannot be removed: {e}", place.display()));
-            }
-        }
     }
 
     /// The volume with this key is served as this block device.
@@ -193,8 +253,8 @@ impl Links {
         let devices: Vec<&Path> = linked.values().filter(|l| l.label == label).map(|l| &*l.device).collect();
         let done = match devices[..] {
             [] => Ok(()),
-            [device] => self.link(&place, device),
-            [..] => self.unlink(&place, &devices),
+            [device] => self.link(label, device),
+            [..] => self.unlink(label, &devices),
         };
         if let Err(e) = done {
             message::warn(format!("{}: the link cannot be made or removed: {e}", place.display()));
@@ -212,32 +272,36 @@ impl Links {
     }
 
     /// Removes a link if it leads to one of these devices.
-    fn unlink(&self, place: &Path, devices: &[&Path]) -> std::io::Result<()> {
-        let is_ours = std::fs::read_link(place).is_ok_and(|to| devices.contains(&&*to));
-        if is_ours && self.own()? {
-            std::fs::remove_file(place)?;
+    fn unlink(&self, label: &str, devices: &[&Path]) -> std::io::Result<()> {
+        let dir = match self.own() {
+            Ok(Some(dir)) => dir,
+            Ok(None) => return Ok(()),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(e),
+        };
+        if target_in(&dir, label.as_ref()).is_some_and(|to| devices.contains(&&*to)) {
+            unlinkat(&dir, label, AtFlags::empty())?;
             self.release();
         }
         Ok(())
     }
 
     /// Makes a link, also in the place of one that a crash has left.
-    fn link(&self, place: &Path, device: &Path) -> std::io::Result<()> {
+    fn link(&self, label: &str, device: &Path) -> std::io::Result<()> {
         match std::fs::DirBuilder::new().mode(0o755).create(&self.dir) {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e),
             _ => {}
         }
-        if !self.own()? {
-            return Ok(());
-        }
-        if std::fs::symlink_metadata(place).is_ok_and(|m| !m.is_symlink()) {
+        let Some(dir) = self.own()? else { return Ok(()) };
+        let there = statat(&dir, label, AtFlags::SYMLINK_NOFOLLOW);
+        if there.is_ok_and(|m| FileType::from_raw_mode(m.st_mode) != FileType::Symlink) {
             return Err(std::io::Error::other("something that is no link is there"));
         }
         // A label has no control character, so this name is no label.
-        let temporary = self.dir.join("\u{1}new");
-        let _ = std::fs::remove_file(&temporary);
-        symlink(device, &temporary)?;
-        std::fs::rename(&temporary, place)
+        let temporary = "\u{1}new";
+        let _ = unlinkat(&dir, temporary, AtFlags::empty());
+        symlinkat(device, &dir, temporary)?;
+        Ok(renameat(&dir, temporary, &dir, label)?)
     }
 
     /// Removes the link of a volume that is no longer among `linked`. A volume that alone has the label now gets a link.
@@ -246,7 +310,7 @@ impl Links {
             return;
         }
         let place = self.dir.join(&old.label);
-        if let Err(e) = self.unlink(&place, &[&old.device]) {
+        if let Err(e) = self.unlink(&old.label, &[&old.device]) {
             message::warn(format!("{}: cannot be removed: {e}", place.display()));
         }
         self.update(linked, &old.label);
@@ -255,6 +319,8 @@ impl Links {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
     use super::*;
 
     fn target(dir: &Path, label: &str) -> Option<PathBuf> {
@@ -353,6 +419,61 @@ mod tests {
         std::fs::remove_file(dir.join("loop")).unwrap();
         links.remove_stale();
         assert!(!dir.exists(), "an empty directory goes");
+    }
+
+    /// Regression: the setting `links` was changed after a crash, and the links in the old directory stayed.
+    #[test]
+    fn links_in_a_directory_of_an_earlier_configuration_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().join("old");
+        let killed = Links::new(dir.clone());
+        killed.add("a", "data", Path::new("/dev/loop0"));
+        remove_left_in(&dir);
+        assert!(target(&dir, "data").is_some(), "a daemon uses them");
+        drop(killed);
+        symlink("/dev/sda1", dir.join("other")).unwrap();
+        remove_left_in(&dir);
+        assert_eq!((target(&dir, "data"), target(&dir, "other").is_some()), (None, true));
+        std::fs::remove_file(dir.join("other")).unwrap();
+        remove_left_in(&dir);
+        assert!(!dir.exists(), "an empty directory goes");
+        remove_left_in(&dir);
+    }
+
+    /// A symbolic link that another user has put in the place of the directory would let the daemon, which is root, make and
+    /// remove files in any directory.
+    #[test]
+    fn a_symbolic_link_in_the_place_of_the_directory_is_not_followed() {
+        let outer = tempfile::tempdir().unwrap();
+        let [dir, moved, victim] = ["ubcache", "moved", "victim"].map(|name| outer.path().join(name));
+        std::fs::create_dir(&victim).unwrap();
+        symlink("/dev/loop0", victim.join("data")).unwrap();
+        let links = Links::new(dir.clone());
+        let (zero, one) = (Path::new("/dev/loop0"), Path::new("/dev/loop1"));
+        links.add("a", "data", zero);
+        std::fs::rename(&dir, &moved).unwrap();
+        symlink(&victim, &dir).unwrap();
+        links.add("b", "films", one);
+        links.relabel("a", "archive");
+        links.remove("a");
+        remove_left_in(&dir);
+        Links::new(dir.clone()).remove_stale();
+        assert_eq!(target(&victim, "data").as_deref(), Some(zero), "nothing is removed there");
+        assert_eq!(std::fs::read_dir(&victim).unwrap().count(), 1, "nothing is made there");
+        assert_eq!(std::fs::read_dir(&moved).unwrap().count(), 0, "its own links are removed");
+        // When the place is free again, the links of all volumes are made again.
+        std::fs::remove_file(&dir).unwrap();
+        links.add("c", "music", one);
+        assert_eq!(
+            ["films", "music"].map(|label| target(&dir, label)),
+            [Some(one.to_owned()), Some(one.to_owned())]
+        );
+        // A directory that every user may write is refused, too.
+        let open = outer.path().join("open");
+        std::fs::create_dir(&open).unwrap();
+        std::fs::set_permissions(&open, PermissionsExt::from_mode(0o777)).unwrap();
+        Links::new(open.clone()).add("d", "data", zero);
+        assert_eq!(target(&open, "data"), None);
     }
 
     /// A label is written on the disk, also by other hosts.

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use blockio::bridge::Reply;
 use engine::figures::{BucketFigures, BucketMap};
 use io::TraceFigures;
+use serde::Deserialize;
 use serve::room::Room;
 use serve::{Answer, Command, Failure};
 
@@ -131,4 +132,42 @@ pub(crate) struct DiskTrace {
     /// Its size in sectors.
     pub(crate) size_sectors: u64,
     pub(crate) trace: TraceFigures,
+}
+
+/// Formats devices as a client orders it.
+pub type Make = fn(&MakeOrder) -> Result<MadeDevices, Failure>;
+
+/// The devices that a client wants formatted, with the options of `make`.
+#[derive(Clone, Default, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MakeOrder {
+    /// The cache device of a new cache set.
+    pub cache: Option<PathBuf>,
+    /// Backing devices.
+    pub backing: Vec<PathBuf>,
+    /// Size of the buckets, with a unit.
+    pub bucket: Option<String>,
+    /// Whether the cache mode of the backing devices is writeback.
+    pub writeback: bool,
+    /// Label of the backing device.
+    pub label: String,
+    /// Label of the cache set.
+    pub set_label: String,
+    /// Whether superblocks of bcache are overwritten.
+    pub wipe: bool,
+    /// Whether whatever is on the devices is overwritten, except dirty data.
+    pub force: bool,
+    /// Devices whose dirty data is lost. Each is named on its own, because such data exists nowhere else.
+    pub lose_dirty_data_of: Vec<PathBuf>,
+    /// Whether nothing is written.
+    pub dry_run: bool,
+}
+
+/// What was formatted, or would be.
+#[derive(Debug)]
+pub struct MadeDevices {
+    /// The report, as `make --json` prints it.
+    pub report: serde_json::Value,
+    /// The report as `make` prints it, and its warnings.
+    pub lines: Vec<String>,
 }

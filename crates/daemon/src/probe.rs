@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
 use format::{BackingState, SECTOR_BYTES, Sector};
 use inspect::{DeviceSuper, FileSource, ReadAt};
 use serve::Failure;
@@ -114,12 +115,33 @@ pub(crate) fn size_bytes(path: &Path) -> Option<u64> {
     sectors.trim().parse::<u64>().ok()?.checked_mul(SECTOR_BYTES)
 }
 
+/// What to say of a device without a superblock of bcache; `None` if it has one.
+fn without_superblock(path: &Path, source: &FileSource) -> Option<String> {
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    let is_read = source.read_at(SUPERBLOCK_SECTOR, &mut bytes).is_ok();
+    if !is_read || format::identify(&bytes) != format::Identity::NotBcache {
+        return None;
+    }
+    let found = match blockio::probe_signature(path) {
+        Ok(Some(signature)) => signature.to_string(),
+        _ => "none".to_owned(),
+    };
+    Some(format!(
+        "{}: expected a superblock of bcache, found {found}; a new device gets one by `ubcache make`, which loses what is on it",
+        path.display()
+    ))
+}
+
 fn probe_now(path: &Path) -> Result<Probe, Failure> {
     let path = path.canonicalize().map_err(|e| Failure::at(path, "cannot be found", e))?;
     let appearance = appearance(&path);
     let source = FileSource::open(&path)?;
     serve::superblock::has_room(&source)?;
-    let superblock = inspect::read_superblock(&source).map_err(|e| Failure::because(path.display(), e))?;
+    let superblock =
+        inspect::read_superblock(&source).map_err(|e| match without_superblock(&path, &source) {
+            Some(text) => Failure::caused(text, e),
+            None => Failure::because(path.display(), e),
+        })?;
     let mut identity = Identity::of(&path);
     let (uuid, sequence, role, data_offset) = match superblock {
         DeviceSuper::Cache(sb) => {
@@ -241,6 +263,9 @@ mod tests {
         let failure = probe_now(&path).expect_err("it has no superblock");
         let cause = failure.source().and_then(|e| e.downcast_ref::<inspect::SuperblockError>());
         assert!(matches!(cause, Some(inspect::SuperblockError::Broken(_))), "{failure:?}");
+        let words =
+            "hdd: expected a superblock of bcache, found none; a new device gets one by `ubcache make`";
+        assert!(failure.message().expect("a message").contains(words), "{failure:?}");
     }
 
     #[test]

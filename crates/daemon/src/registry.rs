@@ -65,7 +65,7 @@ impl Registry {
         Registry {
             jobs: Jobs::new(shared.hub.clone()),
             history: Arc::default(),
-            scrape: Scrape::new(inventory.clone(), views.clone()),
+            scrape: Scrape::new(shared.clone(), inventory.clone(), views.clone()),
             views,
             startup: Startup::new(shared.clone(), inventory.clone(), admission.clone(), placement.clone()),
             hotplug: Hotplug::new(

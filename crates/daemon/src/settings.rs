@@ -78,6 +78,7 @@ impl Target {
     fn unknown(&self, key: &str) -> String {
         let (of_set, of_device) = owners(key);
         let (name, set) = (&self.name, &self.worker.plan.id);
+        let shown = plain::named(&self.key.label, name.as_str());
         match self.key.set {
             true if of_device => {
                 format!(
@@ -86,7 +87,7 @@ impl Target {
             }
             false if of_set && self.worker.plan.cache.is_some() => {
                 format!(
-                    "{key} is a tunable of the set, not of {name}: `ubcache set {set} {key}=VALUE` sets it, and so does \
+                    "{key} is a tunable of the set, not of {shown}: `ubcache set {set} {key}=VALUE` sets it, and so does \
                      `ubcache set {name} --set-of-volume {key}=VALUE`"
                 )
             }

@@ -3,11 +3,14 @@
 //! Owns one file, which is written completely beside the old file and then renamed over it, so after a crash the file has
 //! the old or the new state. Only the daemon can read it. A change is made in memory even if the file cannot be written: what
 //! is served does not depend on the file, and the write is tried again until it succeeds. A command calls `ready` before it
-//! acts, so that it is refused instead. Must not know what is running, nor the meaning of a tunable.
+//! acts, so that it is refused instead; `check_writable` asks from time to time whether it would be. Must not know what is running, nor
+//! the meaning of a tunable.
+
+mod room;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -18,7 +21,8 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serve::{Failure, message};
 
-use crate::config::Values;
+use crate::config::{Values, present_word};
+use crate::expected::plain_words;
 use crate::hub::{Hub, Kind};
 use crate::identity::Identity;
 
@@ -69,6 +73,9 @@ struct Remembered {
     /// Owners of export addresses, by the address as the configuration writes it.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     places: BTreeMap<String, Owner>,
+    /// Directory of the links to block devices, if it is not the default one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    links: Option<PathBuf>,
 }
 
 /// The state and its file.
@@ -77,6 +84,12 @@ pub(crate) struct State {
     now: Remembered,
     /// Why the file has not the present state; `None` if it has.
     not_stored: Option<String>,
+    /// Why `ready` refused the last time; `None` if it did not.
+    refusing: Option<String>,
+    /// Whether the file system last said that a write would fail.
+    seems_full: bool,
+    /// The kind of the last error of a write.
+    last_error: Option<ErrorKind>,
     /// Gets an event when the file cannot be written, and when it can be written again.
     hub: Option<Arc<Hub>>,
     /// The locks, which keep other daemons out while this one runs. The first one is the directory.
@@ -162,6 +175,50 @@ fn close_to_others(path: &Path) {
     }
 }
 
+/// What to do about a file that cannot be used.
+fn advice(path: &Path) -> String {
+    let path = path.display();
+    format!(
+        "restore the file from a backup, or give it up with `mv {path} {path}.old`: volumes then get new names, and devices that \
+         the configuration does not name have to be registered again"
+    )
+}
+
+/// Reads the contents of the file, also of earlier versions, whose words for tunables get their present ones.
+fn parse(path: &Path, bytes: &[u8]) -> Result<Remembered, Failure> {
+    let refused = |why: String| Failure::Failed(format!("{}: {why}", path.display()));
+    if bytes.iter().all(|byte| byte.is_ascii_whitespace() || *byte == 0) {
+        return Err(refused(format!(
+            "expected the state of the daemon, found an empty file: {}",
+            advice(path)
+        )));
+    }
+    let mut read: Remembered = serde_json::from_slice(bytes).map_err(|e| {
+        let why = plain_words(&e.to_string());
+        let text = format!("{}: is damaged: {why}: {}", path.display(), advice(path));
+        Failure::Caused { text, source: Box::new(e) }
+    })?;
+    if !(FIRST_VERSION..=VERSION).contains(&read.version) {
+        let found = read.version;
+        return Err(refused(format!(
+            "expected version {VERSION} of the state, found {found}: start the version of ubcache that wrote it, or {}",
+            advice(path)
+        )));
+    }
+    if let Some(name) = read.names.values().find(|name| !serve::plain::is_volume_name(name)) {
+        return Err(refused(format!(
+            "names: expected bcache and a number, found {name:?}: {}",
+            advice(path)
+        )));
+    }
+    for (key, value) in read.tunables.values_mut().flatten() {
+        if let Some(present) = present_word(key, value) {
+            *value = present;
+        }
+    }
+    Ok(Remembered { version: VERSION, ..read })
+}
+
 impl State {
     /// Locks the directory and reads the state. Makes the directory if it does not exist.
     ///
@@ -174,30 +231,17 @@ impl State {
         let path = dir.join("state.json");
         let now = match std::fs::read(&path) {
             Ok(bytes) => {
-                let read: Remembered =
-                    serde_json::from_slice(&bytes).map_err(|e| Failure::at(&path, "cannot be parsed", e))?;
-                if !(FIRST_VERSION..=VERSION).contains(&read.version) {
-                    return Err(Failure::Failed(format!(
-                        "{}: expected version {VERSION}, found {}",
-                        path.display(),
-                        read.version
-                    )));
-                }
-                if let Some(name) = read.names.values().find(|name| !serve::plain::is_volume_name(name)) {
-                    return Err(Failure::Failed(format!(
-                        "{}: names: expected bcache and a number, found {name:?}",
-                        path.display()
-                    )));
-                }
+                let read = parse(&path, &bytes)?;
                 close_to_others(&path);
-                Remembered { version: VERSION, ..read }
+                read
             }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 Remembered { version: VERSION, ..Remembered::default() }
             }
             Err(e) => return Err(Failure::at(&path, "cannot be read", e)),
         };
-        Ok(State { path, now, not_stored: None, hub: None, locks })
+        let (not_stored, refusing, last_error) = (None, None, None);
+        Ok(State { path, now, not_stored, refusing, seems_full: false, last_error, hub: None, locks })
     }
 
     /// Sends events about the file to this hub.
@@ -208,6 +252,21 @@ impl State {
     /// Why the file has not the present state; `None` if it has.
     pub(crate) fn not_stored(&self) -> Option<&str> {
         self.not_stored.as_deref()
+    }
+
+    /// Why a command that changes something would be refused now; `None` if nothing is known against it.
+    pub(crate) fn refusing(&self) -> Option<&str> {
+        self.refusing.as_deref()
+    }
+
+    /// The command that shows why the last write failed.
+    pub(crate) fn next_command(&self) -> String {
+        let dir = self.dir().display();
+        match self.last_error {
+            Some(ErrorKind::ReadOnlyFilesystem) => format!("findmnt --target {dir}"),
+            Some(ErrorKind::PermissionDenied) => format!("ls -ld {dir}"),
+            _ => format!("df {dir}"),
+        }
     }
 
     /// The state directory.
@@ -221,20 +280,53 @@ impl State {
     /// If it cannot be written, or there is too little room for what a command adds.
     pub(crate) fn ready(&mut self) -> Result<(), Failure> {
         self.store_again();
-        let tried = || {
-            let mut text = serde_json::to_vec_pretty(&self.now)?;
-            // Blanks at the end change no JSON.
-            text.resize(text.len() + GROWTH, b' ');
-            self.replace(&text)
-        };
-        tried().map_err(|e| {
-            let text = format!(
-                "{}: cannot be written: {e}; nothing was changed, because the next start of the daemon would not know of \
-                 it; make room in this directory or make it writable, then run the command again",
-                self.path.display()
-            );
-            Failure::Caused { text, source: Box::new(e) }
-        })
+        let mut text = serde_json::to_vec_pretty(&self.now).map_err(Failure::of)?;
+        // Blanks at the end change no JSON.
+        text.resize(text.len() + GROWTH, b' ');
+        let tried = self.replace(&text);
+        self.last_error = tried.as_ref().err().map(std::io::Error::kind).or(self.last_error);
+        let path = self.path.display();
+        let why = tried.as_ref().err().map(|e| format!("{path}: cannot be written: {e}"));
+        let was_refusing = std::mem::replace(&mut self.refusing, why.clone()).is_some();
+        match (why, tried) {
+            (Some(why), Err(e)) => {
+                if !was_refusing && self.not_stored.is_none() {
+                    self.report("error", &format!("{why}; commands that change something are refused"));
+                }
+                let text = format!(
+                    "{path}: cannot be written: {e}; nothing was changed, because the next start of the daemon would not know \
+                     of it; make room in this directory or make it writable, then run the command again"
+                );
+                Err(Failure::Caused { text, source: Box::new(e) })
+            }
+            _ if was_refusing => {
+                let text = format!("{}: can be written again", self.path.display());
+                self.report("", &text);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks whether the state could be written, before a command needs it. The first check writes; a later one asks the file
+    /// system, and writes only if the answer has changed.
+    pub(crate) fn check_writable(&mut self, is_first: bool) {
+        self.store_again();
+        if self.not_stored.is_some() {
+            return;
+        }
+        let seems_full = room::refusal(&self.path, GROWTH as u64).is_some();
+        let changed = std::mem::replace(&mut self.seems_full, seems_full) != seems_full;
+        if is_first || changed || (self.refusing.is_some() && !seems_full) {
+            let _is_reported = self.ready();
+        }
+    }
+
+    fn report(&self, level: &'static str, text: &str) {
+        message::message(level, text);
+        if let Some(hub) = &self.hub {
+            hub.publish(Kind::State, None, level, text);
+        }
     }
 
     /// Tests as [`State::ready`] whether these devices can be stored as the operator names them; those that the file has
@@ -273,7 +365,8 @@ impl State {
     fn store(&mut self) {
         let path = self.path.display();
         let failed_before = self.not_stored.is_some();
-        let why = self.write(&self.now).err().map(|e| format!("{path}: cannot be written: {e}"));
+        let error = self.write(&self.now).err();
+        let why = error.as_ref().map(|e| format!("{path}: cannot be written: {e}"));
         let (level, text) = match &why {
             None if failed_before => ("", format!("{path}: is written again, and has all changes")),
             Some(why) if !failed_before => (
@@ -282,13 +375,10 @@ impl State {
             ),
             _ => ("", String::new()),
         };
+        self.last_error = error.map(|e| e.kind()).or(self.last_error);
         self.not_stored = why;
-        if text.is_empty() {
-            return;
-        }
-        message::message(level, &text);
-        if let Some(hub) = &self.hub {
-            hub.publish(Kind::State, None, level, &text);
+        if !text.is_empty() {
+            self.report(level, &text);
         }
     }
 
@@ -331,6 +421,13 @@ impl State {
                 s.places.retain(|_, owner| owner.volume != known.uuid);
             }
         });
+    }
+
+    /// Stores the directory of the links to block devices; `None` for the default one. Returns the one before.
+    pub(crate) fn set_links(&mut self, dir: Option<PathBuf>) -> Option<PathBuf> {
+        let before = self.now.links.clone();
+        self.change(|s| s.links = dir);
+        before
     }
 
     /// Export addresses and the volumes that own them.
@@ -429,105 +526,4 @@ impl State {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A state file of the first version is readable for all users, and has no identities.
-    #[test]
-    fn the_first_version_is_read_and_closed_to_others() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("state.json");
-        let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
-        let first = r#"{"version": 1, "devices": {"/dev/x": {"uuid": "u1"}}, "names": {"u1": "bcache0"}}"#;
-        std::fs::write(&path, first).unwrap();
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
-        let mut state = State::open(dir.path()).unwrap();
-        assert_eq!(mode(), 0o600);
-        assert!(state.devices()[Path::new("/dev/x")].named && state.mark("u1").is_none());
-        std::fs::write(dir.path().join("state.new"), "left behind").unwrap();
-        state.set_mark("u1", Mark { identity: Identity::default(), sequence: 7 });
-        assert_eq!(mode(), 0o600);
-        drop(state);
-        assert_eq!(State::open(dir.path()).unwrap().mark("u1").unwrap().sequence, 7);
-    }
-
-    /// Names become parts of paths of sockets, files and links, so a name must not leave its directory.
-    #[test]
-    fn a_name_that_is_a_path_is_refused() {
-        for name in ["../../etc/passwd", "a/b", "..", "", "bcache0\\n"] {
-            let dir = tempfile::tempdir().unwrap();
-            let text = format!(r#"{{"version": 2, "names": {{"u1": "{name}"}}}}"#);
-            std::fs::write(dir.path().join("state.json"), text).unwrap();
-            let said = State::open(dir.path()).err().unwrap();
-            assert!(said.message().unwrap().contains("expected bcache and a number"), "{said:?}");
-        }
-    }
-
-    /// Regression: the names of volumes could not be stored, and at each start the volume that answered first was bcache0.
-    #[test]
-    fn names_that_cannot_be_stored_do_not_depend_on_the_order() {
-        let volumes = ["u1", "u2", "u3", "u4"];
-        let names = |backwards: bool| {
-            let dir = tempfile::tempdir().unwrap();
-            let mut state = State::open(dir.path()).unwrap();
-            assert_eq!(state.name("stored"), "bcache0");
-            // Not even root can replace a directory by a file.
-            std::fs::create_dir_all(dir.path().join("state.new/x")).unwrap();
-            let mut named: Vec<_> = volumes.iter().map(|id| (id.to_owned(), String::new())).collect();
-            if backwards {
-                named.reverse();
-            }
-            named.iter_mut().for_each(|(id, name)| *name = state.name(id));
-            assert!(state.not_stored().is_some());
-            named.sort();
-            assert!(
-                named.iter().all(|(_, name)| serve::plain::is_volume_name(name) && name.len() == 12),
-                "{named:?}"
-            );
-            std::fs::remove_dir_all(dir.path().join("state.new")).unwrap();
-            state.store_again();
-            drop(state);
-            let mut state = State::open(dir.path()).unwrap();
-            let again: Vec<_> = volumes.iter().map(|id| (id.to_owned(), state.name(id))).collect();
-            assert_eq!(again, named, "they stay when they can be stored");
-            named
-        };
-        assert_eq!(names(false), names(true));
-    }
-
-    /// Regression: a directory was mounted over the state directory of a running daemon, which overwrote the file in it.
-    #[test]
-    fn another_directory_in_the_place_of_the_own_one_is_not_written() {
-        let dir = tempfile::tempdir().unwrap();
-        let place = dir.path().join("state");
-        let mut state = State::open(&place).unwrap();
-        std::fs::rename(&place, dir.path().join("moved")).unwrap();
-        std::fs::create_dir(&place).unwrap();
-        state.set_tunable("a", "writeback_percent", Some("5"));
-        assert!(state.not_stored().unwrap().contains("another directory is there"));
-        assert!(state.ready().is_err() && std::fs::read_dir(&place).unwrap().next().is_none());
-    }
-
-    #[test]
-    fn what_was_said_is_there_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut state = State::open(dir.path()).unwrap();
-        assert!(State::open(dir.path()).err().unwrap().message().unwrap().contains("another daemon"));
-        assert_eq!(state.name("a"), "bcache0");
-        assert_eq!(state.name("b"), "bcache1");
-        state.add_device(Path::new("/dev/x"), "u1", true);
-        state.add_device(Path::new("/dev/y"), "u1", false);
-        state.set_tunable("a", "writeback_percent", Some("5"));
-        state.set_tunable("a", "writeback_delay", Some("1"));
-        state.set_tunable("a", "writeback_delay", None);
-        drop(state);
-        let mut state = State::open(dir.path()).unwrap();
-        assert_eq!((state.name("b"), state.name("a")), ("bcache1".into(), "bcache0".into()));
-        assert_eq!(state.devices().keys().collect::<Vec<_>>(), [Path::new("/dev/y")], "moved");
-        assert!(state.devices()[Path::new("/dev/y")].named, "what was named stays named");
-        assert_eq!(state.tunables("a"), Values::from([("writeback_percent".into(), "5".into())]));
-        drop(state);
-        std::fs::write(dir.path().join("state.json"), "{").unwrap();
-        assert!(State::open(dir.path()).is_err());
-    }
-}
+mod tests;

@@ -49,6 +49,7 @@ const FILES: &[(&str, &str, &str)] = assets! {
     "charts.js": SCRIPT,
     "dialog.js": SCRIPT,
     "format.js": SCRIPT,
+    "make.js": SCRIPT,
     "names.js": SCRIPT,
     "overview.js": SCRIPT,
     "parts.js": SCRIPT,

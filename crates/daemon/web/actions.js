@@ -13,7 +13,7 @@ export function registerDevices(path = "") {
   const input = el("input", { type: "text", value: path, placeholder: "/dev/disk/by-id/…", autocomplete: "off", spellcheck: false });
   const paths = () => input.value.split(/\s+/).filter(Boolean);
   return confirm({
-    title: path ? `Register ${baseName(path)}` : "Register devices",
+    title: path ? `Register ${path.split(" ").map(baseName).join(" and ")}` : "Register devices",
     action: "Register",
     body: (tell) => {
       const changed = () => tell(paths().length ? [
@@ -26,8 +26,7 @@ export function registerDevices(path = "") {
       queueMicrotask(changed);
       return [
         field("paths", "Paths of the devices", input, "Separate several by spaces. A device must have a superblock of bcache."),
-        el("p", { class: "quiet small" }, "A new device gets its superblock on the host itself, because that overwrites what is on it: ",
-          el("code", {}, "ubcache make -B /dev/slow"), " for a backing device, ", el("code", {}, "ubcache make -C /dev/fast"), " for a cache device."),
+        el("p", { class: "quiet small" }, "A new device gets its superblock by “Format devices…” in the overview, or by ", el("code", {}, "ubcache make"), " on the host."),
       ];
     },
     act: () => post("v1/register", { devices: paths() }),
@@ -102,9 +101,19 @@ export function stopVolume(volume) {
       dirty ? `${bytes(volume.dirty_bytes)} stay dirty on the cache device: the backing device alone has not the newest data. “Write back now” before the stop writes them back.`
         : "No data is lost: all data stays on its devices.",
       volume.backing_device ? `It is served again when ${volume.backing_device} is registered again (“Register…” in the overview), or when the daemon starts again.`
-        : "It is served again when the daemon starts again.",
+        : "It stays in the list, keeps its room in the cache, and is served again by “Serve again…”, or when the daemon starts again.",
     ],
     act: () => post(`${pathOf({ volume })}/stop`),
+  });
+}
+
+/** Serves a stopped flash-only volume again. */
+export function serveAgain(volume) {
+  return confirm({
+    title: `Serve ${nameOf(volume)} again`,
+    action: "Serve again",
+    sentences: ["The volume is served as the configuration says, and clients can connect again. Its data is as it was at the stop."],
+    act: () => post("v1/register", { devices: [], volumes: [volume.name] }),
   });
 }
 
@@ -118,7 +127,7 @@ export function writeBack(of, name) {
       "Clients are served meanwhile; their reads from the backing device take longer. Data that they write meanwhile is written back, too.",
       "This is a job with progress, which can be cancelled: data that is written back until then stays clean.",
     ],
-    act: () => post(`${pathOf(of)}/flush`),
+    act: () => post(`${pathOf(of)}/drain`),
   });
 }
 

@@ -7,8 +7,8 @@ const dialog = () => document.getElementById("ask");
 
 /**
  * Shows the dialog; `act` is done when it is confirmed. Resolves to whether it was done. `sentences` say what will happen, or
- * `body` makes fields and gets a function that says it: `(sentences, name of the action, whether it is dangerous)`; without
- * sentences there is nothing to do yet.
+ * `body` makes fields and gets a function that says it: `(sentences, name of the action, whether it is dangerous, whether it is
+ * possible)`; without sentences there is nothing to do yet.
  */
 export function confirm({ title, body, sentences, action, danger = false, act, focus = null }) {
   const box = dialog();
@@ -20,11 +20,11 @@ export function confirm({ title, body, sentences, action, danger = false, act, f
     will.hidden = !some.length;
   };
   const go = el("button", { type: "submit", class: danger ? "danger" : "main" }, action);
-  const fields = body ? body((some, name, dangerous) => {
+  const fields = body ? body((some, name, dangerous, possible = some.length > 0) => {
     tell(some);
     if (name) go.textContent = name;
     go.className = dangerous || danger ? "danger" : "main";
-    go.disabled = some.length === 0;
+    go.disabled = !possible;
   }) : [];
   if (sentences) tell(sentences);
   const cancel = el("button", { type: "button", onclick: () => box.close("no") }, "Cancel");

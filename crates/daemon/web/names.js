@@ -7,9 +7,12 @@ export const baseName = (path) => String(path ?? "").replace(/\/+$/, "").split("
 export const nameOf = (volume) => volume.label || volume.name;
 export const hrefOf = (volume) => `#/volume/${encodeURIComponent(volume.name)}`;
 
-/** A set by its cache device; without one (it does not start), by the begin of its UUID. `devices` are those of the host. */
+/** A set by its label, or by its cache device; without one (it does not start), by the begin of its UUID. `devices` are those of the host. */
 export function setNameOf(set, devices = []) {
-  const device = set.set?.device ?? devices.find((d) => d.kind === "cache" && d.set === set.id)?.path;
+  const cache = devices.find((d) => d.kind === "cache" && d.set === set.id);
+  const label = set.set?.label || cache?.label;
+  if (label) return `Cache ${label}`;
+  const device = set.set?.device ?? cache?.path;
   return device ? `Cache ${baseName(device)}` : `Cache ${set.id.slice(0, 8)}`;
 }
 export const setHrefOf = (set) => `#/set/${encodeURIComponent(set.id)}`;

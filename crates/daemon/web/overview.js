@@ -3,6 +3,7 @@
 import { attachVolume, createVolume, registerDevices } from "./actions.js";
 import { Chart, hitRatio } from "./charts.js";
 import { bytes, count, el, micros, percent, perSecond, say } from "./format.js";
+import { makeDevices } from "./make.js";
 import { deviceNameOf, setHrefOf, setNameOf, setStateOf } from "./names.js";
 import { Charted, Facts, Space, Speeds, VolumeTable, chip, line } from "./parts.js";
 import { Problems, problemsOf } from "./problems.js";
@@ -23,7 +24,8 @@ export class Overview {
     // Jobs that run are shown here: below the problems.
     this.below = el("div", { hidden: true });
     this.element = el("div", { class: "stack" },
-      el("div", { class: "title" }, this.heading, el("button", { type: "button", onclick: () => this.register() }, "Register devices…")),
+      el("div", { class: "title" }, this.heading, el("button", { type: "button", onclick: () => this.make() }, "Format devices…"),
+        el("button", { type: "button", onclick: () => this.register() }, "Register devices…")),
       this.problems.element, this.below, el("section", { class: "card", "aria-label": "In short" }, this.facts.element), this.sets, this.devices,
       el("div", { class: "title" }, el("h2", {}, "All volumes over time"), this.charted.when, this.charted.range), this.charted.grid);
     this.cards = new Map();
@@ -33,6 +35,12 @@ export class Overview {
 
   async register(path = "") {
     if (await registerDevices(path)) this.changed();
+  }
+
+  /** Formats devices, and asks then whether to register them. */
+  async make() {
+    const made = await makeDevices();
+    if (made) await this.register(made.join(" "));
   }
 
   title() {

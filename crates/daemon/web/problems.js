@@ -75,7 +75,7 @@ function ofVolume(volume) {
 
 /** What the daemon alone knows: a state that cannot be stored, a label of two volumes. */
 function ofDaemon(status) {
-  const titles = { state_not_stored: "The state cannot be stored", label_shared: "Two volumes have one label" };
+  const titles = { state_not_stored: "The state cannot be stored", state_not_writable: "The state directory cannot be written", label_shared: "Two volumes have one label" };
   return (status.problems ?? []).filter((p) => titles[p.kind]).map((p) => ({
     rank: RANK.waits, kind: "warn", href: "#/", title: titles[p.kind], text: `${p.text}. Next: ${p.command}.`,
   }));

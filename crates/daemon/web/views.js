@@ -1,6 +1,6 @@
 // What the page shows of one volume or one set. Each view makes its elements once and then only changes them.
 
-import { attachVolume, collectGarbage, createVolume, detach, stopVolume, writeBack } from "./actions.js";
+import { attachVolume, collectGarbage, createVolume, detach, serveAgain, stopVolume, writeBack } from "./actions.js";
 import { get } from "./api.js";
 import { changeMode, pathOf } from "./changes.js";
 import { Chart, hitRatio } from "./charts.js";
@@ -38,6 +38,7 @@ export class VolumeView {
     this.cached = [button("Change mode…", () => changeMode(this.volume)), button("Write back now…", () => writeBack({ volume: this.volume }, nameOf(this.volume))), button("Detach…", () => detach(this.volume))];
     this.attach = button("Attach…", () => attachVolume(this.caches, [this.volume]));
     this.stop = button("Stop…", () => stopVolume(this.volume));
+    this.serve = button("Serve again…", () => serveAgain(this.volume));
     this.facts = new Facts(["Size", "Dirty", "Dirty target", "Hit ratio, 5 min", "Reads, p99", "Writes, p99", "Writeback rate", "Cache", "Name", "Backing device", "Exports"]);
     this.why = Object.fromEntries(["writeback", "bypassed", "hits"].map((n) => [n, el("ul", { class: "says" })]));
     this.tunables = new Tunables(this.act);
@@ -48,7 +49,7 @@ export class VolumeView {
     this.explained = el("section", { class: "card", "aria-label": "Explanation" }, el("header", {}, el("h2", {}, "Explanation")),
       part("Writeback", this.why.writeback), part("Bypassed", this.why.bypassed), part("Hits", this.why.hits));
     this.element = el("div", { class: "stack" },
-      el("div", { class: "title" }, this.heading, this.state, this.mode, el("span", { class: "grow" }), el("div", { class: "title" }, this.cached, this.attach, this.stop)),
+      el("div", { class: "title" }, this.heading, this.state, this.mode, el("span", { class: "grow" }), el("div", { class: "title" }, this.cached, this.attach, this.serve, this.stop)),
       this.problem, el("section", { class: "card", "aria-label": "Facts" }, this.facts.element),
       el("div", { class: "title" }, el("h2", {}, "Over time"), this.charted.when, this.charted.range),
       this.charted.grid, this.disk.element, this.explained, this.tunables.element);
@@ -77,7 +78,8 @@ export class VolumeView {
     for (const button of this.cached) button.hidden = !cached;
     this.caches = status.sets.filter((s) => s.set && !s.set.failed);
     this.attach.hidden = volume.attached || volume.flash_only || !this.caches.length;
-    this.stop.hidden = volume.flash_only;
+    this.stop.hidden = Boolean(volume.stopped);
+    this.serve.hidden = !volume.stopped;
     this.disk.element.hidden = volume.flash_only;
     this.showFacts(volume, home, status);
     this.tunables.set({ volume }, volume.tunables);

@@ -19,6 +19,8 @@ pub struct HostFigures {
     pub waiting: BTreeMap<&'static str, u64>,
     /// UUIDs of sets that are registered and have no thread that serves them, because of a failure.
     pub failed_sets: BTreeSet<String>,
+    /// Whether the state can be written: 0 while changes are refused or could not be stored.
+    pub state_writable: bool,
     /// The process.
     pub process: ProcessFigures,
 }
@@ -56,6 +58,16 @@ pub(crate) static HOST_FAMILIES: &[Family] = &[
         |f, t| {
             for (reason, count) in f.host.iter().flat_map(|h| &h.waiting) {
                 t.count(&[("reason", reason)], *count);
+            }
+        },
+    ),
+    gauge(
+        "ubcache_state_writable",
+        &[],
+        "Whether the state directory can be written: 0 while commands are refused or changes are not stored.",
+        |f, t| {
+            if let Some(host) = &f.host {
+                t.count(&[], u64::from(host.state_writable));
             }
         },
     ),

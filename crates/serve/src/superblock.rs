@@ -117,7 +117,8 @@ pub fn belongs(name: &str, superblock: &BackingSuper, set: Uuid) -> Result<(), F
     let attached = matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
     if attached && superblock.set_uuid() != set {
         return Err(Failure::Failed(format!(
-            "{name}: is {} and attached to another cache set: expected set {set}, found {}",
+            "{name}: is {} and attached to another cache set: expected set {set}, found {}; give the cache device of its \
+             own set, or detach it from that set first (`ubcache detach`)",
             superblock.state().name(),
             superblock.set_uuid()
         )));

@@ -30,6 +30,7 @@ impl Daemon {
             config: self.config.clone(),
             socket: self.socket.clone(),
             state_dir: self.state_dir.clone(),
+            make: super::make::for_daemon::make,
         })
     }
 }

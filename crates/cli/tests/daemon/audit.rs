@@ -89,7 +89,8 @@ fn every_change_says_who_made_it_and_to_what() {
             404,
             "set cache_mode=writeback on two: refused: there is no volume two".into(),
         ),
-        ("POST", "/v1/volumes/one/flush", "", 202, format!("drain one on {device}: begun")),
+        ("POST", "/v1/volumes/one/drain", "", 202, format!("drain one on {device}: begun")),
+        ("POST", "/v1/volumes/two/flush", "", 404, "drain two: refused: there is no volume two".into()),
         ("POST", "/v1/volumes/two/stop", "", 404, "stop two: refused: there is no volume two".into()),
         ("POST", "/v1/volumes/one/stop", "", 200, format!("stop one on {device}: done")),
         (

@@ -1,6 +1,9 @@
 //! Flash-only volumes, and garbage collection by command.
 
+use rustix::process::Signal;
+
 use crate::place::*;
+use crate::state::Small;
 use crate::world::*;
 
 #[test]
@@ -18,6 +21,13 @@ fn flash_only_volumes_are_made_and_destroyed() {
         .run(&["volume", "create", ssd, "1M", "--label", "one"])
         .refused(&["label one: belongs to one, bcache0"]);
     daemon.run(&["volume", "create", ssd, "100"]).usage();
+    for dry in [&["--dry-run"][..], &[]] {
+        let create = ["volume", "create", ssd, "1M", "--label", &"x".repeat(33)];
+        daemon
+            .run(&[&create[..], dry].concat())
+            .usage()
+            .says(&["label: expected at most 32 bytes, found 33"]);
+    }
     let said = daemon.json(&["volume", "create", ssd, "1M", "--label", "scratch", "--dry-run"]);
     assert!(said["volume"].is_null() && said["room"]["taken_bytes"] == 0, "{said}");
     daemon.run(&["get", "scratch"]).refused(&["there is no volume scratch"]);
@@ -131,6 +141,11 @@ fn a_stopped_flash_only_volume_stays_listed_and_is_served_again() {
     let line = said.lines().find(|l| l.contains("scratch")).expect("the stopped volume").to_owned();
     assert!(line.contains(" bcache1 ") && line.contains(" 8.0 KiB ") && line.contains(" stopped "), "{said}");
     daemon.run(&["tree"]).ok().says(&["scratch  bcache1  stopped"]);
+    let shown = daemon.run(&["show"]).ok().to_string();
+    let line = shown.lines().find(|l| l.starts_with("scratch")).expect("a flash-only volume in the list");
+    let columns: Vec<&str> = line.split_whitespace().collect();
+    assert_eq!(columns[..5], ["scratch", "bcache1", "N/A", "flash-only", "stopped"], "{shown}");
+    daemon.run(&["show", "--device", "scratch"]).ok().says(&["flash-only", "stopped", "1.0 MiB"]);
     let next = "scratch, bcache1: is not served: it was stopped; run `ubcache register bcache1`";
     daemon.run(&["stop", "scratch"]).refused(&[next]);
     daemon.run(&["wait", "scratch", "--timeout", "0"]).refused(&["it was stopped; run `ubcache register"]);
@@ -149,6 +164,31 @@ fn a_stopped_flash_only_volume_stays_listed_and_is_served_again() {
     daemon.run(&["volume", "delete", "scratch", "--force"]).ok();
     daemon.run(&["get", "scratch"]).refused(&["there is no volume scratch"]);
     daemon.stop();
+}
+
+/// The volume has no exports any more, so it cannot go on as if nothing had happened.
+#[test]
+fn a_flush_that_fails_at_the_stop_is_an_error_and_the_volume_stays_stopped() {
+    let place = Place::new();
+    let Some(small) = Small::new(&place, "cache", "2m") else { return };
+    let daemon = place.start();
+    let ssd = format!("{}/ssd", small.at);
+    std::fs::File::create(&ssd).unwrap().set_len(8 << 20).unwrap();
+    run(&["make", "-C", &ssd, "--bucket", "8k"]).ok();
+    daemon.run(&["register", &ssd]).ok();
+    daemon.run(&["volume", "create", &ssd, "1M", "--label", "scratch"]).ok();
+    let name = daemon.volume("scratch")["name"].as_str().unwrap().to_owned();
+    // The file of the cache device is sparse, so a full file system below it fails its writes.
+    small.fill();
+    let mut client = place.client(&name);
+    client.write(0, &[7; 65536]).expect_err("there is no room below");
+    drop(client);
+    wait_until("the stop", || !daemon.run(&["stop", "scratch"]).to_string().contains("in use"));
+    daemon.run(&["stop", "scratch"]).refused(&["is not served: it was stopped"]);
+    assert_eq!(daemon.volume("scratch")["stopped"], true);
+    daemon.run(&["show"]).ok().says(&["stopped"]);
+    daemon.signal(Signal::TERM);
+    daemon.ended();
 }
 
 /// The advice was `ubcache reload`, which tried nothing if the configuration had not changed.

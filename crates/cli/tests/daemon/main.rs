@@ -19,6 +19,7 @@ mod huge;
 mod labels;
 mod life;
 mod lost_cache;
+mod make;
 mod many;
 mod memory_limit;
 mod messages;

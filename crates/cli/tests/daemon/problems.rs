@@ -188,7 +188,7 @@ fn units_are_typed_as_they_are_printed() {
     let set = daemon.json(&["status"])["sets"][0]["id"].as_str().expect("a set").to_owned();
     daemon.run(&["set", &set, "journal_delay_ms=500ms"]).ok();
     let hint = format!(
-        "is a tunable of the set, not of bcache0: `ubcache set {set} journal_delay_ms=VALUE` sets it"
+        "is a tunable of the set, not of one, bcache0: `ubcache set {set} journal_delay_ms=VALUE` sets it"
     );
     daemon.run(&["set", "one", "journal_delay_ms=5"]).usage().says(&[&hint]);
     daemon.run(&["set", "one", "writeback_dealy=5s"]).usage().says(&["did you mean writeback_delay?"]);

@@ -8,17 +8,17 @@ use serde_json::Value;
 use crate::place::*;
 use crate::world::*;
 
-/// A small file system in memory in the place of a state directory.
-struct Small {
-    at: String,
+/// A small file system in memory.
+pub struct Small {
+    pub at: String,
 }
 
 impl Small {
-    /// `None` if this machine cannot mount.
-    fn new(place: &Place) -> Option<Small> {
-        let at = place.dir.path("state");
+    /// In this directory of the place, of this size. `None` if this machine cannot mount.
+    pub fn new(place: &Place, name: &str, size: &str) -> Option<Small> {
+        let at = place.dir.path(name);
         std::fs::create_dir(&at).unwrap();
-        let mounted = mount(&["-t", "tmpfs", "-o", "size=1m", "tmpfs", &at]);
+        let mounted = mount(&["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs", &at]);
         if let Err(why) = mounted {
             rig::skipped(why);
             return None;
@@ -26,7 +26,7 @@ impl Small {
         Some(Small { at })
     }
 
-    fn fill(&self) {
+    pub fn fill(&self) {
         let mut file = std::fs::File::create(format!("{}/filler", self.at)).unwrap();
         while std::io::Write::write_all(&mut file, &[0; 512]).is_ok() {}
     }
@@ -55,6 +55,20 @@ fn problems(daemon: &Daemon) -> Vec<Value> {
     daemon.json(&["status"])["problems"].as_array().expect("a list").clone()
 }
 
+fn kinds(daemon: &Daemon) -> Vec<String> {
+    problems(daemon).iter().map(|p| p["kind"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+/// The value of the metric that says whether the state can be written.
+fn writable(daemon: &Daemon) -> bool {
+    let mut stream = daemon.connect();
+    std::io::Write::write_all(&mut stream, b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut stream, &mut text).unwrap();
+    let line = text.lines().find(|l| l.starts_with("ubcache_state_writable ")).expect("the metric");
+    line.ends_with(" 1")
+}
+
 #[track_caller]
 fn not_stored(said: Said) -> Said {
     assert_eq!(said.code, 3, "{said}");
@@ -65,7 +79,7 @@ fn not_stored(said: Said) -> Said {
 #[test]
 fn a_command_that_cannot_be_stored_is_refused_or_says_so() {
     let place = Place::new();
-    let Some(small) = Small::new(&place) else { return };
+    let Some(small) = Small::new(&place, "state", "1m") else { return };
     let daemon = place.start();
     let refused = ["state.json: cannot be written: No space left on device", "nothing was changed"];
     small.fill();
@@ -80,7 +94,7 @@ fn a_command_that_cannot_be_stored_is_refused_or_says_so() {
     daemon.run(&["get", "one", "writeback_delay"]).ok().says(&["30\n"]);
     daemon.run(&["set", "one", "writeback_delay=7", "--runtime"]).ok();
     daemon.run(&["volume", "create", &place.ssd, "64k"]).refused(&refused);
-    assert_eq!(problems(&daemon), [] as [Value; 0], "all is stored");
+    assert_eq!(kinds(&daemon), ["state_not_writable"], "all is stored");
     // The device may leave, and the daemon stores that later.
     not_stored(daemon.run(&["unregister", "one"]));
     assert_eq!(problems(&daemon)[0]["kind"], "state_not_stored");
@@ -96,12 +110,46 @@ fn a_command_that_cannot_be_stored_is_refused_or_says_so() {
     daemon.stop();
 }
 
+/// Regression: `status` had no problem until a command was refused.
+#[test]
+fn a_full_or_read_only_state_directory_is_a_problem_before_a_command_fails() {
+    let place = Place::new();
+    let Some(small) = Small::new(&place, "state", "1m") else { return };
+    let daemon = place.start();
+    assert!(problems(&daemon).is_empty() && writable(&daemon));
+    daemon.stop();
+
+    // Known at the start. The start of a set would store the number of its superblock.
+    small.read_only(true);
+    let daemon = place.start();
+    assert_eq!(kinds(&daemon), ["state_not_writable"]);
+    let said = daemon.run(&["status"]).ok();
+    said.says(&["1 PROBLEM\n", "Read-only file system", &format!("findmnt --target {}", small.at)]);
+    assert!(!writable(&daemon));
+    small.read_only(false);
+    wait_until("the end of the problem", || problems(&daemon).is_empty() && writable(&daemon));
+
+    // Known while it runs, without a command and without a write.
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let stored = std::fs::read(format!("{}/state.json", small.at)).unwrap();
+    small.fill();
+    wait_until("the problem", || kinds(&daemon) == ["state_not_writable"] && !writable(&daemon));
+    let said = daemon.run(&["status"]).ok();
+    said.says(&["No space left on device", "all changes are stored", &format!("df {}", small.at)]);
+    assert_eq!(std::fs::read(format!("{}/state.json", small.at)).unwrap(), stored);
+    small.make_room();
+    wait_until("the end of the problem", || problems(&daemon).is_empty() && writable(&daemon));
+    let events = daemon.run(&["events", "--since", "1h"]).ok();
+    events.says(&["commands that change something are refused", "state.json: can be written again"]);
+    daemon.stop();
+}
+
 /// `unregister` was carried out though it could not be stored, and `register` and `attach`, which undo it, were refused.
 #[test]
 fn an_unregistration_that_is_not_stored_can_be_undone() {
     for attach in [false, true] {
         let place = Place::new();
-        let Some(small) = Small::new(&place) else { return };
+        let Some(small) = Small::new(&place, "state", "1m") else { return };
         let daemon = place.start();
         daemon.run(&["register", &place.ssd, &place.hdd]).ok();
         place.client("bcache0").write(0, &[7; 4096]).unwrap();
@@ -131,7 +179,7 @@ fn an_unregistration_that_is_not_stored_can_be_undone() {
 #[test]
 fn a_start_serves_what_a_read_only_state_does_not_name() {
     let place = Place::new();
-    let Some(small) = Small::new(&place) else { return };
+    let Some(small) = Small::new(&place, "state", "1m") else { return };
     place.configure(&format!("devices = [{:?}, {:?}]\n", place.ssd, place.hdd));
     small.read_only(true);
     let daemon = place.start();

@@ -312,6 +312,36 @@ fn a_crash_log_is_dirty_data() {
     run(&["make", "-C", &ssd, "--bucket", "8k", "--wipe"]).ok();
 }
 
+/// A dry run says what would be made and lost, and refuses what the command refuses.
+#[test]
+fn a_dry_run_writes_nothing() {
+    let dir = Dir::new();
+    let (ssd, hdd) = (dir.sparse("ssd", 16 << 20), dir.sparse("hdd", 32 << 20));
+    let dry = |args: &[&str]| {
+        run(&[&["make", "-C", &ssd, "-B", &hdd, "--bucket", "8k", "--dry-run"], args].concat())
+    };
+    let before = (read(&ssd), read(&hdd));
+    let said = dry(&["--label", "films"]).ok().says(&[
+        "would become a cache device of a new cache set",
+        "would become a backing device",
+        "all data on it would be lost",
+        "nothing was written",
+    ]);
+    assert!(!said.out.contains("cache set "), "a dry run has no UUID: {said}");
+    assert_eq!(dry(&["--json"]).ok().json()["dry_run"], true);
+    assert!(before == (read(&ssd), read(&hdd)));
+    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "8k", "--label", "films"]).ok();
+    let before = (read(&ssd), read(&hdd));
+    dry(&[]).refused(&["overwrite it with --wipe"]);
+    dry(&["--wipe"]).ok().says(&[
+        "is the cache device",
+        "\"films\"",
+        "this would be lost",
+        "nothing was written",
+    ]);
+    assert!(before == (read(&ssd), read(&hdd)));
+}
+
 /// mkswap leaves the superblock of bcache in place. `make --wipe` then overwrote the swap space without a word.
 #[test]
 fn a_signature_beside_an_old_superblock_needs_force() {

@@ -452,7 +452,7 @@ async fn leave(api: Arc<Api>, audit: Audit, volume: String) -> Result<Response, 
     Ok(done(&here, json!({"resolved": named, "left_set": set}))?.into_response())
 }
 
-pub(super) async fn flush(
+pub(super) async fn drain(
     State(api): SharedApi,
     Extension(audit): Audited,
     Path(volume): Path<String>,
@@ -464,7 +464,7 @@ pub(super) async fn flush(
     accepted(&job, Some(&named))
 }
 
-pub(super) async fn flush_set(
+pub(super) async fn drain_set(
     State(api): SharedApi,
     Extension(audit): Audited,
     Path(set): Path<String>,

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use axum::extract::State;
 
+use crate::order::Make;
 use crate::registry::Registry;
 
 /// State that the handlers share.
@@ -15,6 +16,13 @@ pub(crate) struct Api {
     pub(crate) registry: Arc<Registry>,
     pub(crate) config_path: PathBuf,
     pub(crate) began: Instant,
+    pub(crate) make: Make,
+}
+
+impl Api {
+    pub(crate) fn new(registry: Arc<Registry>, config_path: PathBuf, make: Make) -> Api {
+        Api { registry, config_path, began: Instant::now(), make }
+    }
 }
 
 /// The argument by which a handler gets the shared state.

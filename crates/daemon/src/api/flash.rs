@@ -7,6 +7,7 @@ use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
+use format::superblock::{LABEL_BYTES, label_bytes};
 use serde::Deserialize;
 use serde_json::json;
 use serve::Command;
@@ -41,6 +42,10 @@ pub(super) async fn create(
     }
     if !wanted.label.is_empty() {
         serve::label_is_fit(&wanted.label)?;
+        if label_bytes(&wanted.label).is_none() {
+            let text = format!("label: expected at most {LABEL_BYTES} bytes, found {}", wanted.label.len());
+            return Err(Refusal::malformed(text));
+        }
         api.registry.settings.label_is_free(&wanted.label, |_| false).await?;
     }
     let (worker, named) = set_of(&api, &audit, &set).await?;

@@ -18,7 +18,8 @@ use crate::state::{STORED_AGAIN_EVERY, State};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Problem {
     /// One of the kinds in the order of `KINDS`: `set_failed`, `io_disabled`, `device_failed`, `device_waiting`,
-    /// `set_silent`, `dirty_without_disk`, `stale`, `not_exported`, `io_errors`, `label_shared` or `state_not_stored`.
+    /// `set_silent`, `dirty_without_disk`, `stale`, `not_exported`, `io_errors`, `label_shared`, `state_not_stored` or
+    /// `state_not_writable`.
     pub(crate) kind: &'static str,
     /// What is wrong, and of what.
     pub(crate) text: String,
@@ -27,7 +28,7 @@ pub(crate) struct Problem {
 }
 
 /// The kinds in the order in which they are listed: what stops requests comes first.
-const KINDS: [&str; 11] = [
+const KINDS: [&str; 12] = [
     "set_failed",
     "io_disabled",
     "device_failed",
@@ -39,6 +40,7 @@ const KINDS: [&str; 11] = [
     "io_errors",
     "label_shared",
     "state_not_stored",
+    "state_not_writable",
 ];
 
 /// All problems, the worst first.
@@ -59,13 +61,25 @@ pub(crate) fn problems(sets: &[SetView], devices: &[DeviceView]) -> Vec<Problem>
 
 /// The problem of a state file that cannot be written, which is the last in the list.
 pub(crate) fn state_not_stored(state: &State) -> Option<Problem> {
-    let why = state.not_stored()?;
-    let text = format!(
-        "{why}; what is served stays served, the next start of the daemon may not know the last changes, and the daemon \
-         tries again every {} s",
-        STORED_AGAIN_EVERY.as_secs()
-    );
-    Some(Problem { kind: "state_not_stored", text, command: format!("df {}", state.dir().display()) })
+    let again = STORED_AGAIN_EVERY.as_secs();
+    let (kind, text) = match (state.not_stored(), state.refusing()) {
+        (Some(why), _) => (
+            "state_not_stored",
+            format!(
+                "{why}; what is served stays served, the next start of the daemon may not know the last changes, and the \
+                 daemon tries again every {again} s"
+            ),
+        ),
+        (None, Some(why)) => (
+            "state_not_writable",
+            format!(
+                "{why}; what is served stays served, and all changes are stored; commands that change something are refused \
+                 until it can be written, and the daemon looks again every {again} s"
+            ),
+        ),
+        (None, None) => return None,
+    };
+    Some(Problem { kind, text, command: state.next_command() })
 }
 
 /// What an operator calls a device: label, name of the volume, path.

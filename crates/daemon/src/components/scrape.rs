@@ -3,6 +3,7 @@
 //! Owns the counts of devices by state and by what they wait for. Must not know how figures are written.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use metrics::{Figures, HostFigures};
 
@@ -11,6 +12,7 @@ use super::inventory::Inventory;
 use super::views::Views;
 use crate::probe::Role;
 use crate::process;
+use crate::shared::Shared;
 use crate::worker::Phase;
 
 /// Every state of a device view, so that a state without devices has a series, too.
@@ -21,13 +23,14 @@ const IN_USE: &str = "volume_in_use";
 /// Collects the figures for `/metrics`.
 #[derive(Clone)]
 pub(crate) struct Scrape {
+    shared: Arc<Shared>,
     inventory: Inventory,
     views: Views,
 }
 
 impl Scrape {
-    pub(crate) fn new(inventory: Inventory, views: Views) -> Scrape {
-        Scrape { inventory, views }
+    pub(crate) fn new(shared: Arc<Shared>, inventory: Inventory, views: Views) -> Scrape {
+        Scrape { shared, inventory, views }
     }
 
     /// All figures. A thread that does not answer is left out.
@@ -59,11 +62,16 @@ impl Scrape {
         let workers = self.inventory.workers.all();
         let failed = workers.iter().filter(|w| matches!(w.phase(), Phase::Failed(_)));
         failed_sets.extend(failed.filter(|w| w.plan.cache.is_some()).map(|w| w.plan.id.clone()));
+        let state_writable = {
+            let state = self.shared.state();
+            state.not_stored().is_none() && state.refusing().is_none()
+        };
         HostFigures {
             version: env!("CARGO_PKG_VERSION"),
             devices,
             waiting,
             failed_sets,
+            state_writable,
             process: process::figures(),
         }
     }

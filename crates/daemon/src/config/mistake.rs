@@ -3,6 +3,7 @@
 //! Owns one variant for each mistake, with its message, the line, and the error that found it. Must not know where the file is.
 
 use std::net::{AddrParseError, SocketAddr};
+use std::path::PathBuf;
 
 use blockio::BusyPollError;
 use engine::tunables::TunableError;
@@ -13,6 +14,7 @@ use serve::tunables::{names, unknown};
 use super::MOST_ADDRESSES;
 use super::keys::{CONFIG_KEYS, ConfigKey};
 use super::presets::PRESETS;
+use crate::expected::{expected_and_found, plain_words};
 
 /// A mistake in the file, and its line.
 #[derive(Debug, thiserror::Error)]
@@ -28,11 +30,14 @@ pub(crate) struct ConfigError {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Mistake {
     /// It is no TOML, or has an unknown key or a value of another type.
-    #[error("{}", .0.message())]
+    #[error("{}", plain_words(.0.message()))]
     Syntax(#[source] toml::de::Error),
     /// A key has a value of another type.
     #[error("{}: expected {}{}, found {found}", key.name, key.values, example(key))]
     Type { key: &'static ConfigKey, found: String, source: Box<toml::de::Error> },
+    /// A directory that the daemon makes, empties or covers.
+    #[error("{key}: expected {expected}, found {found:?}")]
+    Directory { key: &'static str, expected: &'static str, found: PathBuf },
     /// A setting needs another one.
     #[error("{setting}: expected {missing} as well")]
     Alone { setting: String, missing: String },
@@ -85,12 +90,8 @@ impl Mistake {
         let line = error.span().and_then(|span| text.get(..span.start)?.lines().next_back());
         let name = line.and_then(|line| line.split_once('=')).map(|(name, _)| name.trim());
         let key = CONFIG_KEYS.iter().find(|key| Some(key.name) == name);
-        let message = error.message().to_owned();
-        let found = message.strip_prefix("invalid type: ").and_then(|rest| rest.split_once(", expected"));
-        match (key, found) {
-            (Some(key), Some((found, _))) => {
-                Mistake::Type { key, found: found.to_owned(), source: Box::new(error) }
-            }
+        match (key, expected_and_found(error.message())) {
+            (Some(key), Some((_, found))) => Mistake::Type { key, found, source: Box::new(error) },
             _ => Mistake::Syntax(error),
         }
     }

@@ -23,7 +23,8 @@ impl Parser<'_> {
             let text = match value.get_ref() {
                 toml::Value::String(s) => s.clone(),
                 toml::Value::Integer(n) => n.to_string(),
-                toml::Value::Boolean(b) => u8::from(*b).to_string(),
+                toml::Value::Boolean(b) if is_switch(name) => u8::from(*b).to_string(),
+                toml::Value::Boolean(b) => b.to_string(),
                 other => {
                     let (name, found) = (name.clone(), other.type_str());
                     return Err(self.at(value, Mistake::TunableType { name, found }));
@@ -31,7 +32,10 @@ impl Parser<'_> {
             };
             checked_alone(name, &text, of).map_err(|mistake| self.at(value, mistake))?;
             // A number is stored in the unit of its tunable, as the daemon stores values that were set at run time.
-            let text = number(name, &text).map_or(text, |n| n.to_string());
+            let text = number(name, &text)
+                .map(|n| n.to_string())
+                .or_else(|| present_word(name, &text))
+                .unwrap_or(text);
             checked.insert(name.clone(), text);
         }
         Ok(checked)
@@ -115,6 +119,27 @@ impl Limits {
         let default = SetTunables::default().cutoff_writeback;
         Limits { cutoff_writeback: named.chain([default]).max().unwrap_or(default) }
     }
+}
+
+/// Whether a tunable takes 0 and 1 alone.
+fn is_switch(name: &str) -> bool {
+    let takes = |value: &str| checked_alone(name, value, None).is_ok();
+    takes("0") && takes("1") && !takes("2")
+}
+
+/// The present word for a value that an earlier version wrote; `None` if the value has no other word.
+pub(crate) fn present_word(name: &str, value: &str) -> Option<String> {
+    if name == "label" || number(name, value).is_some() {
+        return None;
+    }
+    let (of_set, of_device) = owners(name);
+    let (mut set, mut device) = (SetTunables::default(), DeviceTunables::default());
+    let raw = match (of_set, of_device) {
+        (true, _) => set.set(name, value).and_then(|_| set.raw(name)),
+        (_, true) => device.set(name, value).and_then(|_| device.raw(name)),
+        _ => return None,
+    };
+    raw.ok().filter(|raw| raw != value)
 }
 
 /// Refuses a value that no value of another tunable makes possible.

@@ -196,6 +196,7 @@ fn a_set_that_could_not_start_has_failed() {
     assert_eq!(value(&text, &format!("ubcache_set_failed{{set=\"{up}\"}}")), 0.0, "its engine knows better");
     assert_eq!(value(&text, "ubcache_devices_waiting{reason=\"operator\"}"), 2.0);
     assert_eq!(value(&text, "ubcache_volumes_not_exported"), 1.0);
+    assert_eq!(value(&text, "ubcache_state_writable"), 0.0);
     assert_eq!(value(&text, "ubcache_build_info{version=\"1.2.3\"}"), 1.0);
     assert_eq!(value(&text, "process_open_fds"), 0.0);
 }

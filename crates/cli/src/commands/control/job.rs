@@ -169,7 +169,7 @@ impl Drain {
         let of_volume = there_is("volumes")?;
         let is_set = of_volume.status == 404 && there_is("sets")?.status == 200;
         let kind = if is_set { "sets" } else { "volumes" };
-        self.waiting.begin("writing back", &format!("/v1/{kind}/{name}/flush"))
+        self.waiting.begin("writing back", &format!("/v1/{kind}/{name}/drain"))
     }
 }
 

@@ -150,7 +150,10 @@ impl Register {
 fn served_as(device: &Value) -> String {
     let (label, name, set) = (text(&device["label"]), device["name"].as_str(), device["set"].as_str());
     match (device["state"] == "served", device["kind"] == "cache", name) {
-        (true, true, _) => set.map_or_else(String::new, |set| format!(" as the cache of set {set}")),
+        (true, true, _) => set.map_or_else(String::new, |set| match label {
+            "" => format!(" as the cache of set {set}"),
+            label => format!(" as {}, the cache of set {set}", plain::label(label)),
+        }),
         (true, false, Some(name)) if label.is_empty() => format!(" as {name}"),
         (true, false, Some(name)) => format!(" as {} ({name})", plain::label(label)),
         _ => String::new(),
@@ -560,6 +563,7 @@ mod tests {
         assert_eq!(device(json!({"name": "bcache0"})), " as bcache0");
         assert_eq!(device(json!({"name": "bcache0", "label": "one"})), " as one (bcache0)");
         assert_eq!(device(json!({"kind": "cache"})), " as the cache of set s");
+        assert_eq!(device(json!({"kind": "cache", "label": "fast"})), " as fast, the cache of set s");
         assert_eq!(device(json!({"name": "bcache0", "state": "waiting"})), "");
     }
 }

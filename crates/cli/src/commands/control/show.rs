@@ -66,9 +66,32 @@ fn rows(status: &Value) -> Vec<DeviceRow<'_>> {
         .collect()
 }
 
+/// Flash-only volumes, which have no device of their own.
+fn flash_only_rows(status: &Value) -> Vec<DeviceRow<'_>> {
+    let devices = || status["devices"].as_array().into_iter().flatten();
+    let mut found = Vec::new();
+    for set in status["sets"].as_array().into_iter().flatten() {
+        let cache = devices().find(|d| d["kind"] == "cache" && d["set"] == set["id"]);
+        let failed = set["state"] == "failed" || set["set"]["failed"].is_string();
+        let volumes = set["volumes"].as_array().into_iter().flatten();
+        found.extend(volumes.filter(|v| v["flash_only"] == true).map(|volume| DeviceRow {
+            device: volume,
+            volume: Some(volume),
+            cache: cache.map(|d| text(&d["path"])),
+            failed,
+        }));
+    }
+    found
+}
+
 impl DeviceRow<'_> {
+    fn is_flash_only(&self) -> bool {
+        self.device["flash_only"] == true
+    }
+
     fn kind(&self) -> &'static str {
         match text(&self.device["kind"]) {
+            _ if self.is_flash_only() => "flash-only",
             "cache" => "3 (cache)",
             "backing" => "1 (data)",
             _ => "?",
@@ -77,6 +100,11 @@ impl DeviceRow<'_> {
 
     fn state(&self) -> String {
         match (self.volume, text(&self.device["state"])) {
+            (Some(_), _) if self.is_flash_only() => match (self.device["stopped"] == true, self.failed) {
+                (true, _) => "stopped".into(),
+                (false, true) => "failed".into(),
+                (false, false) => "running".into(),
+            },
             (None, "served") if self.failed => "failed".into(),
             (Some(volume), _) if self.failed => format!("{}(failed)", text(&volume["state"])),
             (Some(volume), _) => format!("{}(running)", text(&volume["state"])),
@@ -89,6 +117,11 @@ impl DeviceRow<'_> {
     fn text(&self, key: &str) -> String {
         let text = text(&self.device[key]);
         if key == "label" { plain::label(text).into_owned() } else { text.to_owned() }
+    }
+
+    /// The path of the device; a flash-only volume has none.
+    fn path(&self) -> &str {
+        self.device["path"].as_str().unwrap_or("N/A")
     }
 
     fn name(&self) -> &str {
@@ -113,7 +146,7 @@ impl DeviceRow<'_> {
     /// The columns that bcache-tools has.
     fn columns_of_bcache_tools(&self) -> Vec<String> {
         vec![
-            text(&self.device["path"]).into(),
+            self.path().into(),
             self.kind().into(),
             self.state(),
             self.name().into(),
@@ -129,7 +162,7 @@ impl DeviceRow<'_> {
         vec![
             label,
             self.name().into(),
-            text(&self.device["path"]).into(),
+            self.path().into(),
             self.kind().into(),
             self.state(),
             size,
@@ -140,7 +173,7 @@ impl DeviceRow<'_> {
     }
 }
 
-/// List devices
+/// List devices and flash-only volumes
 ///
 /// Problems come first, each with the command to run next. `Cached` is the data of a volume in the cache, clean and dirty;
 /// `Dirty` is the part of it that the disk does not have yet. The percentages are shares of the size of the cache.
@@ -166,10 +199,16 @@ impl Show {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let status = self.control.get("/v1/status")?;
         let mut rows = rows(&status);
+        if !self.as_bcache_tools {
+            rows.extend(flash_only_rows(&status));
+        }
         if let Some(wanted) = &self.device {
             let name = self.control.device_name(wanted)?;
             let resolved = self.control.get(&format!("/v1/names/{}", segment(&name)))?["resolved"].clone();
-            rows.retain(|r| r.device["path"] == resolved["device"] && r.device["uuid"] == resolved["uuid"]);
+            rows.retain(|r| match r.is_flash_only() {
+                true => r.device["name"] == resolved["name"],
+                false => r.device["path"] == resolved["device"] && r.device["uuid"] == resolved["uuid"],
+            });
             if rows.is_empty() {
                 return Err(Failure::Failed(format!("{wanted}: is not registered")));
             }
@@ -177,7 +216,7 @@ impl Show {
         if self.control.json {
             let devices: Vec<Value> = rows
                 .iter()
-                .map(|r| json!({"device": r.device, "state": r.state(), "volume": r.volume, "attached_to": r.cache}))
+                .map(|r| json!({"device": (!r.is_flash_only()).then_some(r.device), "state": r.state(), "volume": r.volume, "attached_to": r.cache}))
                 .collect();
             let problems = &status["problems"];
             return out::print_json(&json!({"schema_version": 1, "problems": problems, "devices": devices}));
@@ -276,8 +315,10 @@ fn tree(status: &Value) -> String {
         format!("{label}{}  {}  {}", text(&row.device["path"]), row.name(), row.state())
     };
     for cache in rows.iter().filter(|r| r.device["kind"] == "cache") {
+        let label = cache.text("label");
+        let label = if label.is_empty() { label } else { format!("{label}  ") };
         text_of.push_str(&format!(
-            "`-- {}  set {}\n",
+            "`-- {label}{}  set {}\n",
             text(&cache.device["path"]),
             text(&cache.device["set"])
         ));
@@ -326,6 +367,23 @@ mod tests {
         assert_eq!(states, ["failed", "dirty(failed)"]);
     }
 
+    /// Flash-only volumes were in no list but `tree` and `status`.
+    #[test]
+    fn flash_only_volumes_have_rows() {
+        let volume = |name: &str, stopped: bool| {
+            json!({"name": name, "label": "tmp", "flash_only": true, "stopped": stopped, "size_bytes": 4096, "cached_bytes": 0,
+                "dirty_bytes": 4096})
+        };
+        let status = json!({
+            "sets": [{"id": "s", "state": "serving", "volumes": [volume("bcache2", false), volume("bcache3", true)]}],
+            "devices": [{"path": "/dev/c", "kind": "cache", "uuid": "u0", "set": "s", "state": "served"}],
+        });
+        assert_eq!(rows(&status).len(), 1);
+        let columns: Vec<Vec<String>> = flash_only_rows(&status).iter().map(DeviceRow::columns).collect();
+        assert_eq!(columns[0][..6], ["tmp", "bcache2", "N/A", "flash-only", "running", "4.0 KiB"]);
+        assert_eq!((&*columns[1][4], &*columns[1][8]), ("stopped", "/dev/c"));
+    }
+
     #[test]
     fn devices_hang_below_their_cache() {
         let status = json!({
@@ -333,13 +391,13 @@ mod tests {
                 {"name": "bcache0", "backing_uuid": "u1", "state": "dirty", "flash_only": false},
                 {"name": "bcache2", "label": "tmp", "backing_uuid": null, "state": null, "flash_only": true}]}],
             "devices": [
-                {"path": "/dev/c", "kind": "cache", "uuid": "u0", "set": "s", "state": "served"},
+                {"path": "/dev/c", "kind": "cache", "label": "fast", "uuid": "u0", "set": "s", "state": "served"},
                 {"path": "/dev/b", "kind": "backing", "label": "data", "uuid": "u1", "set": "s", "state": "served"},
                 {"path": "/dev/w", "kind": "backing", "uuid": "u2", "set": "other", "state": "waiting"}],
         });
         assert_eq!(
             tree(&status),
-            ".\n`-- /dev/c  set s\n    `-- data  /dev/b  bcache0  dirty(running)\n    `-- tmp  bcache2  flash-only\n\
+            ".\n`-- fast  /dev/c  set s\n    `-- data  /dev/b  bcache0  dirty(running)\n    `-- tmp  bcache2  flash-only\n\
              `-- /dev/w  N/A  waiting\n"
         );
     }

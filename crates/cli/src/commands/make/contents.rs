@@ -12,10 +12,10 @@ use inspect::view::SlotKind;
 use inspect::{FileSource, Mode, SetView};
 use io::Disk;
 
-use super::Make;
+use super::{Make, Notes};
 use crate::failure::Failure;
 use crate::superblock::{self, HEAD};
-use crate::{crash_log, out, size};
+use crate::{crash_log, size};
 
 /// What overwriting a device destroys.
 struct Contents {
@@ -42,15 +42,26 @@ enum Dirty {
 }
 
 impl Make {
-    /// Refuses to overwrite what the operator has not named.
-    pub(super) async fn refuse_contents(&self, disks: &[(&Path, Disk)]) -> Result<(), Failure> {
-        let mut refused = Vec::new();
+    /// Refuses to overwrite what the operator has not named. Returns, in a dry run, what each device holds.
+    pub(super) async fn refuse_contents(
+        &self,
+        disks: &[(&Path, Disk)],
+        notes: &Notes,
+    ) -> Result<Vec<Option<String>>, Failure> {
+        let (mut refused, mut lost) = (Vec::new(), Vec::new());
         for (path, disk) in disks {
             refused.extend(self.refusal(path, disk).await?);
+            lost.push(if self.dry_run { held(path, disk).await? } else { None });
         }
-        let Some(last) = refused.pop() else { return Ok(()) };
-        refused.iter().filter_map(Failure::message).for_each(|one| out::message("error", one));
+        let Some(last) = refused.pop() else { return Ok(lost) };
+        let messages = refused.iter().filter_map(Failure::message);
+        notes.borrow_mut().extend(messages.map(|one| ("error", one.to_owned())));
         Err(last)
+    }
+
+    /// Whether the dirty data of this device may be lost.
+    fn may_lose_dirty_data(&self, path: &Path) -> bool {
+        self.wipe_dirty || self.wipe_dirty_of.iter().any(|named| named == path)
     }
 
     /// Why a device is not overwritten; `None` if it is.
@@ -64,7 +75,7 @@ impl Make {
                 Failure::Failed(format!("{path_text}: holds {found}: overwrite it with --force"))
             }));
         }
-        if self.wipe_dirty {
+        if self.may_lose_dirty_data(path) {
             return Ok(None);
         }
         if !self.force
@@ -88,6 +99,16 @@ impl Make {
             None => Failure::Failed(text),
         }))
     }
+}
+
+/// What a device holds, as far as it is known.
+async fn held(path: &Path, disk: &Disk) -> Result<Option<String>, Failure> {
+    let bytes = if disk.info().sectors < HEAD { Vec::new() } else { superblock::read_bytes(disk).await? };
+    if identify(&bytes) != Identity::NotBcache {
+        return Ok(Some(describe(path, &bytes).text));
+    }
+    let found = probe_signature(path).map_err(|e| Failure::at(path, "cannot be read", e))?;
+    Ok(found.map(|found| format!("holds {found}")))
 }
 
 /// The contents of a device with a superblock of bcache.

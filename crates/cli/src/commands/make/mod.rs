@@ -1,25 +1,27 @@
 //! `ubcache make`: formats cache and backing devices (format section 13).
 //!
 //! Owns the order: the command claims and checks all devices and builds their superblocks before it writes the first byte.
+//! `for_daemon` is the same for the daemon, and `report` the output.
 
 mod contents;
+pub(super) mod for_daemon;
+mod report;
 
-use std::fmt;
+use std::cell::RefCell;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use blockio::{Backend, Driver, DriverOptions, FileDevice, OpenOptions, probe_signature};
-use clap::{Args, ValueEnum};
-use format::geometry::{MIN_BUCKET_SECTORS, MIN_BUCKETS, MIN_BUCKETS_KERNEL, PAGE_SECTORS};
-use format::superblock::{BackingFormat, CacheFormat, LABEL_BYTES, SUPERBLOCK_BYTES, label_bytes};
-use format::{BackingSuper, CacheMode, CacheSuper, RawSuperblock, Replacement, Sector, Sectors, Uuid};
-use io::{DeviceInfo, Disk};
-use serde::Serialize;
-
+use self::report::{Made, MakeReport, ToolsReport};
 use crate::failure::Failure;
 use crate::superblock::HEAD;
 use crate::{out, size};
+use blockio::{Backend, Driver, DriverOptions, FileDevice, OpenOptions, probe_signature};
+use clap::{Args, ValueEnum};
+use format::geometry::{MIN_BUCKET_SECTORS, MIN_BUCKETS, PAGE_SECTORS};
+use format::superblock::{BackingFormat, CacheFormat, LABEL_BYTES, SUPERBLOCK_BYTES, label_bytes};
+use format::{BackingSuper, CacheMode, CacheSuper, RawSuperblock, Replacement, Sector, Sectors, Uuid};
+use io::{DeviceInfo, Disk};
 
 /// Replacement policy: which data is evicted for new data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -46,13 +48,13 @@ pub(crate) struct Make {
     #[arg(short = 'B', long = "backing", value_name = "DEV")]
     backing: Vec<PathBuf>,
     /// Size of the buckets in which the cache is allocated: a power of two; the erase block of an SSD or a multiple
-    #[arg(long, value_name = "SIZE", default_value = "512k", value_parser = size::parse_sectors)]
+    #[arg(long, value_name = "SIZE", default_value = BUCKET, value_parser = size::parse_sectors)]
     bucket: Sectors,
     /// Smallest unit of data, a power of two up to 4k [default: the largest logical block size of the devices]
     #[arg(long, value_name = "SIZE", value_parser = size::parse_sectors)]
     block: Option<Sectors>,
     /// Where data begins on the backing devices, in sectors of 512 bytes
-    #[arg(long, value_name = "SECTORS", default_value_t = 16, value_parser = parse_offset)]
+    #[arg(long, value_name = "SECTORS", default_value_t = DATA_OFFSET, value_parser = parse_offset)]
     data_offset: u64,
     /// Write to the cache first and to the backing device later [default: to both at once]
     #[arg(long)]
@@ -81,13 +83,27 @@ pub(crate) struct Make {
     /// Overwrite whatever is on the devices, unless dirty data would be lost
     #[arg(long)]
     force: bool,
+    /// Print what would be made and what would be lost, and write nothing
+    #[arg(long)]
+    dry_run: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
     /// Print what make-bcache prints
-    #[arg(long, hide = true, conflicts_with = "json")]
+    #[arg(long, hide = true, conflicts_with_all = ["json", "dry_run"])]
     as_bcache_tools: bool,
+    /// Devices whose dirty data a client of the daemon has agreed to lose.
+    #[arg(skip)]
+    wipe_dirty_of: Vec<PathBuf>,
 }
+
+/// Size of the buckets, unless another one is given.
+const BUCKET: &str = "512k";
+/// First sector of the data of a backing device, unless another one is given.
+const DATA_OFFSET: u64 = 16;
+
+/// Messages beside the report, each with its level.
+type Notes = RefCell<Vec<(&'static str, String)>>;
 
 /// The text is no number of sectors.
 #[derive(Debug, thiserror::Error)]
@@ -142,81 +158,6 @@ fn random_uuid() -> Uuid {
     Uuid(uuid::Uuid::new_v4().into_bytes())
 }
 
-/// The formatted devices.
-#[derive(Serialize)]
-struct MakeReport {
-    schema_version: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    set_uuid: Option<String>,
-    devices: Vec<Made>,
-}
-
-#[derive(Serialize)]
-struct Made {
-    device: String,
-    kind: &'static str,
-    uuid: String,
-    version: u64,
-    device_sectors: u64,
-    block_sectors: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bucket_sectors: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    nbuckets: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    first_bucket: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    data_offset: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    data_sectors: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cache_mode: Option<&'static str>,
-}
-
-/// The report in the form of make-bcache, which scripts parse.
-struct ToolsReport<'a>(&'a MakeReport);
-
-impl fmt::Display for ToolsReport<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MakeReport { set_uuid, devices, .. } = self.0;
-        let set = set_uuid.as_deref().unwrap_or("00000000-0000-0000-0000-000000000000");
-        for d in devices {
-            write!(f, "UUID:\t\t\t{}\nSet UUID:\t\t{set}\nversion:\t\t{}\n", d.uuid, d.version)?;
-            if let (Some(n), Some(bucket), Some(first)) = (d.nbuckets, d.bucket_sectors, d.first_bucket) {
-                write!(
-                    f,
-                    "nbuckets:\t\t{n}\nblock_size:\t\t{}\nbucket_size:\t\t{bucket}\n",
-                    d.block_sectors
-                )?;
-                write!(f, "nr_in_set:\t\t1\nnr_this_dev:\t\t0\nfirst_bucket:\t\t{first}\n")?;
-            } else if let Some(offset) = d.data_offset {
-                write!(f, "block_size:\t\t{}\ndata_offset:\t\t{offset}\n", d.block_sectors)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Display for MakeReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(set) = &self.set_uuid {
-            writeln!(f, "cache set {set}")?;
-        }
-        for d in &self.devices {
-            writeln!(f, "{}: {} device {}", d.device, d.kind, d.uuid)?;
-            let size = |sectors: u64| size::human(sectors.saturating_mul(512));
-            if let (Some(n), Some(bucket)) = (d.nbuckets, d.bucket_sectors) {
-                writeln!(f, "  {n} buckets of {}: {}", size(bucket), size(u64::from(n) * bucket))?;
-            }
-            if let (Some(offset), Some(data), Some(mode)) = (d.data_offset, d.data_sectors, d.cache_mode) {
-                writeln!(f, "  data from sector {offset} on: {data} sectors ({}), {mode}", size(data))?;
-            }
-            writeln!(f, "  blocks of {} bytes, superblock version {}", d.block_sectors * 512, d.version)?;
-        }
-        Ok(())
-    }
-}
-
 /// A device that is claimed and will be formatted.
 struct DeviceToFormat {
     path: PathBuf,
@@ -228,11 +169,22 @@ struct DeviceToFormat {
 
 impl Make {
     pub(crate) fn run(&self) -> Result<(), Failure> {
+        let notes = Notes::default();
+        let made = self.carry_out(&notes);
+        notes.take().iter().for_each(|(level, text)| out::message(level, text));
+        match (made?, self.as_bcache_tools) {
+            (report, true) => out::print(&ToolsReport(&report).to_string()),
+            (report, false) => out::document(self.json, &report),
+        }
+    }
+
+    /// Checks and formats the devices, or only checks them.
+    fn carry_out(&self, notes: &Notes) -> Result<MakeReport, Failure> {
         self.check_usage()?;
         self.refuse_repeats()?;
         let options = DriverOptions { backend: Backend::Pool, ..DriverOptions::default() };
         let driver = Driver::new(options).map_err(Failure::of)?;
-        driver.block_on(self.make(&driver))
+        driver.block_on(self.make(&driver, notes))
     }
 
     fn check_usage(&self) -> Result<(), Failure> {
@@ -315,13 +267,13 @@ impl Make {
         Ok(())
     }
 
-    async fn make(&self, driver: &Driver) -> Result<(), Failure> {
+    async fn make(&self, driver: &Driver, notes: &Notes) -> Result<MakeReport, Failure> {
         let mut disks = Vec::new();
         for path in self.devices() {
             let device = FileDevice::open(driver.reactor(), path, &OpenOptions::default())?;
             disks.push((path, Disk::new(Rc::new(device), driver.handle())));
         }
-        self.refuse_contents(&disks).await?;
+        let lost = self.refuse_contents(&disks, notes).await?;
         let logical = disks.iter().map(|(_, d)| d.info().logical_block_bytes).max().unwrap_or(512);
         let block = self.block.unwrap_or(Sectors::from_bytes_ceil(u64::from(logical)));
         disks.iter().try_for_each(|(_, disk)| block_fits(block, disk.info()))?;
@@ -332,34 +284,27 @@ impl Make {
         };
         let cache_at = self.backing.len();
         let mut targets = Vec::new();
-        for (i, (path, disk)) in disks.into_iter().enumerate() {
-            let target = if i < cache_at {
+        for (i, ((path, disk), overwrites)) in disks.into_iter().zip(lost).enumerate() {
+            let mut target = if i < cache_at {
                 self.backing_target(path, disk, block, set.unwrap_or(Uuid::NIL))?
             } else {
                 self.cache_target(path, disk, block, set.unwrap_or_else(random_uuid))?
             };
+            target.made.overwrites = overwrites;
             targets.push(target);
         }
-        for target in &targets {
+        for target in targets.iter().filter(|_| !self.dry_run) {
             if self.force {
                 erase_signatures(target).await?;
             }
             write_head(target).await?;
         }
-        let report = MakeReport {
-            schema_version: 1,
-            set_uuid: set.map(|u| u.to_string()),
-            // The cache device is listed first.
-            devices: {
-                let mut made: Vec<Made> = targets.into_iter().map(|t| t.made).collect();
-                made.rotate_right(self.cache.len());
-                made
-            },
-        };
-        match self.as_bcache_tools {
-            true => out::print(&ToolsReport(&report).to_string()),
-            false => out::document(self.json, &report),
-        }
+        // The cache device is listed first.
+        let mut devices: Vec<Made> = targets.into_iter().map(|t| t.made).collect();
+        devices.rotate_right(self.cache.len());
+        devices.iter().filter_map(Made::warning).for_each(|text| notes.borrow_mut().push(("warning", text)));
+        let set_uuid = set.map(|u| u.to_string());
+        Ok(MakeReport { schema_version: 1, dry_run: self.dry_run, set_uuid, devices })
     }
 
     fn cache_target(
@@ -399,13 +344,6 @@ impl Make {
         let head = sb.encode();
         recheck(&info, &head, |raw| raw.check_cache(info.sectors, info.logical_block_bytes).map(drop))?;
         let g = sb.geometry();
-        if g.nbuckets < MIN_BUCKETS_KERNEL {
-            out::warn(format!(
-                "{}: the kernel's bcache does not register caches of less than {MIN_BUCKETS_KERNEL} buckets, and this \
-                 one has {}",
-                info.name, g.nbuckets
-            ));
-        }
         let made = Made {
             device: info.name.to_string(),
             kind: "cache",
@@ -419,6 +357,7 @@ impl Make {
             data_offset: None,
             data_sectors: None,
             cache_mode: None,
+            overwrites: None,
         };
         Ok(DeviceToFormat { path: path.to_path_buf(), disk, head, made })
     }
@@ -473,6 +412,7 @@ impl Make {
             data_offset: Some(sb.data_offset().0),
             data_sectors: Some(sb.data_sectors().0),
             cache_mode: Some(cache_mode.name()),
+            overwrites: None,
         };
         Ok(DeviceToFormat { path: path.to_path_buf(), disk, head, made })
     }
