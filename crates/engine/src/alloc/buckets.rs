@@ -47,6 +47,8 @@ const SLOW: u8 = 2;
 const TO_WIPE: u8 = 4;
 /// Mark: an earlier process may have used the bucket with its next generation, which is left out.
 const SKIPS_GENERATION: u8 = 8;
+/// Mark: the bucket has data, or had some of its generation, in the place of a footer. A kernel fills buckets to their end.
+const NO_FOOTER: u8 = 16;
 /// A bucket marked [`SLOW`] ages once while the others age this many times.
 const SLOW_AGING: u32 = 8;
 
@@ -60,7 +62,7 @@ struct Bucket {
     prio: u16,
     /// Pins of open buckets and of writes to the bucket under way. Reads do not pin.
     pins: u16,
-    /// Bits: [`MOVING`], [`SLOW`], [`TO_WIPE`], [`SKIPS_GENERATION`].
+    /// Bits: [`MOVING`], [`SLOW`], [`TO_WIPE`], [`SKIPS_GENERATION`], [`NO_FOOTER`].
     marks: u8,
     live_sectors: u32,
     dirty_sectors: u32,
@@ -104,6 +106,8 @@ pub(crate) struct Buckets {
     invalidated_since_gc: u64,
     /// The number of agings so far.
     agings: u32,
+    /// The sectors of a bucket before the place of its footer; all of them without checksums.
+    data_sectors: Sectors,
 }
 
 impl Buckets {
@@ -132,6 +136,7 @@ impl Buckets {
             live_sectors: 0,
             invalidated_since_gc: 0,
             agings: 0,
+            data_sectors: geometry.bucket_sectors,
         };
         buckets.in_use_percent = buckets.percent_in_use();
         buckets
@@ -295,6 +300,25 @@ impl Buckets {
         true
     }
 
+    /// Sets the sectors of a bucket that data may use. Called before data is found.
+    pub(crate) fn leave_footer_room(&mut self, data_sectors: Sectors) {
+        self.data_sectors = data_sectors;
+    }
+
+    /// Notes whether data that was found at the start lies in the place of the footer of its bucket.
+    pub(crate) fn note_footer_room(&mut self, ptr: Ptr, size: Sectors) {
+        let inside = Sectors(ptr.offset().0 & ((1 << self.bucket_shift) - 1));
+        if inside + size > self.data_sectors && self.is_current(ptr) {
+            let b = self.bucket_of(ptr);
+            self.table[b.0 as usize].marks |= NO_FOOTER;
+        }
+    }
+
+    /// Whether a footer can be written to the bucket without overwriting data.
+    pub(crate) fn has_footer_room(&self, b: BucketNr) -> bool {
+        self.get(b).marks & NO_FOOTER == 0
+    }
+
     /// Whether the data in the bucket is being copied to other buckets.
     pub(crate) fn is_moving(&self, b: BucketNr) -> bool {
         self.get(b).marks & MOVING != 0
@@ -377,7 +401,7 @@ impl Buckets {
             x.live_sectors = 0;
             x.used = Use::Ready;
             x.prio = PRIO_INITIAL;
-            x.marks &= !(SLOW | SKIPS_GENERATION);
+            x.marks &= !(SLOW | SKIPS_GENERATION | NO_FOOTER);
         });
         self.invalidated_since_gc += 1;
         self.generation(b).0 < before.0

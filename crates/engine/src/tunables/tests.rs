@@ -79,6 +79,9 @@ const SET: &[(&str, &str, &str, Unit, Range)] = &[
     ),
     ("replacement", "", "kernel", Unit::None, Range::Choices(InPlaceOfLru::names())),
     ("btree_cache_limit", "1.0G", "1073741824", Unit::Bytes, Range::Number(16 << 20, 1 << 50)),
+    ("scrub_rate", "0", "0", Unit::Bytes, Range::Number(0, 1 << 40)),
+    ("scrub_share", "50%", "50", Unit::Percent, Range::Number(1, 100)),
+    ("scrub_interval_days", "30", "30", Unit::None, Range::Number(0, 3650)),
     ("writeback_batch_sectors", "65536", "65536", Unit::Sectors, Range::Number(8, 2 << 20)),
 ];
 
