@@ -32,6 +32,15 @@ enum Policy {
     Random,
 }
 
+/// Whether a property is on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Switch {
+    /// The property is on
+    On,
+    /// The property is off
+    Off,
+}
+
 /// Format cache and backing devices
 ///
 /// Makes DEV the cache device (-C) of a new cache set, or backing devices (-B), or both: backing devices that are
@@ -60,6 +69,9 @@ pub(crate) struct Make {
     /// Discard buckets before they are reused
     #[arg(long)]
     discard: bool,
+    /// Store a checksum of each block of cached data, so that damage on the cache device is noticed [default: off]
+    #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
+    checksums: Option<Switch>,
     /// Replacement policy: which data is evicted for new data
     #[arg(long, visible_alias = "cache_replacement_policy", value_name = "POLICY", default_value = "lru")]
     cache_replacement_policy: Policy,
@@ -171,6 +183,9 @@ struct Made {
     data_sectors: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cache_mode: Option<&'static str>,
+    /// Whether cached data has checksums; absent for a backing device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checksums: Option<bool>,
 }
 
 /// The report in the form of make-bcache, which scripts parse.
@@ -206,7 +221,8 @@ impl fmt::Display for MakeReport {
             writeln!(f, "{}: {} device {}", d.device, d.kind, d.uuid)?;
             let size = |sectors: u64| size::human(sectors.saturating_mul(512));
             if let (Some(n), Some(bucket)) = (d.nbuckets, d.bucket_sectors) {
-                writeln!(f, "  {n} buckets of {}: {}", size(bucket), size(u64::from(n) * bucket))?;
+                let with = if d.checksums == Some(true) { ", with checksums of cached data" } else { "" };
+                writeln!(f, "  {n} buckets of {}: {}{with}", size(bucket), size(u64::from(n) * bucket))?;
             }
             if let (Some(offset), Some(data), Some(mode)) = (d.data_offset, d.data_sectors, d.cache_mode) {
                 writeln!(f, "  data from sector {offset} on: {data} sectors ({}), {mode}", size(data))?;
@@ -269,6 +285,9 @@ impl Make {
         }
         if self.cache.is_empty() && self.discard {
             return usage("--discard is a property of the cache device: expected a -C with it");
+        }
+        if self.cache.is_empty() && self.checksums.is_some() {
+            return usage("--checksums is a property of the cache device: expected a -C with it");
         }
         self.check_sizes()
     }
@@ -362,6 +381,23 @@ impl Make {
         }
     }
 
+    /// The properties of the new cache device.
+    fn cache_format(&self, info: &DeviceInfo, block_sectors: Sectors, set_uuid: Uuid) -> CacheFormat {
+        CacheFormat {
+            uuid: random_uuid(),
+            set_uuid,
+            device_sectors: info.sectors,
+            block_sectors,
+            bucket_sectors: self.bucket,
+            replacement: match self.cache_replacement_policy {
+                Policy::Lru => Replacement::Lru,
+                Policy::Fifo => Replacement::Fifo,
+                Policy::Random => Replacement::Random,
+            },
+            discard: self.discard,
+        }
+    }
+
     fn cache_target(
         &self,
         path: &Path,
@@ -381,21 +417,14 @@ impl Make {
                 info.sectors,
             )));
         }
-        let want = CacheFormat {
-            uuid: random_uuid(),
-            set_uuid: set,
-            device_sectors: info.sectors,
-            block_sectors: block,
-            bucket_sectors: self.bucket,
-            replacement: match self.cache_replacement_policy {
-                Policy::Lru => Replacement::Lru,
-                Policy::Fifo => Replacement::Fifo,
-                Policy::Random => Replacement::Random,
-            },
-            discard: self.discard,
-        };
+        let want = self.cache_format(&info, block, set);
         let mut sb = CacheSuper::format(&want).map_err(|e| Failure::because(&info.name, e))?;
         sb.set_label(label_of(&info, self.set_label.as_deref())?);
+        let has_checksums = self.checksums == Some(Switch::On);
+        if has_checksums {
+            serve::checksums_fit(&info.name, sb.geometry())?;
+            sb.set_checksum_key(Some(serve::new_checksum_key()));
+        }
         let head = sb.encode();
         recheck(&info, &head, |raw| raw.check_cache(info.sectors, info.logical_block_bytes).map(drop))?;
         let g = sb.geometry();
@@ -419,6 +448,7 @@ impl Make {
             data_offset: None,
             data_sectors: None,
             cache_mode: None,
+            checksums: Some(has_checksums),
         };
         Ok(DeviceToFormat { path: path.to_path_buf(), disk, head, made })
     }
@@ -473,6 +503,7 @@ impl Make {
             data_offset: Some(sb.data_offset().0),
             data_sectors: Some(sb.data_sectors().0),
             cache_mode: Some(cache_mode.name()),
+            checksums: None,
         };
         Ok(DeviceToFormat { path: path.to_path_buf(), disk, head, made })
     }
