@@ -274,7 +274,7 @@ static TUNABLES: &[SetTunable] = &[
         "scrub_rate",
         Unit::Bytes,
         "bytes that a scrub reads in a second; 0 for no limit",
-        number!(scrub_rate: u64, 0, MAX_SCRUB_RATE, as Bytes),
+        number!(scrub_rate: u64, 0, MAX_SCRUB_RATE),
     )
     .not_in_kernel(),
     SetTunable::new(
