@@ -9,6 +9,9 @@
 //! | `set KEY=VALUE` | changes a tunable, as `--set` does |
 //! | `detach VOLUME [--wipe]` | writes all dirty data back and detaches the backing device, which is then served alone |
 //! | `wipe` | overwrites with zeros all data on the cache device that no volume needs |
+//! | `scrub` | reads all cached data and compares it with its checksums |
+//! | `damaged` | lists damaged dirty data |
+//! | `accept VOLUME [START+LENGTH]`, `drop …` | accepts or drops damaged dirty data |
 //! | `create SIZE [LABEL]` | creates a flash-only volume, which is served from the next start on |
 //! | `gc` | collects garbage now |
 
@@ -17,7 +20,7 @@ use std::io::BufRead;
 use blockio::bridge::{self, RemoteReceiver};
 use serde_json::{Value, json};
 use serve::tunables::Beyond;
-use serve::{Answer, Command, Session, Snapshot};
+use serve::{Answer, Command, Resolve, Session, Snapshot};
 
 use crate::failure::Failure;
 use crate::size;
@@ -48,6 +51,15 @@ pub(crate) async fn obey(session: &Session, line: &str) -> Value {
         Ok(Answer::Wiped(wiped)) => {
             json!({"schema_version": 1, "event": "done", "command": line.trim(), "wiped": wiped})
         }
+        Ok(Answer::Scrubbed(scrubbed)) => {
+            json!({"schema_version": 1, "event": "done", "command": line.trim(), "scrubbed": scrubbed})
+        }
+        Ok(Answer::Damaged(damaged)) => {
+            json!({"schema_version": 1, "event": "done", "command": line.trim(), "damaged": damaged})
+        }
+        Ok(Answer::Resolved { sectors }) => {
+            json!({"schema_version": 1, "event": "done", "command": line.trim(), "sectors": sectors})
+        }
         Ok(Answer::Done) => json!({"schema_version": 1, "event": "done", "command": line.trim()}),
         Err(e) => {
             let why = e.message().unwrap_or("the command found a problem; see the messages before");
@@ -69,13 +81,35 @@ fn parse(line: &str) -> Result<Command, Failure> {
             Ok(Command::Detach { volume: volume.to_owned(), wipe: true })
         }
         ["wipe"] => Ok(Command::Wipe),
+        ["scrub"] => Ok(Command::Scrub),
+        ["damaged"] => Ok(Command::Damaged { volume: None }),
+        [word @ ("accept" | "drop"), volume] => decision(word, volume, None),
+        [word @ ("accept" | "drop"), volume, range] => decision(word, volume, Some(range)),
         ["create", size] => create(size, ""),
         ["create", size, label] => create(size, label),
         ["gc"] => Ok(Command::Gc),
         _ => Err(Failure::Usage(
-            "expected `stats`, `set KEY=VALUE`, `detach VOLUME [--wipe]`, `wipe`, `create SIZE [LABEL]` or `gc`".into(),
+            "expected `stats`, `set KEY=VALUE`, `detach VOLUME [--wipe]`, `wipe`, `scrub`, `damaged`, \
+             `accept|drop VOLUME [START+LENGTH]`, `create SIZE [LABEL]` or `gc`"
+                .into(),
         )),
     }
+}
+
+/// A decision about the damaged data of a volume: the blocks that overlap a range of sectors, or all.
+fn decision(word: &str, volume: &str, range: Option<&str>) -> Result<Command, Failure> {
+    let decision = if word == "accept" { Resolve::Accept } else { Resolve::Drop };
+    let parts = |range: &str| {
+        let (sector, sectors) = range.split_once('+')?;
+        Some((sector.parse().ok()?, sectors.parse().ok()?))
+    };
+    let range = match range {
+        None => None,
+        Some(text) => Some(parts(text).ok_or_else(|| {
+            Failure::Usage(format!("range: expected START+LENGTH in sectors, found {text}"))
+        })?),
+    };
+    Ok(Command::ResolveDamaged { volume: Some(volume.to_owned()), range, decision })
 }
 
 fn create(size: &str, label: &str) -> Result<Command, Failure> {
@@ -101,6 +135,7 @@ fn stats(snapshot: &Snapshot) -> Value {
             "index_bytes": s.index.index_bytes,
             "journal_bytes_written": s.journal.journal_bytes_written,
             "failed": s.failed,
+            "checksums": s.checksums,
         })
     });
     let volumes = snapshot.volumes.iter().map(|v| {
@@ -145,10 +180,28 @@ mod tests {
             Some(Command::Detach { volume: "bcache0".into(), wipe: true })
         );
         assert_eq!(parse("wipe").ok(), Some(Command::Wipe));
+        let drop = |range| Command::ResolveDamaged {
+            volume: Some("bcache0".into()),
+            range,
+            decision: Resolve::Drop,
+        };
+        assert_eq!(parse("drop bcache0").ok(), Some(drop(None)));
+        assert_eq!(parse("drop bcache0 8+16").ok(), Some(drop(Some((8, 16)))));
         let create = Command::Create { size_sectors: 8, label: String::new() };
         assert_eq!(parse("create 4k").ok(), Some(create));
         assert!(matches!(parse("set writeback_percent=5"), Ok(Command::Set { .. })));
-        for bad in ["", "stats now", "create 5", "set x", "set nothing=1", "detach", "wipe x"] {
+        for bad in [
+            "",
+            "stats now",
+            "create 5",
+            "set x",
+            "set nothing=1",
+            "detach",
+            "wipe x",
+            "drop",
+            "accept v 8",
+            "scrub x",
+        ] {
             assert!(matches!(parse(bad), Err(Failure::Usage(_) | Failure::BadValue { .. })), "{bad:?}");
         }
     }

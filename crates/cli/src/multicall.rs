@@ -182,6 +182,9 @@ fn make(rest: &[OsString]) -> Result<Call, Failure> {
             "--writeback" => late.push("--writeback".into()),
             "--discard" | "--force" => out.push(option.into()),
             "--wipe-bcache" => out.push("--wipe".into()),
+            "--checksums" => {
+                return Err(Failure::Usage("--checksums is an option of `ubcache make` only".into()));
+            }
             // The parser judges the options of ubcache and unknown options.
             _ if option.starts_with('-') => out.push(arg.clone()),
             _ => {

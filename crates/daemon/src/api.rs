@@ -4,6 +4,7 @@
 //! which clients may ask (module `server`), nor the shape of errors (module `answer`).
 
 mod change;
+mod checksums;
 mod context;
 mod flash;
 mod make;
@@ -40,6 +41,7 @@ use change::{
     drain_set, jobs, label, one_job, register, reload, reset_set_tunable, reset_volume_tunable, set_label,
     set_tunable, set_tunables, stop, unregister, volume_tunable, volume_tunables, wipe,
 };
+use checksums::{scrub, set_damaged, set_decide, volume_damaged, volume_decide};
 use flash::{create, delete_volume, gc};
 use make::make;
 
@@ -73,6 +75,9 @@ routes! {
     post "/v1/sets/{set}/drain" => drain_set,
     post "/v1/sets/{set}/flush" => drain_set,
     post "/v1/sets/{set}/wipe" => wipe,
+    post "/v1/sets/{set}/scrub" => scrub,
+    get "/v1/sets/{set}/damaged" => set_damaged,
+    post "/v1/sets/{set}/damaged" => set_decide,
     post "/v1/sets/{set}/volumes" => create,
     put "/v1/sets/{set}/label" => set_label,
     get "/v1/sets/{set}/tunables" => set_tunables,
@@ -81,6 +86,8 @@ routes! {
     delete "/v1/sets/{set}/tunables/{key}" => reset_set_tunable,
     get "/v1/volumes" => volumes,
     get "/v1/volumes/{volume}" => one_volume,
+    get "/v1/volumes/{volume}/damaged" => volume_damaged,
+    post "/v1/volumes/{volume}/damaged" => volume_decide,
     post "/v1/volumes/{volume}/stop" => stop,
     post "/v1/volumes/{volume}/delete" => delete_volume,
     post "/v1/volumes/{volume}/detach" => detach,

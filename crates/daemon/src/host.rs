@@ -239,6 +239,7 @@ impl<'a> Host<'a> {
             }
             Order::Detach(name, wipe, job) => work::end_of(&job, self.detach(&name, wipe, &job.0).await),
             Order::Wipe(job) => work::end_of(&job, self.wipe(&job.0).await),
+            Order::Scrub(job) => work::end_of(&job, self.scrub(&job.0).await),
             Order::Flush(name, job) => work::end_of(&job, self.flush(name.as_deref(), &job.0).await),
             Order::Stop | Order::Force => {}
             #[cfg(test)]

@@ -85,6 +85,8 @@ pub(crate) enum Order {
     Detach(String, bool, RunningJob),
     /// Overwrite the space on the cache device that no volume needs.
     Wipe(RunningJob),
+    /// Read all cached data and compare it with its checksums.
+    Scrub(RunningJob),
     /// Write all dirty data back, of this volume or of all volumes.
     Flush(Option<String>, RunningJob),
     /// Stop everything and end, unless a volume is in use. The answer comes when all exports have ended.

@@ -227,7 +227,7 @@ impl Worker {
     pub(crate) async fn snapshot(&self) -> Result<Snapshot, Failure> {
         match self.ask(FIGURES_WITHIN, |reply| Order::Do(Command::Stats, reply)).await? {
             Answer::Stats(figures) => Ok(*figures),
-            Answer::Done | Answer::Wiped(_) => Err(Failure::Failed("expected figures".into())),
+            _ => Err(Failure::Failed("expected figures".into())),
         }
     }
 

@@ -77,6 +77,8 @@ table! {
         MovedUnverified,
         /// Data is written back although it does not match its checksum.
         WrittenBackUnverified,
+        /// A footer is written over data that a kernel has put into its place.
+        FooterOverData,
         /// Data that was dropped and wiped during its read counts as damaged.
         WipedTakenForDamaged,
         /// Copies of a backing device are kept although a flush by writeback has failed.

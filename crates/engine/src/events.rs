@@ -11,6 +11,7 @@ use format::{BucketNr, Corrupt, Gen, Sector, Sectors};
 use io::sync::Event;
 
 use crate::error::EngineError;
+use crate::stats::ScrubReport;
 
 /// An event for the operator, which the program logs.
 #[derive(Clone, Debug)]
@@ -84,6 +85,22 @@ pub enum SetEvent {
         /// The checksum of the data that was read.
         found: u32,
     },
+    /// A damaged block of dirty data was accepted or dropped by the operator.
+    DamageResolved {
+        /// Label or name of the volume.
+        volume: String,
+        /// Position on the volume.
+        sector: Sector,
+        /// The damaged sectors.
+        sectors: Sectors,
+        /// The decision.
+        decision: Resolution,
+    },
+    /// A scrub has ended.
+    Scrubbed {
+        /// What it has found.
+        report: ScrubReport,
+    },
     /// A backing device failed too often: every request for it fails until the next start.
     GivenUp {
         /// Name of the backing device.
@@ -91,6 +108,15 @@ pub enum SetEvent {
         /// The number of failed requests.
         errors: u64,
     },
+}
+
+/// The operator's decision about damaged dirty data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Resolution {
+    /// The damaged bytes are valid from now on.
+    Accepted,
+    /// The data was dropped: reads return the older data of the backing device.
+    Dropped,
 }
 
 impl SetEvent {

@@ -9,7 +9,9 @@ use std::rc::Rc;
 use format::{BackingState, Inode, Sectors};
 use io::{DeviceFigures, Histogram};
 
+use crate::data::{ChecksumCounters, ChecksumCoverage};
 use crate::policy::bypass::BypassReason;
+use crate::scrub::ScrubFigures;
 use crate::set::{CacheSet, Core, EngineCounters, SetStatus};
 use crate::stats::{
     CacheStats, Latencies, OpKind, ReasonCount, RequestCounters, SetCounters, Tallies, View, ViewValues,
@@ -131,6 +133,19 @@ pub struct TimeFigures {
     pub work: WorkStats,
 }
 
+/// The checksums of a set that has them.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ChecksumState {
+    /// Counts since the start.
+    pub counters: ChecksumCounters,
+    /// How much of the live data can be verified.
+    pub coverage: ChecksumCoverage,
+    /// Dirty data that is damaged now.
+    pub damaged_dirty: Sectors,
+    /// The scrub under way, and the last ones.
+    pub scrub: ScrubFigures,
+}
+
 /// The figures of a set, its cache device, and its volumes.
 #[derive(Clone, Debug)]
 pub struct SetFigures {
@@ -162,6 +177,8 @@ pub struct SetFigures {
     pub btree: BtreeFigures,
     /// The time of the copy, by the engine's clock.
     pub now: io::Nanos,
+    /// The checksums of cached data; `None` if the set has none.
+    pub checksums: Option<ChecksumState>,
     /// Settings.
     pub tunables: SetTunables,
     /// The volumes of the set.
@@ -284,6 +301,12 @@ impl CacheSet {
                 + 1,
             btree: btree_figures(core),
             now: core.cache.rt.now(),
+            checksums: self.has_checksums().then(|| ChecksumState {
+                counters: self.checksum_counters(),
+                coverage: self.checksum_coverage(),
+                damaged_dirty: self.damaged().iter().fold(Sectors::ZERO, |sum, d| sum + d.sectors),
+                scrub: self.scrub_figures(),
+            }),
             tunables: core.cache.tunables.borrow().clone(),
             volumes: self.volumes().iter().map(VolumeFigures::of).collect(),
         }

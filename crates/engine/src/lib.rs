@@ -6,7 +6,7 @@
 //!
 //! Entry points: [`CacheSet::open`], [`CacheSet::register`], [`Volume::read`], [`Volume::write`], [`Volume::flush`],
 //! [`CacheSet::stop`]. The modules: `index` (cached extents), `journal` (durability of keys), `alloc` (buckets),
-//! `volume` (paths of requests), `writeback`, `gc`, `wipe`, `set` (registration and life cycle), `policy` (decisions),
+//! `volume` (paths of requests), `writeback`, `gc`, `wipe`, `scrub`, `set` (registration and life cycle), `policy` (decisions),
 //! `stats`, `tunables`.
 #![forbid(unsafe_code)]
 
@@ -27,6 +27,7 @@ mod index;
 mod journal;
 pub mod policy;
 mod refusal;
+mod scrub;
 mod set;
 pub mod stats;
 mod tasks;
@@ -42,10 +43,11 @@ mod writeback;
 pub const CANARIES: bool = cfg!(feature = "canary");
 
 pub use damage::{Damage, Flaw, KeyFlaw, NodeFlaw, NodeKeyFlaw};
-pub use data::ChecksumCounters;
+pub use data::{ChecksumCounters, ChecksumCoverage};
 pub use error::{EngineError, NoRoom};
-pub use events::SetEvent;
+pub use events::{Resolution, SetEvent};
 pub use refusal::{Cause, DeviceRefusal, MemoryLimit, Refusal};
+pub use scrub::{DamagedRange, ScrubFigures, ScrubReport};
 pub use set::{CacheSet, Detaching, EngineCounters, SetOptions, SetStatus};
 pub use volume::{Volume, VolumeRef};
 pub use wipe::Wiped;

@@ -99,7 +99,7 @@ pub enum Refusal {
     /// All dirty data that is left is damaged.
     #[error(
         "{volume}: {left} sectors of dirty data are damaged in the cache, the first at sector {first}. No other device has \
-         them; overwrite them, or give them up with a discard of these sectors"
+         them; overwrite them, or run `ubcache damaged` for this volume to accept or drop them"
     )]
     OnlyDamagedLeft {
         /// The name of the volume.
@@ -109,7 +109,30 @@ pub enum Refusal {
         /// The first of them.
         first: Sector,
     },
-    /// A wipe was cancelled.
+    /// A damaged block could not be accepted.
+    #[error(
+        "{device}: sector {at}: the damaged block cannot get a new checksum, because the checksums of its bucket are \
+             being written for too long; try again"
+    )]
+    NotAccepted {
+        /// The name of the cache device.
+        device: Arc<str>,
+        /// The position on it.
+        at: Sector,
+    },
+    /// Dirty data of a device that is not registered cannot be dropped.
+    #[error("{device} is not registered: register it before its damaged data is dropped")]
+    DropNeedsDevice {
+        /// Label or UUID of the device.
+        device: String,
+    },
+    /// The set has no checksums.
+    #[error("{device}: cached data has no checksums: only `ubcache make --checksums` switches them on")]
+    NoChecksums {
+        /// The name of the cache device.
+        device: Arc<str>,
+    },
+    /// A wipe or a scrub was cancelled.
     #[error("cancelled before its end")]
     Cancelled,
     /// A wipe has not finished every bucket.

@@ -45,6 +45,14 @@ impl UuidTable {
         self.entries.borrow()
     }
 
+    /// Label of the device or volume in a slot, or its UUID.
+    pub(crate) fn name_of(&self, inode: Inode) -> String {
+        let entries = self.entries.borrow();
+        let entry = entries.get(inode.0 as usize);
+        let label = entry.map(UuidEntry::label).filter(|label| !label.is_empty());
+        label.or_else(|| entry.map(|e| e.uuid.to_string())).unwrap_or_default()
+    }
+
     /// The slot of a device.
     pub(crate) fn slot_of(&self, uuid: Uuid) -> Option<Inode> {
         let entries = self.entries.borrow();

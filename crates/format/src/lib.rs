@@ -47,7 +47,8 @@ pub use node::{Bset, BsetView, DamageKind, Node, NodeDamage, NodeSummary, for_ea
 pub use prio::{BucketPrio, PRIO_INITIAL, PRIO_METADATA, PrioHeader, encode_prio_set, parse_prio_set};
 pub use replay::{Replay, select_replay};
 pub use superblock::{
-    BackingState, BackingSuper, CacheMode, CacheSuper, Identity, RawSuperblock, Replacement, identify,
+    BackingState, BackingSuper, CacheMode, CacheSuper, Identity, RawSuperblock, Replacement, ScrubState,
+    identify,
 };
 pub use units::{
     BucketNr, Gen, Inode, JournalSeq, ParseUuidError, RegistrationNr, SECTOR_BYTES, Sector, Sectors, Uuid,

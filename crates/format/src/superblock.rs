@@ -12,7 +12,7 @@ mod backing;
 mod cache;
 
 pub use backing::{BACKING_PADDING_BYTES, BackingFormat, BackingState, BackingSuper, CacheMode};
-pub use cache::{CacheFormat, CacheSuper, Replacement};
+pub use cache::{CacheFormat, CacheSuper, Replacement, ScrubState};
 
 use std::mem::{offset_of, size_of};
 

@@ -9,6 +9,7 @@ use engine::stats::{DeviceFigures, OpKind, Outcome, View, ViewValues};
 use format::SECTOR_BYTES;
 
 use crate::Figures;
+use crate::checksums::CHECKSUM_FAMILIES;
 use crate::family::{
     DEVICE, DEVICE_OP, Family, FamilyInfo, OUTCOME, REASON, SET, VOLUME, counter, gauge, histogram,
 };
@@ -18,7 +19,7 @@ use crate::text::{Format, Kind, Text};
 
 /// Every family, in the order of the text.
 fn all() -> impl Iterator<Item = &'static Family> {
-    FAMILIES.iter().chain(HOST_FAMILIES)
+    FAMILIES.iter().chain(CHECKSUM_FAMILIES).chain(HOST_FAMILIES)
 }
 
 /// Renders the figures as text.

@@ -5,6 +5,7 @@
 //! or how the text is sent.
 #![forbid(unsafe_code)]
 
+mod checksums;
 mod explain;
 mod families;
 mod family;

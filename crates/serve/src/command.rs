@@ -2,11 +2,12 @@
 //!
 //! Commands and answers are plain values that another thread may send. Must not know the syntax of a command, nor the client.
 
+use format::{Inode, Sector, Sectors};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::session::{Session, new_uuid};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{DamagedFigures, Scrubbed, Snapshot};
 use crate::tunables::{Beyond, Setting};
 
 /// A command for the thread of a set.
@@ -45,6 +46,22 @@ pub enum Command {
     },
     /// Overwrites with zeros the data on the cache device that no volume of the set needs.
     Wipe,
+    /// Reads all cached data and compares it with its checksums.
+    Scrub,
+    /// Lists damaged dirty data.
+    Damaged {
+        /// Name of the volume; `None` for all volumes, also those whose device is not registered.
+        volume: Option<String>,
+    },
+    /// Accepts or drops damaged dirty data.
+    ResolveDamaged {
+        /// Name of the volume; `None` for all volumes.
+        volume: Option<String>,
+        /// The first sector and the number of sectors; `None` for all damaged data.
+        range: Option<(u64, u64)>,
+        /// The decision.
+        decision: Resolve,
+    },
     /// Writes all dirty data back; the volume stays attached and served.
     Flush {
         /// Name of the volume; `None` for all volumes.
@@ -66,6 +83,26 @@ pub enum Command {
     },
 }
 
+/// A decision about damaged dirty data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Resolve {
+    /// The damaged bytes become valid.
+    Accept,
+    /// The data is dropped from the cache.
+    Drop,
+}
+
+impl Resolve {
+    /// Name of the decision.
+    pub fn name(self) -> &'static str {
+        match self {
+            Resolve::Accept => "accept",
+            Resolve::Drop => "drop",
+        }
+    }
+}
+
 /// The answer to a command.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -76,6 +113,15 @@ pub enum Answer {
     Stats(Box<Snapshot>),
     /// The command succeeded, and this was overwritten.
     Wiped(Wiped),
+    /// The result of a scrub.
+    Scrubbed(Scrubbed),
+    /// Damaged dirty data.
+    Damaged(Vec<DamagedFigures>),
+    /// So many sectors were accepted or dropped.
+    Resolved {
+        /// Number of sectors.
+        sectors: u64,
+    },
 }
 
 /// The result of a wipe.
@@ -122,9 +168,26 @@ pub async fn obey(session: &Session, command: &Command) -> Result<Answer, Failur
             }
         }
         Command::Wipe => return Ok(Answer::Wiped(session.needs_set()?.wipe().await?.into())),
+        Command::Scrub => return Ok(Answer::Scrubbed(session.needs_set()?.scrub().await?.into())),
+        Command::Damaged { volume } => {
+            let slot = slot_of(session, volume.as_deref())?;
+            let ranges = session.needs_set()?.damaged().into_iter();
+            let wanted = ranges.filter(|r| slot.is_none_or(|slot| slot == r.inode));
+            return Ok(Answer::Damaged(wanted.map(DamagedFigures::from).collect()));
+        }
+        Command::ResolveDamaged { volume, range, decision } => {
+            let slot = slot_of(session, volume.as_deref())?;
+            let range = range.map(|(sector, sectors)| (Sector(sector), Sectors(sectors)));
+            let decision = match decision {
+                Resolve::Accept => engine::Resolution::Accepted,
+                Resolve::Drop => engine::Resolution::Dropped,
+            };
+            let resolved = session.needs_set()?.resolve_damaged(slot, range, decision).await?;
+            return Ok(Answer::Resolved { sectors: resolved.0 });
+        }
         Command::Flush { volume } => flush(session, volume.as_deref()).await?,
         Command::Create { size_sectors, label } => {
-            let size = format::Sectors(*size_sectors);
+            let size = Sectors(*size_sectors);
             session.needs_set()?.create_volume(new_uuid(), size, label).await?;
         }
         Command::Gc => session.needs_set()?.gc().await?,
@@ -132,6 +195,14 @@ pub async fn obey(session: &Session, command: &Command) -> Result<Answer, Failur
         Command::ClearStats { volume: None } => session.needs_set()?.clear_stats(),
     }
     Ok(Answer::Done)
+}
+
+/// The slot of a volume that is attached; `None` for all volumes.
+fn slot_of(session: &Session, volume: Option<&str>) -> Result<Option<Inode>, Failure> {
+    let Some(name) = volume else { return Ok(None) };
+    let slot = session.volume(name)?.inode();
+    slot.map(Some)
+        .ok_or_else(|| Failure::Failed(format!("{name} is not attached, so it has no data in the cache")))
 }
 
 /// The failure of a wipe after its volume was detached. `why` names the cause and the next step.

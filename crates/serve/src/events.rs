@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::time::Instant;
 
-use engine::SetEvent;
+use engine::{Resolution, ScrubReport, SetEvent};
 use io::Nanos;
 
 use crate::message;
@@ -99,6 +99,14 @@ fn line(event: &SetEvent) -> (&'static str, String) {
             ),
         ),
         SetEvent::DamagedData { .. } => damaged_data(event),
+        SetEvent::DamageResolved { volume, sector, sectors, decision } => {
+            let what = match decision {
+                Resolution::Accepted => "were accepted: their bytes are valid from now on",
+                Resolution::Dropped => "were dropped: reads return the older data of the backing device",
+            };
+            ("warning", format!("{volume}: {sectors} damaged sectors from {sector} on {what}"))
+        }
+        SetEvent::Scrubbed { report } => scrubbed(report),
         SetEvent::GivenUp { device, errors } => (
             "error",
             format!(
@@ -110,13 +118,35 @@ fn line(event: &SetEvent) -> (&'static str, String) {
     }
 }
 
+/// The level and text of the event that a scrub has ended.
+fn scrubbed(report: &ScrubReport) -> (&'static str, String) {
+    let ScrubReport { verified_blocks: verified, learnt_blocks: learnt, .. } = report;
+    let without = match report.unverified_blocks {
+        0 => String::new(),
+        n => format!(", {n} have none still"),
+    };
+    let sound = format!("scrub: {verified} blocks are verified, {learnt} got a checksum{without}");
+    if report.problems() == 0 {
+        return ("", sound);
+    }
+    let level = if report.damaged_dirty_blocks > 0 { "error" } else { "warning" };
+    let damage = format!(
+        "{} blocks of clean data were damaged and dropped, {} blocks of dirty data are damaged, {} could not be read",
+        report.damaged_clean_blocks, report.damaged_dirty_blocks, report.unreadable_blocks
+    );
+    (level, format!("{sound}; {damage}"))
+}
+
 /// The level and text of the event that cached data is damaged.
 fn damaged_data(event: &SetEvent) -> (&'static str, String) {
     let SetEvent::DamagedData { volume, sector, sectors, at, dirty, expected, found } = event else {
         return ("", String::new());
     };
     let (level, then) = match dirty {
-        true => ("error", "no other device has them, and reads of them fail until they are overwritten"),
+        true => (
+            "error",
+            "no other device has them, and reads of them fail until they are overwritten, accepted or dropped; see `ubcache damaged`",
+        ),
         false => ("warning", "they were dropped and are read from the backing device"),
     };
     let place = format!("sector {at} of the cache device");

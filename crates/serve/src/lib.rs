@@ -9,10 +9,12 @@
 //! writes after a process crash; `superblock` checks a device before anything is written; `read_only` opens devices for
 //! reading; `message` and `events` write messages to the operator, through the thread of `log_writer` and as often as
 //! `quiet` permits; `plain` escapes foreign text and `amount` writes numbers of bytes; `secret` reads keys and certificates; `ram` measures the available
-//! memory, and `pressure` prepares a thread to serve when memory is short; `room` limits flash-only volumes.
+//! memory, and `pressure` prepares a thread to serve when memory is short; `room` limits flash-only volumes; `checksums` says
+//! which sets can have checksums.
 #![forbid(unsafe_code)]
 
 pub mod amount;
+mod checksums;
 pub mod command;
 pub mod crash_log;
 pub mod events;
@@ -33,7 +35,8 @@ pub mod superblock;
 pub mod takeover;
 pub mod tunables;
 
-pub use command::{Answer, Command, Wiped, not_wiped, obey};
+pub use checksums::{checksums_fit, new_checksum_key, switch_checksums_on};
+pub use command::{Answer, Command, Resolve, Wiped, not_wiped, obey};
 pub use failure::Failure;
 pub use session::{Devices, Session};
 pub use snapshot::Snapshot;

@@ -4,6 +4,8 @@
 //! snapshot. Sizes are in bytes, times in the units of their names; [`Command::SetVolume`](crate::Command) accepts the text
 //! of tunables unchanged. Must not know how the figures are shown.
 
+mod checksums;
+
 use std::rc::Rc;
 
 use engine::figures::CachedFigures;
@@ -15,6 +17,8 @@ use serde::Serialize;
 
 use crate::exports::Way;
 use crate::session::Session;
+
+pub use checksums::{ChecksumFigures, DamagedFigures, ScrubFigures, Scrubbed};
 
 /// A set with its volumes at one moment.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
@@ -65,6 +69,8 @@ pub struct SetFigures {
     pub cache_flushes: u64,
     /// Why the set is disabled, if it is.
     pub failed: Option<String>,
+    /// The checksums of cached data; `None` if the set has none.
+    pub checksums: Option<ChecksumFigures>,
     /// The background work of the engine.
     pub work: WorkFigures,
     /// Statistics of all volumes together.
@@ -439,6 +445,7 @@ impl SetFigures {
             },
             cache_flushes: set.cache_flushes(),
             failed: s.failed,
+            checksums: ChecksumFigures::of(set),
             work: WorkFigures::of(set),
             stats: set.with_stats(|s| StatsFigures::of(s)),
             tunables: set.tunables().iter().map(TunableFigure::from).collect(),

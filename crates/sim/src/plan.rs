@@ -227,6 +227,11 @@ pub enum OperatorAction {
         /// Time until the cancellation in ns.
         ns: u64,
     },
+    /// Scrubs the set, and cancels that after `ns` nanoseconds; 0 for never.
+    Scrub {
+        /// Time until the cancellation in ns.
+        ns: u64,
+    },
     /// Waits until a volume has no dirty data, and cancels that after `ns` nanoseconds.
     Drain {
         /// The device.

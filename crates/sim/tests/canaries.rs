@@ -16,6 +16,8 @@ mod hung_device;
 mod older_devices;
 #[allow(dead_code)]
 mod refused_sets;
+#[allow(dead_code)]
+mod scrub;
 
 use std::time::Instant;
 
@@ -67,6 +69,8 @@ const RARE: &[Bug] = &[
     Bug::OldFooterLeftAtStart,
     Bug::GenerationUsedTwice,
     Bug::WipedTakenForDamaged,
+    // No plan has a kernel.
+    Bug::FooterOverData,
     Bug::WritebackFlushUnknownToCopies,
     Bug::FailedWritebackNotFlushed,
     Bug::DroppedCopyBridged,
@@ -82,6 +86,7 @@ const RARE: &[Bug] = &[
 const SCENARIOS: &[(Bug, fn())] = &[
     (Bug::FooterBeforeOverwrite, checksums::a_footer_waits_for_data_that_was_overwritten_in_place),
     (Bug::FooterLeftAtOverwrite, checksums::data_that_is_overwritten_in_place_does_not_count_as_damaged),
+    (Bug::FooterOverData, scrub::a_footer_is_not_written_over_data_of_a_kernel),
     (Bug::MovedUnverified, checksums::damaged_data_is_not_packed),
     (Bug::WrittenBackUnverified, checksums::damaged_dirty_data_is_neither_served_nor_written_back),
     (Bug::MissOverPendingHole, contract::a_durable_write_past_the_cache_waits_for_the_hole_below_a_copy),

@@ -78,6 +78,8 @@ fn of_action(action: &OperatorAction) -> String {
         OperatorAction::Recreate => "action recreate".into(),
         OperatorAction::Release { .. } => "action release".into(),
         OperatorAction::GiveUpDetach { .. } => "action detach given up".into(),
+        OperatorAction::Scrub { ns: 0 } => "action scrub".into(),
+        OperatorAction::Scrub { .. } => "action scrub given up".into(),
         OperatorAction::Wipe { ns: 0 } => "action wipe".into(),
         OperatorAction::Wipe { .. } => "action wipe given up".into(),
         OperatorAction::Drain { .. } => "action drain given up".into(),

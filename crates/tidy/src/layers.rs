@@ -39,6 +39,7 @@ pub const COMPONENTS: &[&[&str]] = &[
     &["volume"],
     &["writeback"],
     &["wipe"],
+    &["scrub"],
     &["set"],
     // Not in a component yet: copies of what all components count.
     &["figures"],

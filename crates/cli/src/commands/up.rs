@@ -63,6 +63,9 @@ pub(crate) struct Up {
     /// Serve backing devices without their cache; refused if they have dirty data in it
     #[arg(long, conflicts_with = "cache")]
     without_cache: bool,
+    /// Switch checksums of cached data on, if the set was never used; refused for a used set that has none
+    #[arg(long, requires = "cache")]
+    checksums: bool,
     /// Attach backing devices to this set that were made for, or detached without their cache from, another one
     #[arg(long, requires = "cache")]
     attach: bool,
@@ -97,7 +100,8 @@ pub(crate) struct Up {
     #[arg(long, value_name = "MS", default_value_t = 0, hide_short_help = true)]
     simulate_delay_ms: u64,
     /// Take commands from standard input, one a line, and answer with JSON: `stats`, `set KEY=VALUE`,
-    /// `detach VOLUME [--wipe]`, `wipe`, `create SIZE [LABEL]` (a flash-only volume), `gc`; the end of the input stops
+    /// `detach VOLUME [--wipe]`, `wipe`, `scrub`, `damaged`, `accept|drop VOLUME [START+LENGTH]`, `create SIZE [LABEL]` (a
+    /// flash-only volume), `gc`; the end of the input stops
     #[arg(long, hide_short_help = true)]
     stdin: bool,
 }
@@ -179,11 +183,14 @@ impl Up {
         if let (true, Some(cache)) = (self.takeover, &self.cache) {
             takeover::take_over(driver, cache, &self.backing).await?;
         }
-        let devices = Devices::open(driver, self.cache.as_deref(), &self.backing, simulation).await?;
+        let mut devices = Devices::open(driver, self.cache.as_deref(), &self.backing, simulation).await?;
         if let (Some((disk, cache)), false) = (&devices.cache, self.attach) {
             for backing in &devices.backings {
                 superblock::made_for_another(&backing.disk, &backing.superblock, (disk, cache))?;
             }
+        }
+        if let (Some((disk, cache)), true) = (&mut devices.cache, self.checksums) {
+            serve::switch_checksums_on(disk, cache).await?;
         }
         let session = Session::start(devices).await?;
         let mut running = Vec::new();

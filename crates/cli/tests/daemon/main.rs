@@ -8,6 +8,7 @@
 mod world;
 
 mod audit;
+mod bit_rot;
 mod busy;
 mod clients;
 mod copies;

@@ -406,7 +406,7 @@ pub(super) async fn set_label(
 
 // ---- jobs ----
 
-fn accepted(job: &Job, named: Option<&Named>) -> Result<Response, Refusal> {
+pub(super) fn accepted(job: &Job, named: Option<&Named>) -> Result<Response, Refusal> {
     let body = Json(json!({"schema_version": 1, "job": job.view(), "resolved": named}));
     Ok((StatusCode::ACCEPTED, body).into_response())
 }

@@ -18,7 +18,7 @@ use crate::state::{STORED_AGAIN_EVERY, State};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Problem {
     /// One of the kinds in the order of `KINDS`: `set_failed`, `io_disabled`, `device_failed`, `device_waiting`,
-    /// `set_silent`, `dirty_without_disk`, `stale`, `not_exported`, `io_errors`, `label_shared`, `state_not_stored` or
+    /// `set_silent`, `damaged`, `dirty_without_disk`, `stale`, `not_exported`, `io_errors`, `label_shared`, `state_not_stored` or
     /// `state_not_writable`.
     pub(crate) kind: &'static str,
     /// What is wrong, and of what.
@@ -28,12 +28,13 @@ pub(crate) struct Problem {
 }
 
 /// The kinds in the order in which they are listed: what stops requests comes first.
-const KINDS: [&str; 12] = [
+const KINDS: [&str; 13] = [
     "set_failed",
     "io_disabled",
     "device_failed",
     "device_waiting",
     "set_silent",
+    "damaged",
     "dirty_without_disk",
     "stale",
     "not_exported",
@@ -200,8 +201,26 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
             command: format!("ubcache set {id} io_disable=0"),
         });
     }
+    found.extend(of_damage(figures, (&what, id)));
     let mut without_disk = of_missing_disks(set, figures, devices);
     found.append(&mut without_disk);
+}
+
+/// Dirty data in the cache that is damaged.
+fn of_damage(figures: &SetFigures, (what, id): (&str, &str)) -> Option<Problem> {
+    let checksums = figures.checksums.as_ref().filter(|c| c.damaged_dirty_bytes > 0)?;
+    let blocks = checksums.damaged_dirty_bytes.div_ceil(checksums.block_bytes.max(1));
+    let first = checksums.damaged.first().map_or_else(String::new, |d| {
+        format!(", the first at sector {} of {}", d.sector, serve::plain::label(&d.volume))
+    });
+    Some(Problem {
+        kind: "damaged",
+        text: format!(
+            "{blocks} blocks of dirty data are damaged on {what}{first}: no other device has them, and reads of them fail; \
+             see the page bit-rot of the guide"
+        ),
+        command: format!("ubcache damaged {id}"),
+    })
 }
 
 /// A set whose cache device has failed. Where its dirty data is, and what has to end before the device is registered again.

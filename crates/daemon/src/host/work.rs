@@ -1,4 +1,4 @@
-//! Jobs on the volumes of one thread: detach, drain and wipe.
+//! Jobs on the volumes of one thread: detach, drain, scrub and wipe.
 //!
 //! Owns their progress and their cancellation. Must not know the list of jobs.
 
@@ -54,6 +54,30 @@ impl Host<'_> {
                 job.reports(serde_json::json!({"wiped": wiped}));
                 Ok(End::Done)
             }
+        }
+    }
+
+    /// Reads all cached data and compares it with its checksums. The job fails if data is damaged, and its report says how much.
+    pub(super) async fn scrub(&self, job: &Job) -> Result<End, Failure> {
+        let set = self.session.needs_set()?;
+        let progress = || set.scrub_figures();
+        // A scrub that the schedule has begun ends first.
+        let total = set.status().cached_sectors.bytes();
+        let left = || {
+            let now = progress();
+            now.total.bytes().saturating_sub(now.done.bytes()).min(total)
+        };
+        let scrubbed = match self.watched(job, total, left, Box::pin(set.scrub())).await {
+            None => return Ok(End::Cancelled),
+            Some(scrubbed) => serve::snapshot::Scrubbed::from(scrubbed.map_err(Failure::from)?),
+        };
+        job.reports(serde_json::json!({"scrubbed": scrubbed}));
+        match scrubbed.damaged_dirty_blocks + scrubbed.unreadable_blocks {
+            0 => Ok(End::Done),
+            n => Err(Failure::Failed(format!(
+                "{n} blocks are damaged or cannot be read; run `ubcache damaged {}`",
+                set.uuid()
+            ))),
         }
     }
 

@@ -43,6 +43,8 @@ const MOVING: u8 = 1;
 const TO_WIPE: u8 = 2;
 /// Mark: an earlier process may have used the bucket with its next generation, which is left out.
 const SKIPS_GENERATION: u8 = 4;
+/// Mark: the bucket has data, or had some of its generation, in the place of a footer. A kernel fills buckets to their end.
+const NO_FOOTER: u8 = 8;
 
 /// The state of one bucket.
 #[derive(Clone, Copy)]
@@ -53,7 +55,7 @@ struct Bucket {
     used: Use,
     /// Pins of open buckets and of writes to the bucket under way. Reads do not pin.
     pins: u16,
-    /// Bits: [`MOVING`], [`TO_WIPE`], [`SKIPS_GENERATION`].
+    /// Bits: [`MOVING`], [`TO_WIPE`], [`SKIPS_GENERATION`], [`NO_FOOTER`].
     marks: u8,
     live_sectors: u32,
     dirty_sectors: u32,
@@ -96,6 +98,8 @@ pub(crate) struct Buckets {
     live_sectors: u64,
     /// Buckets that were invalidated since the last walk of the index.
     invalidated_since_gc: u64,
+    /// The sectors of a bucket before the place of its footer; all of them without checksums.
+    data_sectors: Sectors,
 }
 
 impl Buckets {
@@ -123,6 +127,7 @@ impl Buckets {
             unused: usable,
             live_sectors: 0,
             invalidated_since_gc: 0,
+            data_sectors: geometry.bucket_sectors,
         };
         buckets.in_use_percent = buckets.percent_in_use();
         buckets
@@ -286,6 +291,25 @@ impl Buckets {
         true
     }
 
+    /// Sets the sectors of a bucket that data may use. Called before data is found.
+    pub(crate) fn leave_footer_room(&mut self, data_sectors: Sectors) {
+        self.data_sectors = data_sectors;
+    }
+
+    /// Notes whether data that was found at the start lies in the place of the footer of its bucket.
+    pub(crate) fn note_footer_room(&mut self, ptr: Ptr, size: Sectors) {
+        let inside = Sectors(ptr.offset().0 & ((1 << self.bucket_shift) - 1));
+        if inside + size > self.data_sectors && self.is_current(ptr) {
+            let b = self.bucket_of(ptr);
+            self.table[b.0 as usize].marks |= NO_FOOTER;
+        }
+    }
+
+    /// Whether a footer can be written to the bucket without overwriting data.
+    pub(crate) fn has_footer_room(&self, b: BucketNr) -> bool {
+        self.get(b).marks & NO_FOOTER == 0
+    }
+
     /// Whether the data in the bucket is being copied to other buckets.
     pub(crate) fn is_moving(&self, b: BucketNr) -> bool {
         self.get(b).marks & MOVING != 0
@@ -372,7 +396,7 @@ impl Buckets {
             }
             x.live_sectors = 0;
             x.used = Use::Ready;
-            x.marks &= !SKIPS_GENERATION;
+            x.marks &= !(SKIPS_GENERATION | NO_FOOTER);
         });
         self.priorities.set(b, PRIO_INITIAL);
         self.priorities.age_slowly(b, false);

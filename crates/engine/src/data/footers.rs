@@ -7,8 +7,9 @@ use std::rc::Rc;
 use format::{BlockSums, BucketNr, FooterId, Gen, Ptr, Sectors, encode_footer, parse_footer};
 use io::IoError;
 
-use super::sums::{BucketSums, FooterState};
+use super::sums::{BucketSums, FooterState, ReadSum};
 use super::{CachedData, Checksums};
+use crate::alloc::Buckets;
 use crate::canary::{Bug, bug};
 use crate::device::Tick;
 
@@ -116,7 +117,7 @@ impl CachedData {
     fn begin_footer(&self, sums: &Checksums, bucket: BucketNr, last: bool) -> Option<(Gen, Tick)> {
         let buckets = self.alloc.buckets();
         let mut table = sums.table.borrow_mut();
-        if buckets.pins(bucket) > 0 {
+        if buckets.pins(bucket) > 0 || !has_room(&buckets, bucket) {
             return None;
         }
         if buckets.live(bucket) == Sectors::ZERO {
@@ -135,8 +136,12 @@ impl CachedData {
     /// Reads the footer of the bucket of `ptr` into the table. A bucket without a footer has no known checksums.
     pub(super) async fn load_footer(&self, sums: &Checksums, ptr: Ptr) {
         let id = sums.id(&self.alloc, ptr);
+        if !has_room(&self.alloc.buckets(), id.bucket) {
+            sums.without_footer(id, ptr);
+            return;
+        }
         let (sector, size) = sums.layout.place(self.device.geometry().bucket_start(id.bucket));
-        let erased = sums.erased.get();
+        let changes = sums.changes.get();
         let buffer = self.device.disk().runtime().pool().take(size.bytes() as usize);
         let (bytes, read) = self.device.disk().read(sector, buffer).await;
         sums.count(|c| c.footers_read += 1);
@@ -144,22 +149,81 @@ impl CachedData {
         if read.is_err() {
             return;
         }
-        let is_current = self.alloc.buckets().is_current(ptr) && sums.erased.get() == erased;
-        let mut table = sums.table.borrow_mut();
-        if is_current && table.of_ptr(ptr).is_none() {
-            let (sums, footer) = match parse_footer(&sums.layout, sums.key, id, bytes.as_slice()) {
-                Ok(found) => (found, FooterState::Written),
-                Err(_) => (BlockSums::unknown(sums.layout.blocks()), FooterState::Absent),
-            };
-            table.put(id.bucket, id.generation, sums, footer);
-            if footer == FooterState::Absent
-                && let Some(entry) = table.of_ptr(ptr)
-            {
-                // Its sums are not complete, so they are no reason to write a footer before the stop.
-                entry.reopened = true;
+        let is_current = self.alloc.buckets().is_current(ptr) && sums.changes.get() == changes;
+        if !is_current || sums.table.borrow_mut().of_ptr(ptr).is_some() {
+            return;
+        }
+        match parse_footer(&sums.layout, sums.key, id, bytes.as_slice()) {
+            Ok(found) => {
+                sums.table.borrow_mut().put(id.bucket, id.generation, found, FooterState::Written);
+            }
+            Err(_) => sums.without_footer(id, ptr),
+        }
+    }
+
+    /// Makes the checksums of blocks of one bucket known that a reader has computed, and writes the footer if the bucket can
+    /// have one now. `replaces`: also replaces known checksums, and the footer is durable afterwards. Returns the number of
+    /// new checksums, which is 0 if the blocks may have been overwritten since they were read.
+    ///
+    /// # Errors
+    /// If the footer cannot be written. Without it, the checksums are known as long as the process runs.
+    pub(crate) async fn learn(&self, found: &[ReadSum], replaces: bool) -> Result<u64, IoError> {
+        let (Some(sums), Some(first)) = (&self.sums, found.first()) else { return Ok(0) };
+        if !self.alloc.buckets().is_current(first.at) {
+            return Ok(0);
+        }
+        let id = sums.id(&self.alloc, first.at);
+        let learnt = sums.table.borrow_mut().learn(found, replaces, self.device.latest_write());
+        match learnt {
+            None => Ok(0),
+            Some((FooterState::Written, 0)) => Ok(0),
+            Some((FooterState::Written, new)) => {
+                self.replace_footer(sums, id, first.at, replaces).await.map(|()| new)
+            }
+            Some((_, new)) => {
+                self.write_footer(id.bucket, true).await;
+                Ok(new)
             }
         }
     }
+
+    /// Replaces the footer of a bucket whose state is [`FooterState::Changing`]. The old and the new footer are right about
+    /// the data, and a torn one is not valid, so a crash at any moment is harmless.
+    async fn replace_footer(
+        &self,
+        sums: &Checksums,
+        id: FooterId,
+        at: Ptr,
+        durable: bool,
+    ) -> Result<(), IoError> {
+        sums.changes.set(sums.changes.get() + 1);
+        // A pinned bucket is not reused.
+        self.alloc.pin(id.bucket);
+        let bytes = {
+            let mut table = sums.table.borrow_mut();
+            table.of_ptr(at).map(|e| encode_footer(&sums.layout, sums.key, id, &e.sums))
+        };
+        let mut result = Ok(());
+        if let Some(bytes) = bytes {
+            let (sector, _) = sums.layout.place(self.device.geometry().bucket_start(id.bucket));
+            let buffer = self.device.disk().runtime().pool().copy_of(&bytes);
+            result = self.device.disk().write(sector, buffer, durable).await;
+            self.device.wrote();
+            self.device.observe_data(&result);
+            sums.count(|c| c.footers_written += 1);
+        }
+        if let Some(entry) = sums.table.borrow_mut().of_ptr(at) {
+            // After an error the device has the old footer, or the new one, or none.
+            entry.footer = FooterState::Written;
+        }
+        self.alloc.unpin(id.bucket);
+        result
+    }
+}
+
+/// Whether the last blocks of a bucket are free for a footer. A kernel that has filled the bucket has put data there.
+fn has_room(buckets: &Buckets, bucket: BucketNr) -> bool {
+    buckets.has_footer_room(bucket) || bug(Bug::FooterOverData)
 }
 
 impl Checksums {
@@ -169,6 +233,7 @@ impl Checksums {
         let id = self.id(&data.alloc, at);
         match state {
             Some(FooterState::Absent) => {}
+            None if !has_room(&data.alloc.buckets(), id.bucket) => self.without_footer(id, at),
             Some(FooterState::Changing) => return false,
             Some(FooterState::Written) | None if bug(Bug::FooterLeftAtOverwrite) => {}
             Some(FooterState::Written) | None => {
@@ -190,6 +255,16 @@ impl Checksums {
         true
     }
 
+    /// Puts into the table that a bucket has no footer, and no known checksum. That is no reason to write a footer before the
+    /// stop.
+    fn without_footer(&self, id: FooterId, at: Ptr) {
+        let mut table = self.table.borrow_mut();
+        table.put(id.bucket, id.generation, BlockSums::unknown(self.layout.blocks()), FooterState::Absent);
+        if let Some(entry) = table.of_ptr(at) {
+            entry.reopened = true;
+        }
+    }
+
     /// Replaces the footer of a bucket by zeros, durably. Returns whether the device has done so.
     async fn erase(&self, data: &CachedData, id: FooterId, at: Ptr) -> bool {
         {
@@ -202,7 +277,7 @@ impl Checksums {
                 entry.footer = FooterState::Changing;
             }
         }
-        self.erased.set(self.erased.get() + 1);
+        self.changes.set(self.changes.get() + 1);
         let (sector, _) = self.layout.place(data.device.geometry().bucket_start(id.bucket));
         // The first block has the checksum of the footer.
         let bytes = self.layout.block_sectors().bytes() as usize;

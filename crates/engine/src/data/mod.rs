@@ -18,17 +18,17 @@ mod sums;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use format::{FooterId, FooterKey, FooterLayout, Ptr, Sector, Sectors, Uuid};
-use io::{Buffer, IoError};
+use format::{BucketNr, FooterId, FooterKey, FooterLayout, Ptr, Sector, Sectors, Uuid};
+use io::{Buffer, IoError, Nanos};
 
-use crate::alloc::Allocator;
+use crate::alloc::{Allocator, Use};
 use crate::device::{CacheDevice, MeteredIo};
 
 use damaged::DamagedBlocks;
 pub(crate) use damaged::{DamagedBlock, Part};
 pub(crate) use footers::footer_task;
-use sums::Checked;
-pub(crate) use sums::SumsTable;
+use sums::{Checked, Known};
+pub(crate) use sums::{ReadSum, SumsTable};
 
 /// What the checksum says about data that was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,6 +76,19 @@ pub struct ChecksumCounters {
     pub footers_read: u64,
     /// Footers that were replaced by zeros before their bucket was overwritten.
     pub footers_erased: u64,
+    /// Blocks without a known checksum that got one, because a scrub has read them.
+    pub learnt_blocks: u64,
+}
+
+/// How much of the live data in the cache can be verified. A block of live data counts in at most one of the two numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ChecksumCoverage {
+    /// Blocks of live data without a known checksum, in buckets whose footer was read or written since the start. It is the
+    /// live blocks of each such bucket less its known checksums. A checksum of a block that is not live any more makes the
+    /// number smaller than it is.
+    pub unverified_blocks: u64,
+    /// Blocks of live data in buckets whose footer was neither read nor written since the start. Reads and scrubs read it.
+    pub unread_blocks: u64,
 }
 
 /// The checksums of a set that has them.
@@ -85,10 +98,17 @@ struct Checksums {
     set_uuid: Uuid,
     table: RefCell<SumsTable>,
     counters: Cell<ChecksumCounters>,
-    /// Counts footers that were replaced by zeros. A footer that was read before the count changed is not used.
-    erased: Cell<u64>,
+    /// Counts footers that were replaced. A footer that was read before the count changed is not used.
+    changes: Cell<u64>,
     damaged: RefCell<DamagedBlocks>,
+    /// The coverage when it was counted last.
+    coverage: Cell<Option<(Nanos, ChecksumCoverage)>>,
 }
+
+/// A set with more buckets is large: counting its coverage takes more than a millisecond.
+const LARGE_SET: u32 = 1 << 16;
+/// How often the coverage of a large set is counted at most.
+const COUNT_INTERVAL: Nanos = Nanos::from_secs(10);
 
 /// The cached data of one set.
 pub(crate) struct CachedData {
@@ -112,8 +132,9 @@ impl CachedData {
                 set_uuid,
                 table: RefCell::new(SumsTable::new(&geometry, &layout)),
                 counters: Cell::default(),
-                erased: Cell::new(0),
+                changes: Cell::new(0),
                 damaged: RefCell::default(),
+                coverage: Cell::default(),
             }
         });
         CachedData { device, alloc, sums }
@@ -149,6 +170,55 @@ impl CachedData {
             sums.append(to, sectors, &buffer, offset_bytes);
         }
         self.device.write_data((to.offset(), sectors), buffer, offset_bytes, false)
+    }
+
+    /// How much of the live data can be verified. In a large set it is counted at most every ten seconds, because that takes
+    /// some ns for each bucket.
+    pub(crate) fn coverage(&self) -> ChecksumCoverage {
+        let Some(sums) = &self.sums else { return ChecksumCoverage::default() };
+        let (now, is_large) = (self.device.disk().runtime().now(), self.alloc.buckets().len() > LARGE_SET);
+        match sums.coverage.get() {
+            Some((at, known)) if is_large && now.since(at) < COUNT_INTERVAL => known,
+            _ => {
+                let coverage = self.count_coverage(sums);
+                sums.coverage.set(Some((now, coverage)));
+                coverage
+            }
+        }
+    }
+
+    fn count_coverage(&self, sums: &Checksums) -> ChecksumCoverage {
+        let mut coverage = ChecksumCoverage::default();
+        let (table, buckets) = (sums.table.borrow(), self.alloc.buckets());
+        let block = sums.layout.block_sectors().0.max(1);
+        for bucket in (0..buckets.len()).map(BucketNr) {
+            let live = buckets.live(bucket).0.div_ceil(block);
+            if live == 0 || buckets.used(bucket) != Use::Data {
+                continue;
+            }
+            match table.known(bucket, buckets.generation(bucket)) {
+                Known::NotRead => coverage.unread_blocks += live,
+                Known::Blocks(known) => coverage.unverified_blocks += live.saturating_sub(known as u64),
+            }
+        }
+        coverage
+    }
+
+    /// Whether the checksum of a block is known.
+    pub(crate) fn knows(&self, at: Ptr) -> bool {
+        self.sums.as_ref().is_some_and(|s| s.table.borrow_mut().sum_of(at).is_some())
+    }
+
+    /// Whether this is the known checksum of a block.
+    pub(crate) fn has_sum(&self, at: Ptr, sum: u32) -> bool {
+        self.sums.as_ref().is_some_and(|s| s.table.borrow_mut().sum_of(at) == Some(sum))
+    }
+
+    /// Counts blocks that got a checksum because a scrub has read them.
+    pub(crate) fn count_learnt(&self, blocks: u64) {
+        if let Some(sums) = &self.sums {
+            sums.count(|c| c.learnt_blocks += blocks);
+        }
     }
 
     /// The present moment; see [`ReadToken`].
@@ -249,6 +319,13 @@ impl CachedData {
     pub(crate) async fn begin_overwrite(&self, at: Ptr, sectors: Sectors) -> bool {
         let Some(sums) = &self.sums else { return true };
         sums.prepare_overwrite(self, at, sectors).await
+    }
+
+    /// Ends an overwriting in place that was prepared and not begun.
+    pub(crate) fn give_up_overwrite(&self, at: Ptr) {
+        if let Some(sums) = &self.sums {
+            sums.table.borrow_mut().overwrote(at, &[], None);
+        }
     }
 
     /// Ends the overwriting of data in place, after the flush gate has counted the write. After an error the content of the

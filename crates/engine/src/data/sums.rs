@@ -43,9 +43,40 @@ pub(super) struct BucketSums {
     /// Whether the sums are not complete, because the data was overwritten, or the device had no footer. They get a footer
     /// only when the set stops.
     pub(super) reopened: bool,
+    /// The number of overwritings in place under way.
+    overwriting: u32,
     /// Set by each use, cleared by a search for sums to drop.
     used: bool,
 }
+
+/// The checksum of a block that was read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ReadSum {
+    /// The place of the block.
+    pub(crate) at: Ptr,
+    pub(crate) sum: u32,
+    /// The moment before the read began.
+    pub(crate) began: ReadToken,
+}
+
+/// How many checksums of a bucket are known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Known {
+    /// The footer was not read since the start.
+    NotRead,
+    /// So many blocks have a known checksum.
+    Blocks(usize),
+}
+
+/// What is left of sums that the table has dropped.
+#[derive(Clone, Copy)]
+struct Dropped {
+    generation: Gen,
+    known: u16,
+}
+
+/// No sums of the bucket were dropped.
+const NOTHING_DROPPED: Dropped = Dropped { generation: Gen(0), known: u16::MAX };
 
 /// The sums of all buckets that are in memory.
 pub(crate) struct SumsTable {
@@ -60,6 +91,8 @@ pub(crate) struct SumsTable {
     hand: usize,
     /// Counts beginnings and ends of overwriting in place.
     now: ReadToken,
+    /// For each bucket, how many checksums its dropped sums had.
+    dropped: Vec<Dropped>,
 }
 
 /// Memory for the sums of buckets with a footer.
@@ -80,12 +113,14 @@ impl SumsTable {
             most,
             hand: 0,
             now: ReadToken(0),
+            dropped: vec![NOTHING_DROPPED; geometry.nbuckets as usize],
         }
     }
 
     /// The largest number of bytes that the table of such a set takes.
     pub(crate) fn most_bytes(geometry: &Geometry, layout: &FooterLayout) -> u64 {
-        let places = u64::from(geometry.nbuckets) * size_of::<Option<Box<BucketSums>>>() as u64;
+        let places = u64::from(geometry.nbuckets)
+            * (size_of::<Option<Box<BucketSums>>>() + size_of::<Dropped>()) as u64;
         let all = u64::from(geometry.nbuckets).saturating_mul(SumsTable::bytes_each(layout) as u64);
         places + all.min(MOST_BYTES as u64)
     }
@@ -127,6 +162,7 @@ impl SumsTable {
             overwritten: Tick::default(),
             changed: ReadToken(0),
             reopened: false,
+            overwriting: 0,
             used: true,
         };
         let Some(place) = self.table.get_mut(bucket.0 as usize) else { return };
@@ -165,7 +201,15 @@ impl SumsTable {
                 FooterState::Absent => entry.reopened,
                 FooterState::Changing => false,
             };
-            if is_spare && !std::mem::take(&mut entry.used) && bucket != but.0 as usize {
+            if is_spare
+                && entry.overwriting == 0
+                && !std::mem::take(&mut entry.used)
+                && bucket != but.0 as usize
+            {
+                if let Some(dropped) = self.dropped.get_mut(bucket) {
+                    let known = u16::try_from(entry.sums.known()).unwrap_or(u16::MAX - 1);
+                    *dropped = Dropped { generation: entry.generation, known };
+                }
                 *place = None;
                 self.len -= 1;
             }
@@ -234,6 +278,7 @@ impl SumsTable {
         if let Some(entry) = self.of_ptr(at) {
             assert!(entry.footer == FooterState::Absent, "data with a footer is overwritten in place");
             entry.changed = now;
+            entry.overwriting += 1;
             (first..first + blocks).for_each(|block| entry.sums.set(block, None));
         }
     }
@@ -243,10 +288,68 @@ impl SumsTable {
     pub(super) fn overwrote(&mut self, at: Ptr, data: &[u8], tick: Option<Tick>) {
         let (block, block_bytes) = (self.block(at), self.block_bytes());
         let now = self.next_moment();
-        if let (Some(entry), Some(tick)) = (self.of_ptr(at), tick) {
-            entry.changed = now;
+        let Some(entry) = self.of_ptr(at) else { return };
+        entry.changed = now;
+        entry.overwriting = entry.overwriting.saturating_sub(1);
+        if let Some(tick) = tick {
             entry.overwritten = entry.overwritten.max(tick);
             entry.sums.set_data(block, data, block_bytes);
+        }
+    }
+
+    /// Makes checksums known that a reader of blocks of one bucket has computed, except those of blocks that may have been
+    /// overwritten since. `replaces`: also those of blocks that have another one. `tick`: the moment from which a flush
+    /// covers the data. Returns the state of the footer before the change, and the number of new checksums. If that state is
+    /// [`FooterState::Written`], it is [`FooterState::Changing`] now, and the caller writes the footer.
+    pub(super) fn learn(
+        &mut self,
+        found: &[ReadSum],
+        replaces: bool,
+        tick: Tick,
+    ) -> Option<(FooterState, u64)> {
+        let places: Vec<usize> = found.iter().map(|f| self.block(f.at)).collect();
+        let entry = self.of_ptr(found.first()?.at)?;
+        let before = entry.footer;
+        if before == FooterState::Changing {
+            return None;
+        }
+        let mut new = 0;
+        for (f, block) in found.iter().zip(places) {
+            let is_stable = entry.overwriting == 0 && entry.changed <= f.began;
+            let is_new = match entry.sums.get(block) {
+                None => true,
+                Some(known) => replaces && known != f.sum,
+            };
+            if is_stable && is_new {
+                entry.sums.set(block, Some(f.sum));
+                new += 1;
+            }
+        }
+        if new > 0 {
+            // The table may have forgotten an overwriting in place.
+            entry.overwritten = entry.overwritten.max(tick);
+            if before == FooterState::Written {
+                entry.footer = FooterState::Changing;
+            }
+        }
+        Some((before, new))
+    }
+
+    /// The checksum of a block, if it is known.
+    pub(super) fn sum_of(&mut self, at: Ptr) -> Option<u32> {
+        let block = self.block(at);
+        self.of_ptr(at)?.sums.get(block)
+    }
+
+    /// How many checksums of this generation of a bucket are known.
+    pub(super) fn known(&self, bucket: BucketNr, generation: Gen) -> Known {
+        let i = bucket.0 as usize;
+        let entry = self.table.get(i).and_then(Option::as_deref).filter(|e| e.generation == generation);
+        let dropped = || self.dropped.get(i).filter(|d| d.generation == generation && d.known != u16::MAX);
+        match (entry, entry.is_none().then(dropped).flatten()) {
+            (Some(entry), _) => Known::Blocks(entry.sums.known()),
+            (None, Some(dropped)) => Known::Blocks(usize::from(dropped.known)),
+            (None, None) => Known::NotRead,
         }
     }
 }
@@ -311,6 +414,52 @@ mod tests {
             assert_eq!(t.check(ptr(20, 1, 1), &new), Checked::Compared { unknown: 0 });
             assert!(matches!(t.check(ptr(20, 0, 1), &old), Checked::Mismatch(m) if m.at == Sectors(1)));
             assert_eq!(t.of_ptr(ptr(20, 0, 1)).unwrap().overwritten, tick);
+        });
+    }
+
+    /// A scrub computes the checksums of blocks that it has read. Blocks that are overwritten meanwhile get none.
+    #[test]
+    fn checksums_are_learnt_of_blocks_that_nobody_overwrites() {
+        run(|rt| async move {
+            let (mut t, tick) = (table(64), cache_device(&TestDisk::new(4096), &rt, Sectors(16)).wrote());
+            t.put(BucketNr(20), Gen(1), BlockSums::unknown(15), FooterState::Absent);
+            let read = |block, sum, began| [ReadSum { at: ptr(20, block, 1), sum, began }];
+            let state = |t: &mut SumsTable| t.of_ptr(ptr(20, 0, 1)).map(|e| e.footer);
+            let before = t.now();
+            t.overwrites(ptr(20, 3, 1), Sectors(1));
+            let during = t.now();
+            assert_eq!(
+                t.learn(&read(3, 7, during), false, tick),
+                Some((FooterState::Absent, 0)),
+                "under way"
+            );
+            t.overwrote(ptr(20, 3, 1), &[5; 512], None);
+            for began in [before, during] {
+                assert_eq!(t.learn(&read(3, 7, began), false, tick), Some((FooterState::Absent, 0)));
+            }
+            let now = t.now();
+            assert_eq!(t.learn(&read(3, 7, now), false, tick), Some((FooterState::Absent, 1)));
+            assert_eq!(t.sum_of(ptr(20, 3, 1)), Some(7));
+            assert_eq!(t.of_ptr(ptr(20, 3, 1)).unwrap().overwritten, tick, "a footer waits for a flush");
+            assert_eq!(t.learn(&read(3, 8, now), false, tick), Some((FooterState::Absent, 0)), "it is known");
+            assert_eq!(
+                t.learn(&read(3, 8, now), true, tick),
+                Some((FooterState::Absent, 1)),
+                "it is replaced"
+            );
+            assert_eq!(
+                t.learn(&read(3, 8, now), true, tick),
+                Some((FooterState::Absent, 0)),
+                "it is the same"
+            );
+            t.of_ptr(ptr(20, 0, 1)).unwrap().footer = FooterState::Written;
+            assert_eq!(t.learn(&read(3, 8, now), false, tick), Some((FooterState::Written, 0)));
+            assert_eq!(state(&mut t), Some(FooterState::Written));
+            assert_eq!(t.learn(&read(4, 9, now), false, tick), Some((FooterState::Written, 1)));
+            assert_eq!(state(&mut t), Some(FooterState::Changing), "the caller writes the footer");
+            assert_eq!(t.learn(&read(5, 9, now), false, tick), None);
+            assert_eq!(t.known(BucketNr(20), Gen(1)), Known::Blocks(2));
+            assert_eq!(t.known(BucketNr(20), Gen(2)), Known::NotRead);
         });
     }
 

@@ -379,6 +379,7 @@ impl Tree {
     pub(crate) fn account_leaf(&mut self, id: NodeId, extents: &Extents, buckets: &mut Buckets) {
         let mut leaf_dirty = 0;
         for (inode, e) in extents.iter().filter(|(_, e)| !e.is_tombstone()) {
+            buckets.note_footer_room(e.ptr(), e.size());
             if buckets.add(e.ptr(), e.size(), e.dirty()) && e.dirty() {
                 self.dirty.device_mut(inode).add(e.start(), e.size());
                 leaf_dirty += e.size().0;

@@ -1,6 +1,6 @@
 //! The state of a cache set other than the components that its volumes use.
 //!
-//! Owns the volumes of the set, the list of devices that are being attached, and the wipe. All of it runs on one
+//! Owns the volumes of the set, the list of devices that are being attached, the wipe and the scrub. All of it runs on one
 //! thread; no `RefCell` is borrowed across an await point.
 
 use std::cell::RefCell;
@@ -10,6 +10,7 @@ use std::rc::Rc;
 use format::{Inode, Uuid};
 use io::Reservation;
 
+use crate::scrub::Scrubber;
 use crate::volume::{Cache, Volume};
 use crate::wipe::Wiper;
 
@@ -45,11 +46,13 @@ pub(crate) struct Core {
     pub(crate) attaching: RefCell<BTreeSet<Uuid>>,
     volumes: RefCell<Vec<Rc<Volume>>>,
     pub(crate) wiper: Rc<Wiper>,
+    pub(crate) scrubber: Rc<Scrubber>,
 }
 
 impl Core {
     pub(crate) fn new(cache: Rc<Cache>, memory: Reservation) -> Core {
         Core {
+            scrubber: Rc::new(Scrubber::new(cache.clone())),
             cache,
             _memory: memory,
             attaching: RefCell::default(),

@@ -26,9 +26,10 @@ pub use open::SetOptions;
 
 use crate::device::ErrorLimits;
 use crate::error::EngineError;
-use crate::events::SetEvent;
+use crate::events::{Resolution, SetEvent};
 use crate::gc::GcSettings;
 use crate::refusal::Refusal;
+use crate::scrub::{DamagedRange, ScrubFigures, ScrubReport};
 use crate::volume::Volume;
 use crate::wipe::Wiped;
 
@@ -166,6 +167,11 @@ impl CacheSet {
         }
     }
 
+    /// Size of a block.
+    pub fn block_sectors(&self) -> Sectors {
+        self.core.cache.geometry.block_sectors
+    }
+
     /// Whether cached data has checksums.
     pub fn has_checksums(&self) -> bool {
         self.core.cache.data.has_checksums()
@@ -174,6 +180,47 @@ impl CacheSet {
     /// Counts of checksums.
     pub fn checksum_counters(&self) -> crate::data::ChecksumCounters {
         self.core.cache.data.counters()
+    }
+
+    /// How much of the live data can be verified. In a large set it is counted at most every ten seconds.
+    pub fn checksum_coverage(&self) -> crate::data::ChecksumCoverage {
+        self.core.cache.data.coverage()
+    }
+
+    /// The damaged dirty data, by slot and position.
+    pub fn damaged(&self) -> Vec<DamagedRange> {
+        crate::scrub::damaged_ranges(&self.core.scrubber)
+    }
+
+    /// Accepts or drops damaged dirty data: that of a slot or of all slots, in a range of its volume or all of it. Returns the
+    /// number of sectors.
+    ///
+    /// # Errors
+    /// If the device fails a request, or the data of a device that is not registered is to be dropped. Some of the data may
+    /// have been accepted or dropped then.
+    pub async fn resolve_damaged(
+        &self,
+        of: Option<Inode>,
+        range: Option<(format::Sector, Sectors)>,
+        decision: Resolution,
+    ) -> Result<Sectors, EngineError> {
+        let scrubber = self.core.scrubber.clone();
+        let resolve = async move { crate::scrub::resolve(&scrubber, of, range, decision).await };
+        self.core.cache.tasks.to_the_end(resolve).await
+    }
+
+    /// Reads all live data in the cache and compares it with its checksums. Goes on where an unfinished scrub has ended.
+    /// Dropping the future cancels the scrub, and a later one goes on there.
+    ///
+    /// # Errors
+    /// If the set has no checksums, or fails or is stopped.
+    pub async fn scrub(&self) -> Result<ScrubReport, EngineError> {
+        crate::scrub::scrub(&self.core.scrubber).await
+    }
+
+    /// The scrub under way, and the last ones.
+    pub fn scrub_figures(&self) -> ScrubFigures {
+        ScrubFigures::of(&self.core.scrubber)
     }
 
     /// Flushes sent to the cache device.

@@ -23,6 +23,7 @@ use crate::gc::Gc;
 use crate::index::{Index, evict_task, leaf_writer_task, reclaim_task, write_old_leaves_task};
 use crate::policy::congestion::Congestion;
 use crate::refusal::DeviceRefusal;
+use crate::scrub::scrub_task;
 use crate::stats::{CacheStats, Work};
 use crate::tasks::Tasks;
 use crate::tunables::SetTunables;
@@ -175,6 +176,8 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
         shared: Shared::new(congestion),
     };
     let core = Rc::new(Core::new(Rc::new(cache), memory));
+    let weak = Rc::downgrade(&core);
+    core.scrubber.set_volumes(move |inode| weak.upgrade()?.volume_of(inode));
     // The device belongs to the set and must not keep it alive.
     let weak = Rc::downgrade(&core);
     core.cache.device.watch_flushes();
@@ -222,6 +225,9 @@ fn start_tasks(core: &Rc<Core>) {
     core.cache.tasks.spawn(Work::Allocator, refill_task(core.cache.alloc.clone()));
     if core.cache.data.has_checksums() {
         core.cache.tasks.spawn(Work::Allocator, footer_task(core.cache.data.clone()));
+    }
+    if core.cache.data.has_checksums() {
+        core.cache.tasks.spawn(Work::Gc, scrub_task(core.scrubber.clone()));
     }
     core.cache.tasks.spawn(Work::Gc, gc::gc_task(core.cache.gc.clone()));
     core.cache.tasks.spawn(Work::Gc, gc::pack_task(core.cache.gc.clone()));

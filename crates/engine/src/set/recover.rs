@@ -7,7 +7,7 @@
 
 use std::rc::Rc;
 
-use format::{Bkey, BucketNr, CacheSuper, JournalSeq, Jset, Ptr, Replay, Sector};
+use format::{Bkey, BucketNr, CacheSuper, FooterLayout, JournalSeq, Jset, Ptr, Replay, Sector};
 use io::{CrashLogRef, Disk, Nanos, Reservation};
 
 use super::open::SetOptions;
@@ -65,6 +65,9 @@ pub(super) async fn recover(
     let prios = load_prios(&reader, first_prio).await.inspect_err(|_| mark(Mark::BadPrios))?;
     let mut buckets = Buckets::new(g, g.first_dynamic(), g.nbuckets);
     apply_prios(&mut buckets, &prios);
+    if let Some(footers) = superblock.checksum_key().and_then(|_| FooterLayout::of(g)) {
+        buckets.leave_footer_room(footers.data_sectors());
+    }
     let uuids = read_uuids(cache, place, newest).await.inspect_err(|_| mark(Mark::BadUuids))?;
     check_uuids(&uuids, newest, place).inspect_err(|_| mark(Mark::BadUuids))?;
     let LoadedTree { mut tree, mut events } = load_index(&reader, &read, limit_bytes, &mut buckets).await?;
@@ -220,7 +223,7 @@ impl Replayer<'_> {
     }
 
     /// Checks a key. Returns its pointer and its dirty flag, or `None` if it acts as a hole.
-    fn checked(&self, seq: JournalSeq, key: &Bkey) -> Result<Option<(Ptr, bool)>, EngineError> {
+    fn checked(&mut self, seq: JournalSeq, key: &Bkey) -> Result<Option<(Ptr, bool)>, EngineError> {
         let (place, end) = (self.reader.place, key.offset());
         let bad = |why| {
             let flaw = Flaw::JournalKey { entry: seq, inode: key.inode(), end, why };
@@ -236,6 +239,7 @@ impl Replayer<'_> {
             .map(|p| (p, key.dirty()));
         if let Some((ptr, _)) = new {
             names_data(self.buckets, ptr, key.size()).map_err(bad)?;
+            self.buckets.note_footer_room(ptr, key.size());
         }
         Ok(new)
     }

@@ -11,6 +11,7 @@ use crate::journal::Urgency;
 /// Stops the volumes and the set; see [`CacheSet::stop`](super::CacheSet::stop).
 pub(super) async fn stop(core: &Core) -> Result<(), EngineError> {
     core.wiper.stop();
+    core.scrubber.stop();
     core.cache.gc.stop_packing();
     let mut stopped = Ok(());
     for v in core.volumes() {

@@ -7,6 +7,7 @@
 pub mod counters;
 pub mod errors;
 pub mod latency;
+pub mod scrub;
 pub mod time;
 pub mod views;
 pub mod work;
@@ -16,6 +17,7 @@ pub use counters::{OpCount, RequestCounters, SetCounters};
 pub use errors::{BackingErrors, CacheErrors, ErrorVerdict};
 pub use io::{DeviceFigures, Histogram, OpFigures};
 pub use latency::{Latencies, OpKind, Outcome, RequestStats, Tallies, Tally};
+pub use scrub::ScrubReport;
 pub use time::{TimeStats, TimeUnit};
 pub use views::{CacheStats, ReasonCount, View, ViewValues};
 pub(crate) use work::Sliced;

@@ -32,6 +32,15 @@ const DEFAULT_WRITEBACK_BATCH: u32 = 65536;
 /// Largest batch: 1 GiB.
 const MAX_WRITEBACK_BATCH: u64 = 2 << 20;
 
+/// Default of `scrub_share`: the device stays responsive to clients that begin during a request of the scrub.
+const DEFAULT_SCRUB_SHARE: u8 = 50;
+/// Default of `scrub_interval_days`: a month.
+const DEFAULT_SCRUB_INTERVAL_DAYS: u16 = 30;
+/// Largest interval: ten years.
+const MAX_SCRUB_INTERVAL_DAYS: u64 = 3650;
+/// Largest rate: 1 TiB in a second, which no device reaches.
+const MAX_SCRUB_RATE: u64 = 1 << 40;
+
 type SetTunable = tunable::Tunable<SetTunables>;
 
 /// The settings of a cache set and its cache device. Names, units, defaults and ranges are the kernel's (semantics
@@ -79,6 +88,12 @@ pub struct SetTunables {
     pub replacement: InPlaceOfLru,
     /// Limit for btree nodes in memory, in bytes. Not in the kernel.
     pub btree_cache_limit: u64,
+    /// The largest number of bytes that a scrub reads in a second; 0 for no limit. Not in the kernel.
+    pub scrub_rate: u64,
+    /// The share of the time that a scrub takes while no client waits, in percent. Not in the kernel.
+    pub scrub_share: u8,
+    /// Days after which a set with checksums is scrubbed again; 0 for never. Not in the kernel.
+    pub scrub_interval_days: u16,
     /// Sectors written back between two flushes of the backing device. Not in the kernel, which does not flush the
     /// backing device during writeback.
     pub writeback_batch_sectors: u32,
@@ -109,6 +124,9 @@ impl Default for SetTunables {
             overwrite_in_place: Overwrite::default(),
             replacement: InPlaceOfLru::default(),
             btree_cache_limit: DEFAULT_BTREE_CACHE_LIMIT,
+            scrub_rate: 0,
+            scrub_share: DEFAULT_SCRUB_SHARE,
+            scrub_interval_days: DEFAULT_SCRUB_INTERVAL_DAYS,
             writeback_batch_sectors: DEFAULT_WRITEBACK_BATCH,
         }
     }
@@ -250,6 +268,27 @@ static TUNABLES: &[SetTunable] = &[
         Unit::Bytes,
         "btree nodes in memory",
         number!(btree_cache_limit: u64, MIN_BTREE_CACHE_LIMIT, MAX_BTREE_CACHE_LIMIT, as Bytes),
+    )
+    .not_in_kernel(),
+    SetTunable::new(
+        "scrub_rate",
+        Unit::Bytes,
+        "bytes that a scrub reads in a second; 0 for no limit",
+        number!(scrub_rate: u64, 0, MAX_SCRUB_RATE),
+    )
+    .not_in_kernel(),
+    SetTunable::new(
+        "scrub_share",
+        Unit::Percent,
+        "share of the time that a scrub takes while no client waits; less while clients wait",
+        number!(scrub_share: u8, 1, 100),
+    )
+    .not_in_kernel(),
+    SetTunable::new(
+        "scrub_interval_days",
+        Unit::None,
+        "days after which a set with checksums is scrubbed again; 0 for never",
+        number!(scrub_interval_days: u16, 0, MAX_SCRUB_INTERVAL_DAYS),
     )
     .not_in_kernel(),
     SetTunable::new(

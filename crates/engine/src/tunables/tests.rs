@@ -79,6 +79,9 @@ const SET: &[(&str, &str, &str, Unit, Range)] = &[
     ),
     ("replacement", "", "kernel", Unit::None, Range::Choices(InPlaceOfLru::names())),
     ("btree_cache_limit", "1.0G", "1073741824", Unit::Bytes, Range::Number(16 << 20, 1 << 50)),
+    ("scrub_rate", "0", "0", Unit::Bytes, Range::Number(0, 1 << 40)),
+    ("scrub_share", "50", "50", Unit::Percent, Range::Number(1, 100)),
+    ("scrub_interval_days", "30", "30", Unit::None, Range::Number(0, 3650)),
     ("writeback_batch_sectors", "65536", "65536", Unit::Sectors, Range::Number(8, 2 << 20)),
 ];
 
@@ -111,7 +114,18 @@ fn listings_tell_what_is_stored_where() {
     let stored: Vec<_> = set.iter().filter(|k| k.stored == Stored::Superblock).map(|k| k.name).collect();
     assert_eq!(stored, ["synchronous", "discard", "cache_replacement_policy"]);
     let own: Vec<_> = set.iter().filter(|k| !k.in_kernel).map(|k| k.name).collect();
-    assert_eq!(own, ["overwrite_in_place", "replacement", "btree_cache_limit", "writeback_batch_sectors"]);
+    assert_eq!(
+        own,
+        [
+            "overwrite_in_place",
+            "replacement",
+            "btree_cache_limit",
+            "scrub_rate",
+            "scrub_share",
+            "scrub_interval_days",
+            "writeback_batch_sectors"
+        ]
+    );
     let own: Vec<_> = device.iter().filter(|k| !k.in_kernel).map(|k| k.name).collect();
     assert_eq!(
         own,

@@ -4,14 +4,22 @@
 //! other device has it. It is listed, and every read of it fails, until it is overwritten. Owns this reaction. Must not
 //! know checksums.
 
-use format::{Ptr, Sector, Sectors};
+use std::rc::Rc;
 
-use super::Target;
+use format::{Inode, JournalSeq, Ptr, Sector, Sectors};
+use io::Nanos;
+
+use super::{Cache, Target, Volume};
 use crate::canary::{Bug, bug};
-use crate::data::{DamagedBlock, Mismatch, ReadToken, Verdict};
+use crate::data::{DamagedBlock, Mismatch, ReadSum, ReadToken, Verdict};
 use crate::error::EngineError;
-use crate::events::SetEvent;
+use crate::events::{Resolution, SetEvent};
 use crate::index::{Durability, Kind};
+use crate::refusal::Refusal;
+
+/// How often, and after which pause, a block is accepted again while the footer of its bucket is being written.
+const ACCEPT_TRIES: u32 = 1000;
+const ACCEPT_AGAIN: Nanos = Nanos::from_ms(10);
 
 /// Cached data that was read: its position on the device and its place in the cache.
 #[derive(Clone, Copy)]
@@ -20,11 +28,55 @@ pub(crate) struct CachedPiece {
     pub(crate) ptr: Ptr,
 }
 
+/// The owner of cached data: a slot of the set, and its volume if that is registered.
+#[derive(Clone, Copy)]
+pub(crate) struct Owner<'a> {
+    pub(crate) volume: Option<&'a Rc<Volume>>,
+    pub(crate) cache: &'a Rc<Cache>,
+    pub(crate) inode: Inode,
+}
+
+impl<'a> From<Target<'a>> for Owner<'a> {
+    fn from(target: Target<'a>) -> Owner<'a> {
+        Owner { volume: Some(target.volume), cache: target.cache, inode: target.inode }
+    }
+}
+
+impl Owner<'_> {
+    /// Label or name of the volume. Of a device that is not registered: its label or UUID.
+    pub(crate) fn name(&self) -> String {
+        match self.volume {
+            Some(volume) => {
+                let label = volume.tunables.borrow().label.clone();
+                if label.is_empty() { volume.name() } else { label }
+            }
+            None => self.cache.uuids.name_of(self.inode),
+        }
+    }
+
+    /// The position on the volume of a position on its device. Where data begins on a device that is not registered is not
+    /// known, so its positions stay as they are.
+    pub(crate) fn position(&self, start: Sector) -> Sector {
+        Sector(start.0.saturating_sub(self.volume.map_or(0, |v| v.offset.0)))
+    }
+}
+
 /// How much of a block the index has at its place.
 #[derive(Clone, Copy, Default)]
 struct LivePart {
     dirty: Sectors,
     clean: Sectors,
+}
+
+/// What became of a damaged block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Found {
+    /// The index does not have it any more, so it is not damaged.
+    Replaced,
+    /// Clean data, which was invalidated.
+    Clean,
+    /// Dirty data, which is listed.
+    Dirty,
 }
 
 /// Checks data that was read from the cache: whole blocks, of which the first is that of `piece`. Returns false if the
@@ -44,23 +96,41 @@ pub(crate) async fn is_sound(
         Verdict::Damaged(mismatch) => mismatch,
     };
     let block = CachedPiece { start: piece.start + mismatch.at, ptr: piece.ptr.advanced(mismatch.at) };
+    match found_damaged(target.into(), block, mismatch).await? {
+        Found::Replaced | Found::Clean => Ok(false),
+        Found::Dirty => {
+            let device = target.cache.device.place().device.clone();
+            let sector = Owner::from(target).position(block.start);
+            let (volume, at) = (target.volume.name().into(), block.ptr.offset());
+            Err(EngineError::DamagedData { volume, sector, device, at })
+        }
+    }
+}
+
+/// Reacts to a block that does not match its checksum, also when it is read a second time.
+pub(crate) async fn found_damaged(
+    owner: Owner<'_>,
+    block: CachedPiece,
+    mismatch: Mismatch,
+) -> Result<Found, EngineError> {
     // Data that was dropped during the read may have been wiped. It is not damaged.
     let live = match bug(Bug::WipedTakenForDamaged) {
-        true => LivePart { dirty: target.cache.geometry.block_sectors, clean: Sectors::ZERO },
-        false => live_part(target, block).await?,
+        true => LivePart { dirty: owner.cache.geometry.block_sectors, clean: Sectors::ZERO },
+        false => live_part(owner, block).await?,
     };
     if live.dirty > Sectors::ZERO {
-        return Err(damaged_dirty(target, block, mismatch));
+        list_damaged(owner, block, mismatch);
+        return Ok(Found::Dirty);
     }
-    if live.clean > Sectors::ZERO {
-        invalidate_damaged(target, block, mismatch).await?;
+    if live.clean > Sectors::ZERO && invalidate_damaged(owner, block, mismatch).await? {
+        return Ok(Found::Clean);
     }
-    Ok(false)
+    Ok(Found::Replaced)
 }
 
 /// Looks up how much of a block the index still has at this place.
-async fn live_part(target: Target<'_>, block: CachedPiece) -> Result<LivePart, EngineError> {
-    let Target { cache, inode, .. } = target;
+async fn live_part(owner: Owner<'_>, block: CachedPiece) -> Result<LivePart, EngineError> {
+    let Owner { cache, inode, .. } = owner;
     let (mut at, end) = (block.start, block.start + cache.geometry.block_sectors);
     let mut live = LivePart::default();
     while at < end {
@@ -80,17 +150,13 @@ async fn live_part(target: Target<'_>, block: CachedPiece) -> Result<LivePart, E
     }
 }
 
-/// Lists a damaged block of dirty data; returns the error of the request.
-fn damaged_dirty(target: Target<'_>, piece: CachedPiece, mismatch: Mismatch) -> EngineError {
-    let Target { volume, cache, inode } = target;
-    let size = cache.geometry.block_sectors;
+/// Lists a damaged block of dirty data.
+fn list_damaged(owner: Owner<'_>, piece: CachedPiece, mismatch: Mismatch) {
+    let size = owner.cache.geometry.block_sectors;
     let CachedPiece { start, ptr } = piece;
-    if cache.data.add_damaged(DamagedBlock { at: (inode, start), size, ptr }) {
-        report(target, piece, true, mismatch);
+    if owner.cache.data.add_damaged(DamagedBlock { at: (owner.inode, start), size, ptr }) {
+        report(owner, piece, true, mismatch);
     }
-    let device = cache.device.place().device.clone();
-    let sector = position(target, start);
-    EngineError::DamagedData { volume: volume.name().into(), sector, device, at: ptr.offset() }
 }
 
 /// The damaged dirty data of the volume: its first sector, and how many sectors it has. Blocks that were replaced
@@ -100,7 +166,7 @@ pub(crate) async fn damaged_left(target: Target<'_>) -> Result<Option<(Sector, S
     let (mut first, mut left) = (None, Sectors::ZERO);
     for block in cache.data.damaged().into_iter().filter(|b| b.at.0 == inode) {
         let start = block.at.1;
-        let still = live_part(target, CachedPiece { start, ptr: block.ptr }).await?.dirty;
+        let still = live_part(target.into(), CachedPiece { start, ptr: block.ptr }).await?.dirty;
         if still == Sectors::ZERO {
             cache.data.remove_damaged(&block);
         } else {
@@ -108,16 +174,108 @@ pub(crate) async fn damaged_left(target: Target<'_>) -> Result<Option<(Sector, S
             first = Some(first.map_or(start, |f: Sector| f.min(start)));
         }
     }
-    Ok(first.map(|first| (position(target, first), left)))
+    Ok(first.map(|first| (Owner::from(target).position(first), left)))
 }
 
-/// Makes a damaged block of clean data a hole, where the index still has it.
+/// Whether a block of the list is still dirty data at its place. A block whose leaf is not in memory counts as damaged.
+pub(crate) fn is_still_damaged(cache: &Cache, block: &DamagedBlock) -> bool {
+    let (inode, start) = block.at;
+    let (mut at, end) = (start, start + block.size);
+    while at < end && cache.alloc.buckets().is_current(block.ptr) {
+        let Ok(seg) = cache.index.segment(inode, at, end) else { return true };
+        match seg.kind {
+            Kind::Hit { ptr, dirty: true, .. } if ptr == block.ptr.advanced(at - start) => return true,
+            Kind::Hit { .. } | Kind::Hole { .. } => at = seg.end,
+        }
+    }
+    false
+}
+
+/// Accepts a damaged block of dirty data as it is now: it gets a checksum of the data that is read. Returns how many sectors
+/// of it are still dirty data at this place; 0 if it was replaced.
+///
+/// The data itself does not change, so each footer that a crash can leave is either the old one, with which the block is
+/// damaged again, or none, or the new one.
+pub(crate) async fn accept(owner: Owner<'_>, block: &DamagedBlock) -> Result<Sectors, EngineError> {
+    let Owner { volume, cache, .. } = owner;
+    let (start, piece) = (block.at.1, CachedPiece { start: block.at.1, ptr: block.ptr });
+    // No client overwrites the block meanwhile.
+    let _range = match volume {
+        Some(volume) => Some(volume.ranges.hold_for_change(start, start + block.size).await),
+        None => None,
+    };
+    for _ in 0..ACCEPT_TRIES {
+        let left = live_part(owner, piece).await?.dirty;
+        if left == Sectors::ZERO {
+            cache.data.remove_damaged(block);
+            return Ok(left);
+        }
+        let began = cache.data.read_token();
+        let buffer = cache.rt.pool().take(block.size.bytes() as usize);
+        let done = cache.data.read(block.ptr.offset(), block.size, buffer, 0).await;
+        cache.device.observe_data(&done.result);
+        done.result?;
+        let Some(buffer) = done.buffer else { return Err(Refusal::Closed.into()) };
+        // This reads the footer if the checksums are not in memory.
+        cache.data.verify(block.ptr, buffer.as_slice(), began).await;
+        let sum = format::checksum::crc32c(buffer.as_slice());
+        let found = [ReadSum { at: block.ptr, sum, began }];
+        if cache.data.learn(&found, true).await? > 0 || cache.data.has_sum(block.ptr, sum) {
+            cache.data.remove_damaged(block);
+            resolved(owner, block, left, Resolution::Accepted);
+            return Ok(left);
+        }
+        // The footer of the bucket is being written.
+        cache.rt.sleep(ACCEPT_AGAIN).await;
+    }
+    let device = cache.device.place().device.clone();
+    Err(Refusal::NotAccepted { device, at: block.ptr.offset() }.into())
+}
+
+/// Drops a damaged block of dirty data, durably: reads return what the backing device has, or zeros from a flash-only
+/// volume. Returns how many sectors were dropped; 0 if the block was replaced.
+pub(crate) async fn drop_damaged(target: Target<'_>, block: &DamagedBlock) -> Result<Sectors, EngineError> {
+    let Target { volume, cache, inode } = target;
+    let (start, end) = (block.at.1, block.at.1 + block.size);
+    let _range = volume.ranges.hold_for_change(start, end).await;
+    volume.ranges.writeback_done(start, end).await;
+    let (mut at, mut dropped, mut newest) = (start, Sectors::ZERO, JournalSeq(0));
+    while at < end && cache.alloc.buckets().is_current(block.ptr) {
+        let seg = cache.index.segment_loaded(inode, at, end).await?;
+        let here = block.ptr.advanced(at - start);
+        if matches!(seg.kind, Kind::Hit { ptr, dirty: true, .. } if ptr == here) {
+            let seq = cache.index.change(inode, at, seg.end, None, Durability::Journaled).await?;
+            newest = newest.max(seq);
+            dropped += seg.end - at;
+        }
+        at = seg.end;
+    }
+    cache.journal.commit(newest).await?;
+    cache.data.remove_damaged(block);
+    if dropped > Sectors::ZERO {
+        resolved(target.into(), block, dropped, Resolution::Dropped);
+        volume.writeback.progressed();
+        volume.writeback.wake();
+    }
+    Ok(dropped)
+}
+
+fn resolved(owner: Owner<'_>, block: &DamagedBlock, sectors: Sectors, decision: Resolution) {
+    owner.cache.device.emit(SetEvent::DamageResolved {
+        volume: owner.name(),
+        sector: owner.position(block.at.1),
+        sectors,
+        decision,
+    });
+}
+
+/// Makes a damaged block of clean data a hole, where the index still has it. Returns whether it had.
 async fn invalidate_damaged(
-    target: Target<'_>,
+    owner: Owner<'_>,
     piece: CachedPiece,
     mismatch: Mismatch,
-) -> Result<(), EngineError> {
-    let Target { cache, inode, .. } = target;
+) -> Result<bool, EngineError> {
+    let Owner { cache, inode, .. } = owner;
     let (mut at, end) = (piece.start, piece.start + cache.geometry.block_sectors);
     let mut found = false;
     while at < end {
@@ -148,22 +306,17 @@ async fn invalidate_damaged(
         cache.index.unblock(blocked).await?;
     }
     if found {
-        report(target, piece, false, mismatch);
+        report(owner, piece, false, mismatch);
     }
-    Ok(())
+    Ok(found)
 }
 
-/// The position on the volume of a position on its device.
-fn position(target: Target<'_>, start: Sector) -> Sector {
-    Sector(start.0.saturating_sub(target.volume.offset.0))
-}
-
-fn report(target: Target<'_>, piece: CachedPiece, dirty: bool, mismatch: Mismatch) {
-    let Target { volume, cache, .. } = target;
+fn report(owner: Owner<'_>, piece: CachedPiece, dirty: bool, mismatch: Mismatch) {
+    let cache = owner.cache;
     cache.data.count_damaged();
     cache.device.emit(SetEvent::DamagedData {
-        volume: volume.label_or_name(),
-        sector: position(target, piece.start),
+        volume: owner.name(),
+        sector: owner.position(piece.start),
         sectors: cache.geometry.block_sectors,
         at: piece.ptr.offset(),
         dirty,

@@ -33,7 +33,9 @@ use io::{Disk, Handle, Nanos, TraceFigures, VolumeError};
 
 pub(crate) use blocks::Blocks;
 pub(crate) use cache::{Cache, Shared, VolumeLoad};
-pub(crate) use damaged::{CachedPiece, damaged_left, is_sound};
+pub(crate) use damaged::{
+    CachedPiece, Found, Owner, accept, damaged_left, drop_damaged, found_damaged, is_sound, is_still_damaged,
+};
 pub use device::VolumeRef;
 pub(crate) use ranges::{RangeGuard, Ranges};
 pub(crate) use read::is_usable;

@@ -79,6 +79,9 @@ pub(super) async fn overwrite(target: Target<'_>, write: &Write, ptr: Ptr) -> Op
         let may = Box::pin(cache.data.begin_overwrite(ptr, write.sectors())).await;
         // The key may have moved during the wait.
         if !may || place_to_overwrite(target, write) != Some(ptr) {
+            if may {
+                cache.data.give_up_overwrite(ptr);
+            }
             cache.alloc.unpin(bucket);
             return None;
         }

@@ -77,6 +77,15 @@ impl std::fmt::Debug for CacheSuper {
     }
 }
 
+/// How far scrubs of a set have come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ScrubState {
+    /// The time at which the last complete scrub ended, in Unix seconds; 0 if there was none.
+    pub completed_unix_seconds: u64,
+    /// The bucket with which an unfinished scrub goes on; bucket 0 if there is none.
+    pub next: BucketNr,
+}
+
 /// The properties of a new cache device.
 #[derive(Clone, Debug)]
 pub struct CacheFormat {
@@ -345,6 +354,24 @@ impl CacheSuper {
         let words = key.map_or([0, 0], |key| [CHECKSUMS_MAGIC, key.0]);
         for (place, word) in self.raw.padding.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&u64::to_le_bytes(word));
+        }
+    }
+
+    /// How far scrubs of the set have come: bytes 160 to 171 of the superblock, in the padding.
+    pub fn scrub_state(&self) -> ScrubState {
+        let next = u64_at(&self.raw.padding, 24).unwrap_or(0);
+        ScrubState {
+            completed_unix_seconds: u64_at(&self.raw.padding, 16).unwrap_or(0),
+            next: BucketNr((next & 0xffff_ffff) as u32),
+        }
+    }
+
+    /// Sets [`CacheSuper::scrub_state`].
+    pub fn set_scrub_state(&mut self, to: ScrubState) {
+        let completed = to.completed_unix_seconds.to_le_bytes();
+        let bytes = completed.into_iter().chain(to.next.0.to_le_bytes());
+        for (place, byte) in self.raw.padding.iter_mut().skip(16).zip(bytes) {
+            *place = byte;
         }
     }
 

@@ -91,6 +91,8 @@ pub struct CacheDoc {
     /// Name of the replacement policy; absent if the value has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replacement_name: Option<&'static str>,
+    /// Whether cached data has checksums.
+    pub checksums: bool,
     /// Feature words (compatible, incompatible, read-only compatible), in hexadecimal; version 5 only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub features: Option<[String; 3]>,
@@ -160,7 +162,10 @@ pub fn superblock(source: &dyn ReadAt) -> Result<SuperblockDoc, ReadError> {
         seq: raw.seq.get(),
         flags: format!("{:#x}", raw.flags.get()),
         last_mount: raw.last_mount.get(),
-        cache: (identity == Identity::Cache).then(|| cache_doc(raw, bucket_sectors)),
+        cache: (identity == Identity::Cache).then(|| CacheDoc {
+            checksums: matches!(&valid, Some(DeviceSuper::Cache(sb)) if sb.checksum_key().is_some()),
+            ..cache_doc(raw, bucket_sectors)
+        }),
         backing: (identity == Identity::Backing).then(|| backing_doc(raw, valid.as_ref())),
         problem,
     })
@@ -188,6 +193,7 @@ fn cache_doc(raw: &RawSuperblock, bucket_sectors: u64) -> CacheDoc {
             2 => Some("random"),
             _ => None,
         },
+        checksums: false,
         features: (raw.version.get() == VERSION_CACHE_FEATURES)
             .then(|| words.map(|word| format!("{:#x}", word.get()))),
     }
@@ -271,6 +277,10 @@ impl fmt::Display for SuperblockDoc {
             line(f, "dev.cache.discard", &yes_no(cache.discard))?;
             line(f, "dev.cache.pos", &cache.nr_this_dev)?;
             line(f, "dev.cache.replacement", &named(cache.replacement, cache.replacement_name))?;
+            // Programs for the usual dump know no such line, so a set without checksums has none.
+            if cache.checksums {
+                line(f, "dev.cache.checksums", &yes_no(cache.checksums))?;
+            }
         }
         if let Some(backing) = &self.backing {
             line(f, "dev.data.first_sector", &backing.data_offset)?;

@@ -112,6 +112,21 @@ fn edges(rng: &mut Rng, boot: &mut BootPlan, flash: usize, blocks: u64, block: u
     boot.settings.overwrite_in_place = one_of(rng, &["always", "always", "auto"]).into();
 }
 
+/// Adds scrubs to a plan of a set with checksums, drawn from a source of their own.
+pub(super) fn scrubs(plan: &mut Plan, rng: &mut Rng) {
+    if !plan.layout.checksums || rng.chance(1, 2) {
+        return;
+    }
+    for boot in &mut plan.boots {
+        for _ in 0..rng.below(4) {
+            let at = rng.below(boot.requests.len() as u64 + 1);
+            let ns = one_of(rng, &[0, 0, 1_000_000, 1_000_000_000]);
+            boot.actions.push((at, OperatorAction::Scrub { ns }));
+        }
+        boot.actions.sort_by_key(|(at, _)| *at);
+    }
+}
+
 /// Adds some wipes; before some of them a walk, which leaves more to be wiped.
 fn wipe(rng: &mut Rng, boot: &mut BootPlan) {
     for _ in 0..rng.below(4) {

@@ -158,6 +158,7 @@ impl Plan {
         };
         plan.end_well(rng, &drawn);
         later::add(&mut plan, &mut Rng::new(seed ^ 0x6c61_7465_7220_6f6e), &leanings);
+        later::scrubs(&mut plan, &mut Rng::new(seed ^ 0x7363_7275_6200_6f6e));
         plan
     }
 

@@ -68,6 +68,15 @@ impl Session {
                     Either::Right(()) => Ok(()),
                 }
             }
+            // A plan of a set without checksums has scrubs if the plan was edited.
+            OperatorAction::Scrub { .. } if !set.has_checksums() => Ok(()),
+            OperatorAction::Scrub { ns: 0 } => set.scrub().await.map(drop),
+            OperatorAction::Scrub { ns } => {
+                match select(std::pin::pin!(set.scrub()), self.rt.sleep(Nanos(*ns))).await {
+                    Either::Left(scrubbed) => scrubbed.map(drop),
+                    Either::Right(()) => Ok(()),
+                }
+            }
             OperatorAction::Attach { volume: i } => self.attach(&set, *i).await,
         }
     }

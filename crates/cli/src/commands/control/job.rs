@@ -51,6 +51,25 @@ fn wiped_in_words(wiped: &Value) -> String {
     )
 }
 
+/// The result of a scrub as text; empty if there was none.
+fn scrubbed_in_words(scrubbed: &Value) -> String {
+    let number = |key: &str| scrubbed[key].as_u64().unwrap_or(0);
+    if !scrubbed.is_object() {
+        return String::new();
+    }
+    let more = |key: &str, words: &str| match number(key) {
+        0 => String::new(),
+        n => format!(", {n} {words}"),
+    };
+    format!(
+        ": {} blocks verified{}{}{}",
+        number("verified_blocks"),
+        more("learnt_blocks", "got a checksum"),
+        more("unverified_blocks", "have no checksum still"),
+        more("damaged_clean_blocks", "of clean data were damaged and dropped")
+    )
+}
+
 /// Waits for the end of a job and prints its result.
 fn watch(control: &Control, kind: &'static str, mut body: Value) -> Result<(), Failure> {
     let mut progress = out::Progress::new(kind);
@@ -69,7 +88,8 @@ fn watch(control: &Control, kind: &'static str, mut body: Value) -> Result<(), F
         "done" if control.json => Ok(()),
         "done" => {
             let wiped = wiped_in_words(&job["report"]["wiped"]);
-            out::print(&format!("{}: {} done{wiped}\n", target_of(job), text(&job["kind"])))
+            let scrubbed = scrubbed_in_words(&job["report"]["scrubbed"]);
+            out::print(&format!("{}: {} done{wiped}{scrubbed}\n", target_of(job), text(&job["kind"])))
         }
         "failed" => Err(Failure::Failed(format!("{}: {}", target_of(job), text(&job["error"])))),
         other => Err(Failure::Failed(format!("{}: {other}", target_of(job)))),
@@ -151,6 +171,54 @@ impl Wipe {
         let name = segment(&self.waiting.control.device_name(&self.cache)?);
         self.waiting.begin("wiping", &format!("/v1/sets/{name}/wipe"))
     }
+}
+
+/// Read all cached data of a set, and compare it with its checksums
+///
+/// Damaged clean data is dropped from the cache, and read from the disk again. Damaged dirty data is listed by `damaged`, and
+/// the exit status is 1. Blocks without a checksum get one. The scrub yields to clients; the tunables scrub_share and
+/// scrub_rate limit it. An unfinished scrub goes on where it ended, also after a restart. Ending this command does not end
+/// the scrub: `cancel` does.
+#[derive(Args, Debug)]
+#[command(after_help = "Example: ubcache scrub /dev/nvme0n1p4 --rate 100MiB")]
+pub(crate) struct Scrub {
+    /// Set (UUID or cache device)
+    set: String,
+    /// Read at most so much in a second, until the next start of the daemon; 0 for no limit
+    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+    rate: Option<u64>,
+    /// Print how much would be read, and do nothing
+    #[arg(long, conflicts_with = "no_wait")]
+    dry_run: bool,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+impl Scrub {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let control = &self.waiting.control;
+        let path = format!("/v1/sets/{}", segment(&control.device_name(&self.set)?));
+        if self.dry_run {
+            let body = control.get(&path)?;
+            return answer(control, &body, || would_scrub(&body["set"]["set"]));
+        }
+        if let Some(rate) = self.rate {
+            let put = json!({"value": rate.to_string(), "runtime": true});
+            control.put(&format!("{path}/tunables/scrub_rate"), &put)?;
+        }
+        self.waiting.begin("scrubbing", &format!("{path}/scrub"))
+    }
+}
+
+/// What a scrub of a set would do.
+fn would_scrub(set: &Value) -> String {
+    let (checksums, amount) = (&set["checksums"], size::human(set["cached_bytes"].as_u64().unwrap_or(0)));
+    if !checksums.is_object() {
+        return "cached data has no checksums: only `ubcache make --checksums` switches them on\n".to_owned();
+    }
+    let goes_on =
+        if checksums["scrub"]["unfinished"] == true { ", from where the last scrub ended" } else { "" };
+    format!("would read {amount} of cached data{goes_on}\n")
 }
 
 /// Write all dirty data of a volume or a set back

@@ -4,6 +4,7 @@
 //! waits until the job ends, and the job continues if the command is ended. Must not know how the daemon carries a request
 //! out.
 
+mod damaged;
 mod flash;
 mod job;
 mod list_names;
@@ -22,8 +23,9 @@ use serde_json::{Value, json};
 use serve::plain;
 use serve::tunables::{names, owners};
 
+pub(crate) use damaged::Damaged;
 pub(crate) use flash::{Gc, Volume};
-pub(crate) use job::{Cancel, Detach, Drain, Jobs, Wipe};
+pub(crate) use job::{Cancel, Detach, Drain, Jobs, Scrub, Wipe};
 pub(crate) use list_names::ListNames;
 pub(crate) use show::{Show, Tree};
 pub(crate) use status::{Events, Explain, Status};

@@ -157,8 +157,41 @@ fn heading(set: &Value, status: &Value) -> String {
             held(figures, "cached"),
             held(figures, "dirty")
         ));
+        said.push_str(&checksums(&figures["checksums"]));
     }
     said
+}
+
+/// The line about checksums; empty for a set without checksums.
+fn checksums(of: &Value) -> String {
+    if !of.is_object() {
+        return String::new();
+    }
+    let number = |key: &str| of[key].as_u64().unwrap_or(0);
+    let size = |key: &str| size::human(number(key).saturating_mul(number("block_bytes")));
+    let mut said = "  checksums: on".to_owned();
+    if number("unverified_blocks") > 0 {
+        said.push_str(&format!(", {} cannot be verified", size("unverified_blocks")));
+    }
+    if number("unread_blocks") > 0 {
+        said.push_str(&format!(", {} not looked at since the start", size("unread_blocks")));
+    }
+    if number("damaged_dirty_bytes") > 0 {
+        said.push_str(&format!(", {} DAMAGED", size::human(number("damaged_dirty_bytes"))));
+    }
+    let scrub = &of["scrub"];
+    match scrub["completed_unix_seconds"].as_u64() {
+        _ if scrub["running"] == true => {
+            said.push_str(&format!(
+                "; scrub: {} of {}",
+                bytes(&scrub["done_bytes"]),
+                bytes(&scrub["total_bytes"])
+            ));
+        }
+        Some(at) => said.push_str(&format!("; last scrub {}", Utc(at.saturating_mul(1000)))),
+        None => said.push_str("; never scrubbed"),
+    }
+    said + "\n"
 }
 
 fn head() -> Vec<String> {

@@ -49,6 +49,7 @@ fn of(order: &MakeOrder) -> Result<Make, Failure> {
         dry_run: order.dry_run,
         json: false,
         as_bcache_tools: false,
+        checksums: None,
         wipe_dirty_of: order.lose_dirty_data_of.clone(),
     })
 }

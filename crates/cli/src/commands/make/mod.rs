@@ -34,6 +34,15 @@ enum Policy {
     Random,
 }
 
+/// Whether a property is on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Switch {
+    /// The property is on
+    On,
+    /// The property is off
+    Off,
+}
+
 /// Format cache and backing devices
 ///
 /// Makes DEV the cache device (-C) of a new cache set, or backing devices (-B), or both: backing devices that are
@@ -62,6 +71,9 @@ pub(crate) struct Make {
     /// Discard buckets before they are reused
     #[arg(long)]
     discard: bool,
+    /// Store a checksum of each block of cached data, so that damage on the cache device is noticed [default: off]
+    #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
+    checksums: Option<Switch>,
     /// Replacement policy: which data is evicted for new data
     #[arg(long, visible_alias = "cache_replacement_policy", value_name = "POLICY", default_value = "lru")]
     cache_replacement_policy: Policy,
@@ -222,6 +234,9 @@ impl Make {
         if self.cache.is_empty() && self.discard {
             return usage("--discard is a property of the cache device: expected a -C with it");
         }
+        if self.cache.is_empty() && self.checksums.is_some() {
+            return usage("--checksums is a property of the cache device: expected a -C with it");
+        }
         self.check_sizes()
     }
 
@@ -307,6 +322,23 @@ impl Make {
         Ok(MakeReport { schema_version: 1, dry_run: self.dry_run, set_uuid, devices })
     }
 
+    /// The properties of the new cache device.
+    fn cache_format(&self, info: &DeviceInfo, block_sectors: Sectors, set_uuid: Uuid) -> CacheFormat {
+        CacheFormat {
+            uuid: random_uuid(),
+            set_uuid,
+            device_sectors: info.sectors,
+            block_sectors,
+            bucket_sectors: self.bucket,
+            replacement: match self.cache_replacement_policy {
+                Policy::Lru => Replacement::Lru,
+                Policy::Fifo => Replacement::Fifo,
+                Policy::Random => Replacement::Random,
+            },
+            discard: self.discard,
+        }
+    }
+
     fn cache_target(
         &self,
         path: &Path,
@@ -326,21 +358,14 @@ impl Make {
                 info.sectors,
             )));
         }
-        let want = CacheFormat {
-            uuid: random_uuid(),
-            set_uuid: set,
-            device_sectors: info.sectors,
-            block_sectors: block,
-            bucket_sectors: self.bucket,
-            replacement: match self.cache_replacement_policy {
-                Policy::Lru => Replacement::Lru,
-                Policy::Fifo => Replacement::Fifo,
-                Policy::Random => Replacement::Random,
-            },
-            discard: self.discard,
-        };
+        let want = self.cache_format(&info, block, set);
         let mut sb = CacheSuper::format(&want).map_err(|e| Failure::because(&info.name, e))?;
         sb.set_label(label_of(&info, self.set_label.as_deref())?);
+        let has_checksums = self.checksums == Some(Switch::On);
+        if has_checksums {
+            serve::checksums_fit(&info.name, sb.geometry())?;
+            sb.set_checksum_key(Some(serve::new_checksum_key()));
+        }
         let head = sb.encode();
         recheck(&info, &head, |raw| raw.check_cache(info.sectors, info.logical_block_bytes).map(drop))?;
         let g = sb.geometry();
@@ -358,6 +383,7 @@ impl Make {
             data_sectors: None,
             cache_mode: None,
             overwrites: None,
+            checksums: Some(has_checksums),
         };
         Ok(DeviceToFormat { path: path.to_path_buf(), disk, head, made })
     }
@@ -413,6 +439,7 @@ impl Make {
             data_sectors: Some(sb.data_sectors().0),
             cache_mode: Some(cache_mode.name()),
             overwrites: None,
+            checksums: None,
         };
         Ok(DeviceToFormat { path: path.to_path_buf(), disk, head, made })
     }

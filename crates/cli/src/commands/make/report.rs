@@ -41,6 +41,9 @@ pub(super) struct Made {
     pub(super) data_sectors: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) cache_mode: Option<&'static str>,
+    /// Whether cached data has checksums; absent for a backing device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) checksums: Option<bool>,
     /// What a dry run found on the device, which the command would overwrite.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) overwrites: Option<String>,
@@ -95,7 +98,8 @@ impl fmt::Display for MakeReport {
             }
             let size = |sectors: u64| size::human(sectors.saturating_mul(512));
             if let (Some(n), Some(bucket)) = (d.nbuckets, d.bucket_sectors) {
-                writeln!(f, "  {n} buckets of {}: {}", size(bucket), size(u64::from(n) * bucket))?;
+                let with = if d.checksums == Some(true) { ", with checksums of cached data" } else { "" };
+                writeln!(f, "  {n} buckets of {}: {}{with}", size(bucket), size(u64::from(n) * bucket))?;
             }
             if let (Some(offset), Some(data), Some(mode)) = (d.data_offset, d.data_sectors, d.cache_mode) {
                 writeln!(f, "  data from sector {offset} on: {data} sectors ({}), {mode}", size(data))?;

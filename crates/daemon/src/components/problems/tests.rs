@@ -48,6 +48,31 @@ fn on(key: &'static str) -> Vec<TunableFigure> {
     vec![TunableFigure { key, value: "1".into(), ..TunableFigure::default() }]
 }
 
+#[test]
+fn damaged_dirty_data_is_a_problem_of_its_set() {
+    use serve::snapshot::{ChecksumFigures, DamagedFigures};
+
+    let mut damaged = set(vec![volume("bcache0", "one")]);
+    let first =
+        DamagedFigures { volume: "one".into(), sector: 2048, sectors: 8, ..DamagedFigures::default() };
+    let checksums = |bytes| ChecksumFigures {
+        block_bytes: 4096,
+        damaged_dirty_bytes: bytes,
+        damaged: vec![first.clone()],
+        ..ChecksumFigures::default()
+    };
+    for (bytes, blocks) in [(0, None), (8192, Some("2 blocks of dirty data are damaged"))] {
+        damaged.figures.set.as_mut().unwrap().checksums = Some(checksums(bytes));
+        let found = problems(&[damaged.clone()], &[]);
+        assert_eq!(found.len(), usize::from(blocks.is_some()), "{found:?}");
+        for problem in found {
+            assert_eq!((problem.kind, &*problem.command), ("damaged", "ubcache damaged s"));
+            assert!(problem.text.starts_with(blocks.unwrap()), "{problem:?}");
+            assert!(problem.text.contains("sector 2048 of one"), "{problem:?}");
+        }
+    }
+}
+
 fn kinds_and_commands(sets: &[SetView], devices: &[DeviceView]) -> Vec<(&'static str, String)> {
     problems(sets, devices).into_iter().map(|p| (p.kind, p.command)).collect()
 }

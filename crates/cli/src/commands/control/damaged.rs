@@ -1,0 +1,168 @@
+//! `damaged`: the damaged dirty data of a set or a volume, and the decisions about it.
+
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+use serve::plain;
+
+use super::status::each;
+use super::{answer, text};
+use crate::client::{Control, described, segment};
+use crate::failure::Failure;
+use crate::size;
+
+/// A decision about damaged data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Decision {
+    /// The damaged bytes are valid from now on: they get a new checksum, and are read and written back
+    Accept,
+    /// The data in the cache is dropped: reads return the older data of the disk, or zeros from a flash-only volume
+    Drop,
+}
+
+impl Decision {
+    fn name(self) -> &'static str {
+        match self {
+            Decision::Accept => "accept",
+            Decision::Drop => "drop",
+        }
+    }
+}
+
+/// A range of sectors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Range {
+    sector: u64,
+    sectors: u64,
+}
+
+/// The text is no range.
+#[derive(Debug, thiserror::Error)]
+#[error("expected START+LENGTH in sectors of 512 bytes, such as 2048+8, as `ubcache damaged` prints it")]
+struct RangeError;
+
+impl std::str::FromStr for Range {
+    type Err = RangeError;
+
+    fn from_str(s: &str) -> Result<Range, RangeError> {
+        let (sector, sectors) = s.split_once('+').ok_or(RangeError)?;
+        let (Ok(sector), Ok(sectors)) = (sector.parse(), sectors.parse()) else { return Err(RangeError) };
+        if sectors == 0 { Err(RangeError) } else { Ok(Range { sector, sectors }) }
+    }
+}
+
+/// List the damaged dirty data of a set or a volume, accept it, or drop it
+///
+/// Damaged dirty data does not match its checksum, and no other device has it. Reads of it fail, and it is not written back,
+/// until it is overwritten, accepted or dropped. Without a decision the command lists it.
+#[derive(Args, Debug)]
+#[command(after_help = "Example: ubcache damaged data drop --range 2048+8 --yes")]
+pub(crate) struct Damaged {
+    /// Volume (name, label or device) or set (UUID or cache device)
+    name: String,
+    /// What becomes of it
+    decision: Option<Decision>,
+    /// The blocks that overlap these sectors of the volume
+    #[arg(long, value_name = "START+LENGTH", requires = "decision", conflicts_with = "all")]
+    range: Option<Range>,
+    /// All damaged dirty data
+    #[arg(long, requires = "decision")]
+    all: bool,
+    /// Drop the data, which is lost then
+    #[arg(long, requires = "decision")]
+    yes: bool,
+    /// Print what would be accepted or dropped, and do nothing
+    #[arg(long, requires = "decision")]
+    dry_run: bool,
+    #[command(flatten)]
+    control: Control,
+}
+
+impl Damaged {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        if self.decision.is_some() && !self.all && self.range.is_none() {
+            return Err(Failure::Usage("expected --range START+LENGTH, or --all".into()));
+        }
+        let name = segment(&self.control.device_name(&self.name)?);
+        let is_volume = self.control.ask("GET", &format!("/v1/volumes/{name}"), None)?.status == 200;
+        let kind = if is_volume { "volumes" } else { "sets" };
+        let path = format!("/v1/{kind}/{name}/damaged");
+        let Some(decision) = self.decision else {
+            let body = self.control.get(&path)?;
+            return answer(&self.control, &body, || listed(&body));
+        };
+        if self.dry_run || (decision == Decision::Drop && !self.yes) {
+            let body = self.control.get(&path)?;
+            let chosen: Vec<&Value> = each(&body["damaged"]).filter(|d| self.overlaps(d)).collect();
+            if self.dry_run {
+                let body = json!({"schema_version": 1, "action": decision.name(), "damaged": chosen});
+                return answer(&self.control, &body, || {
+                    format!("would {}:\n{}", decision.name(), lines(&chosen))
+                });
+            }
+            return Err(Failure::Usage(format!(
+                "this data is lost if it is dropped; expected --yes:\n{}",
+                lines(&chosen).trim_end()
+            )));
+        }
+        let range = self.range.map(|r| json!({"sector": r.sector, "sectors": r.sectors}));
+        let wanted = json!({"action": decision.name(), "all": self.all, "range": range});
+        let body = self.control.post(&path, &wanted)?;
+        answer(&self.control, &body, || {
+            let amount = size::human(body["bytes"].as_u64().unwrap_or(0));
+            let done = if decision == Decision::Accept { "accepted" } else { "dropped" };
+            format!(
+                "{}: {amount} {done}; {} damaged ranges left\n",
+                described(&body["resolved"]),
+                each(&body["damaged"]).count()
+            )
+        })
+    }
+
+    /// Whether a damaged range has a part that was chosen.
+    fn overlaps(&self, damaged: &Value) -> bool {
+        let number = |key: &str| damaged[key].as_u64().unwrap_or(0);
+        let (at, end) = (number("sector"), number("sector").saturating_add(number("sectors")));
+        self.range.is_none_or(|r| at < r.sector.saturating_add(r.sectors) && r.sector < end)
+    }
+}
+
+fn lines(damaged: &[&Value]) -> String {
+    let line = |d: &&Value| {
+        let number = |key: &str| d[key].as_u64().unwrap_or(0);
+        let place = if d["registered"] == true { "" } else { " (of the device, which is not registered)" };
+        format!(
+            "  {}: sectors {}+{}{place}, {}\n",
+            plain::label(text(&d["volume"])),
+            number("sector"),
+            number("sectors"),
+            size::human(number("sectors").saturating_mul(512))
+        )
+    };
+    damaged.iter().map(line).collect()
+}
+
+fn listed(body: &Value) -> String {
+    let damaged: Vec<&Value> = each(&body["damaged"]).collect();
+    let set = described(&body["resolved"]);
+    if damaged.is_empty() {
+        return format!("{set}: no damaged dirty data is known; `ubcache scrub` searches for it\n");
+    }
+    format!("{set}: damaged dirty data, which no other device has:\n{}", lines(&damaged))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_as_it_is_printed() {
+        assert_eq!("2048+8".parse::<Range>().ok(), Some(Range { sector: 2048, sectors: 8 }));
+        for bad in ["", "8", "+", "1+", "+1", "1+0", "a+1", "1+-1"] {
+            assert!(bad.parse::<Range>().is_err(), "{bad}");
+        }
+        let one = json!({"volume": "data", "registered": true, "sector": 2048, "sectors": 8});
+        assert_eq!(lines(&[&one]), "  data: sectors 2048+8, 4.0 KiB\n");
+        let other = json!({"volume": "u", "registered": false, "sector": 1, "sectors": 1});
+        assert_eq!(lines(&[&other]), "  u: sectors 1+1 (of the device, which is not registered), 512 B\n");
+    }
+}
