@@ -96,6 +96,8 @@ pub struct Report {
     pub aimed: u64,
     /// Boots in which a backing device hung, and requests to other devices did not wait for it.
     pub hangs: u64,
+    /// Blocks of cached data that a judge compared with their checksums after a crash or at the end.
+    pub judged_blocks: u64,
     /// The number of occurrences of each landmark, in the order of [`Landmark::ALL`].
     pub landmarks: [u64; Landmark::ALL.len()],
     /// Hash of all events of one run.
@@ -145,6 +147,7 @@ impl Report {
         self.strict_kills += other.strict_kills;
         self.aimed += other.aimed;
         self.hangs += other.hangs;
+        self.judged_blocks += other.judged_blocks;
         for (mine, theirs) in self.landmarks.iter_mut().zip(other.landmarks) {
             *mine += theirs;
         }

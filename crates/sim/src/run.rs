@@ -525,7 +525,7 @@ impl<'a> Run<'a> {
         }
         let cache = self.hardware.cache.image();
         let backings: Vec<_> = self.hardware.backings.iter().map(|b| b.image()).collect();
-        judge::check(&cache, &backings)?;
+        self.report.judged_blocks += judge::check(&cache, &backings)?;
         let mut judged = Vec::new();
         for (i, oracle) in self.oracles.iter().enumerate() {
             let what = backings.get(i).map_or(judge::ExtractedVolume::Flash, judge::ExtractedVolume::Cached);

@@ -15,6 +15,7 @@ use io::Rng;
 use sim::disk::{Fault, Kind, Matching, Retained};
 use sim::hardware::{Layout, SET_UUID};
 use sim::image::Image;
+use sim::judge;
 use sim::scenario::{Boot, Scenario};
 use sim::stamp::{Content, SECTOR, decode};
 
@@ -130,6 +131,31 @@ pub fn damaged_dirty_data_is_neither_served_nor_written_back() {
             b.volume(0).drained().await.unwrap();
         });
         scenario.power_cut(Retained::Nothing).judge().happy_end();
+    }
+}
+
+/// The judge sees damage that the engine has not read yet.
+#[test]
+fn the_judge_compares_data_with_its_footers() {
+    let mut scenario = Scenario::new(1, layout(CacheMode::Writeback), 0);
+    scenario.boot_and_stop(|b| async move {
+        open(&b).await;
+        assert!(b.clients[0].write(100, 50, true).await && b.clients[0].read(300, 8).await.is_some());
+        b.stop().await;
+    });
+    let (cache, backing) = (scenario.hardware.cache.image(), scenario.hardware.backings[0].image());
+    assert_eq!(judge::check(&cache, std::slice::from_ref(&backing)), Ok(58));
+    for sector in [120, 303] {
+        let mut cache = cache.clone();
+        let at = (0..256 * 8).find(|at| {
+            let found = decode(&read(&cache, *at, 1));
+            matches!(found, Content::Data { volume: 0, sector: s, .. } if s == sector)
+        });
+        let mut bytes = read(&cache, at.unwrap(), 1);
+        bytes[300] ^= 1;
+        cache.write(Sector(at.unwrap()), &bytes);
+        let judged = judge::check(&cache, std::slice::from_ref(&backing)).unwrap_err();
+        assert!(judged.contains("1 extents from their checksums"), "{judged}");
     }
 }
 

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bad_input;
+mod checksums;
 mod clients;
 mod common_checks;
 mod crash;
