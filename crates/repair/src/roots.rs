@@ -1,0 +1,121 @@
+//! The root of the btree, if its children are leaves.
+//!
+//! Owns its rebuilding from leaves that are found by their magic. The checksum of a leaf starts from the pointer to it, so it confirms
+//! bucket and generation. A leaf that was freed has an older generation than its bucket, unless that was not stored before a crash.
+//! Such a leaf overlaps with those that replaced it, and then nothing is rebuilt.
+
+use format::{Bkey, BsetBuilder, BucketNr, Inode, Ptr, Sector, SetMagic, parse_node};
+use inspect::{Invariant, ReadAt, SetView};
+
+use crate::plan::Plan;
+
+const STRUCTURE: &str = "btree";
+
+/// Rebuilds the root if it is destroyed and its level is 1.
+pub(crate) fn rebuild(plan: &mut Plan<'_>) {
+    let Some(view) = plan.view() else { return };
+    let Some(newest) = view.journal.as_ref().and_then(|j| j.replay.last()) else { return };
+    let Some(ptr) = newest.btree_root.pointer() else { return };
+    let Some(root) = view.gens.bucket_of(ptr, newest.btree_root.size()) else { return };
+    let unreadable =
+        |f: &inspect::Finding| f.invariant == Invariant::NodeReadable && f.place.bucket == Some(root.0);
+    if newest.btree_level != 1 || !view.findings.list().iter().any(unreadable) || !view.prio.complete {
+        return;
+    }
+    let device = plan.cache.name().to_owned();
+    match leaves(plan, &view, root) {
+        Ok(leaves) => {
+            let key = newest.btree_root;
+            let Some(bytes) = encode(&view, &key, &leaves) else {
+                plan.refuse(format!(
+                    "{device}: the root of the btree is destroyed, and has no room for {} leaves",
+                    leaves.len()
+                ));
+                return;
+            };
+            plan.cache.write(ptr.offset(), &bytes);
+            let action = format!(
+                "the root is rebuilt from {} leaves that were found by their magic and checksum",
+                leaves.len()
+            );
+            let uncertain =
+                "a leaf that was freed just before a crash, and that no other replaced, would count again";
+            plan.step(STRUCTURE, device, action, vec![uncertain.into()]);
+        }
+        Err(why) => plan.refuse(format!("{device}: the root of the btree is destroyed: {why}")),
+    }
+}
+
+/// A leaf that was found, and the range of its keys.
+struct Leaf {
+    ptr: Ptr,
+    bucket: BucketNr,
+    first: (Inode, Sector),
+    last: (Inode, Sector),
+}
+
+/// The leaves of the set in the order of their keys.
+fn leaves(plan: &Plan<'_>, view: &SetView, root: BucketNr) -> Result<Vec<Leaf>, String> {
+    let g = *view.geometry();
+    let magic = view.superblock.set_magic();
+    let mut found = Vec::new();
+    let mut first = [0; 512];
+    for bucket in (g.first_dynamic().0..g.nbuckets).map(BucketNr).filter(|b| *b != root) {
+        let start = g.bucket_start(bucket);
+        if plan.cache.read_at(start, &mut first).is_ok()
+            && first.get(8..16) == Some(&magic.bset().to_le_bytes()[..])
+            && let Some(leaf) = leaf(plan, view, bucket, magic)
+        {
+            found.push(leaf);
+        }
+    }
+    found.sort_by_key(|leaf| leaf.first);
+    if found.is_empty() {
+        return Err("no leaf of the set is found".into());
+    }
+    for pair in found.windows(2) {
+        if let [a, b] = pair
+            && b.first < a.last
+        {
+            return Err(format!(
+                "the leaves in buckets {} and {} overlap, so one of them is older, and which one is not known",
+                a.bucket, b.bucket
+            ));
+        }
+    }
+    Ok(found)
+}
+
+/// The leaf in a bucket, if it is intact and has the generation of the bucket.
+fn leaf(plan: &Plan<'_>, view: &SetView, bucket: BucketNr, magic: SetMagic) -> Option<Leaf> {
+    let g = view.geometry();
+    let ptr = Ptr::new(view.superblock.nr_this_dev(), g.bucket_start(bucket), view.gens.current(bucket));
+    let mut bytes = vec![0; usize::try_from(g.node_sectors.bytes()).ok()?];
+    plan.cache.read_at(ptr.offset(), &mut bytes).ok()?;
+    let key = Bkey::root(g.node_sectors, ptr);
+    let node = match parse_node(&bytes, &key, magic, g.block_sectors) {
+        Ok(node) => node,
+        // The keys of a torn bset are in the journal.
+        Err(damage) if damage.kind == format::DamageKind::TornLastBset => damage.before,
+        Err(_) => return None,
+    };
+    let keys = || node.bsets.iter().flat_map(|b| &b.keys).filter(|k| k.size().0 > 0);
+    let first = keys().filter_map(Bkey::start_position).min()?;
+    let last = keys().map(Bkey::position).max()?;
+    Some(Leaf { ptr, bucket, first, last })
+}
+
+/// The bytes of a root with these leaves.
+fn encode(view: &SetView, root: &Bkey, leaves: &[Leaf]) -> Option<Vec<u8>> {
+    let g = view.geometry();
+    let size = usize::try_from(root.size().bytes()).ok()?;
+    let mut builder = BsetBuilder::begin(vec![0; size], 1, g.block_sectors);
+    for (n, leaf) in leaves.iter().enumerate() {
+        // The last leaf reaches to the end of all positions.
+        let is_last = n + 1 == leaves.len();
+        let (inode, end) = if is_last { root.position() } else { leaf.last };
+        builder.push_key(&Bkey::node(inode, end, g.node_sectors, leaf.ptr)).then_some(())?;
+    }
+    builder.finish(view.superblock.set_magic(), root.pointer()?);
+    Some(builder.into_inner())
+}
