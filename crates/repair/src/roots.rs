@@ -4,7 +4,9 @@
 //! bucket and generation. A leaf that was freed has an older generation than its bucket, unless that was not stored before a crash.
 //! Such a leaf overlaps with those that replaced it, and then nothing is rebuilt.
 
-use format::{Bkey, BsetBuilder, BucketNr, Inode, Ptr, Sector, SetMagic, parse_node};
+use std::collections::BTreeSet;
+
+use format::{Bkey, BsetBuilder, BucketNr, Gen, Inode, Ptr, Sector, parse_entry, parse_node};
 use inspect::{Invariant, ReadAt, SetView};
 
 use crate::plan::Plan;
@@ -57,16 +59,19 @@ struct Leaf {
 /// The leaves of the set in the order of their keys.
 fn leaves(plan: &Plan<'_>, view: &SetView, root: BucketNr) -> Result<Vec<Leaf>, String> {
     let g = *view.geometry();
-    let magic = view.superblock.set_magic();
+    let magic = view.superblock.set_magic().bset().to_le_bytes();
+    let former = former_roots(plan, view);
     let mut found = Vec::new();
     let mut first = [0; 512];
     for bucket in (g.first_dynamic().0..g.nbuckets).map(BucketNr).filter(|b| *b != root) {
         let start = g.bucket_start(bucket);
-        if plan.cache.read_at(start, &mut first).is_ok()
-            && first.get(8..16) == Some(&magic.bset().to_le_bytes()[..])
-            && let Some(leaf) = leaf(plan, view, bucket, magic)
-        {
-            found.push(leaf);
+        if plan.cache.read_at(start, &mut first).is_err() || first.get(8..16) != Some(&magic[..]) {
+            continue;
+        }
+        match leaf(plan, view, bucket)? {
+            // A root that was split is not a child of the new one.
+            Some(leaf) if !former.contains(&leaf.ptr.0) => found.push(leaf),
+            _ => {}
         }
     }
     found.sort_by_key(|leaf| leaf.first);
@@ -86,23 +91,61 @@ fn leaves(plan: &Plan<'_>, view: &SetView, root: BucketNr) -> Result<Vec<Leaf>, 
     Ok(found)
 }
 
-/// The leaf in a bucket, if it is intact and has the generation of the bucket.
-fn leaf(plan: &Plan<'_>, view: &SetView, bucket: BucketNr, magic: SetMagic) -> Option<Leaf> {
+/// The pointers to roots that journal entries name, and that are not the root any more.
+fn former_roots(plan: &Plan<'_>, view: &SetView) -> BTreeSet<u64> {
+    let Some(journal) = &view.journal else { return BTreeSet::new() };
+    let (magic, block) = (view.superblock.set_magic(), view.geometry().block_sectors);
+    let roots = journal.entries.iter().filter_map(|info| {
+        let mut bytes = vec![0; usize::try_from(info.sectors.bytes()).ok()?];
+        plan.cache.read_at(info.sector, &mut bytes).ok()?;
+        parse_entry(&bytes, magic, block).ok()?.0.btree_root.pointer()
+    });
+    roots.map(|ptr| ptr.0).collect()
+}
+
+/// The leaf in a bucket; `None` if it was freed.
+///
+/// The checksum of its first bset starts from the pointer to it, so it names the generation. A generation that is older than
+/// that of the bucket is that of a freed node.
+fn leaf(plan: &Plan<'_>, view: &SetView, bucket: BucketNr) -> Result<Option<Leaf>, String> {
     let g = view.geometry();
-    let ptr = Ptr::new(view.superblock.nr_this_dev(), g.bucket_start(bucket), view.gens.current(bucket));
-    let mut bytes = vec![0; usize::try_from(g.node_sectors.bytes()).ok()?];
-    plan.cache.read_at(ptr.offset(), &mut bytes).ok()?;
-    let key = Bkey::root(g.node_sectors, ptr);
-    let node = match parse_node(&bytes, &key, magic, g.block_sectors) {
-        Ok(node) => node,
-        // The keys of a torn bset are in the journal.
-        Err(damage) if damage.kind == format::DamageKind::TornLastBset => damage.before,
-        Err(_) => return None,
-    };
-    let keys = || node.bsets.iter().flat_map(|b| &b.keys).filter(|k| k.size().0 > 0);
-    let first = keys().filter_map(Bkey::start_position).min()?;
-    let last = keys().map(Bkey::position).max()?;
-    Some(Leaf { ptr, bucket, first, last })
+    let mut bytes = vec![0; usize::try_from(g.node_sectors.bytes()).unwrap_or(0)];
+    plan.cache.read_at(g.bucket_start(bucket), &mut bytes).map_err(|e| e.to_string())?;
+    let pointer =
+        |generation| Ptr::new(view.superblock.nr_this_dev(), g.bucket_start(bucket), Gen(generation));
+    let mut damage = None;
+    for generation in 0..=u8::MAX {
+        let ptr = pointer(generation);
+        let key = Bkey::root(g.node_sectors, ptr);
+        let node = match parse_node(&bytes, &key, view.superblock.set_magic(), g.block_sectors) {
+            Ok(node) => node,
+            // The keys of a torn bset are in the journal.
+            Err(torn) if torn.kind == format::DamageKind::TornLastBset => torn.before,
+            Err(other) => {
+                if !other.before.bsets.is_empty() {
+                    damage = Some((generation, other.error));
+                }
+                continue;
+            }
+        };
+        if view.gens.age(ptr, g.node_sectors).is_none_or(|age| age > 0) {
+            return Ok(None);
+        }
+        let keys = || node.bsets.iter().flat_map(|b| &b.keys).filter(|k| k.size().0 > 0);
+        let ends = keys().filter_map(Bkey::start_position).min().zip(keys().map(Bkey::position).max());
+        return Ok(ends.map(|(first, last)| Leaf { ptr, bucket, first, last }));
+    }
+    match damage {
+        Some((generation, _))
+            if view.gens.age(pointer(generation), g.node_sectors).is_none_or(|age| age > 0) =>
+        {
+            Ok(None)
+        }
+        Some((_, error)) => Err(format!("the node in bucket {bucket} is damaged, too: {error}")),
+        None => Err(format!(
+            "the node in bucket {bucket} has no right checksum, so it is not known whether it is needed"
+        )),
+    }
 }
 
 /// The bytes of a root with these leaves.

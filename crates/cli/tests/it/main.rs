@@ -21,5 +21,6 @@ mod make;
 mod multicall;
 mod nbd_access;
 mod page_faults;
+mod repair;
 mod up;
 mod world;
