@@ -113,6 +113,8 @@ fn rebuild(plan: &mut Plan<'_>, bytes: &[u8; SUPERBLOCK_BYTES], fresh: Uuid) {
     let uncertain = vec![
         "the device has a new UUID, no label, the replacement policy lru and no discard".to_owned(),
         "the number of journal buckets is that of a new set of this size".to_owned(),
+        "a crash log in /run/ubcache does not count any more, and with it writes of a killed process that were not flushed"
+            .to_owned(),
     ];
     plan.step(STRUCTURE, device, action, uncertain);
 }
