@@ -13,14 +13,14 @@ use inspect::view::{Slot, SlotKind};
 use inspect::{DeviceSuper, PieceKind, ReadAt, SetView, read_superblock};
 
 use crate::bits::{self, Extent};
-use crate::plan::Plan;
+use crate::work::Work;
 
 const STRUCTURE: &str = "backing superblock";
 
 /// Flips one wrong bit back, so that the superblock says to which set the device belongs.
-pub(crate) fn correct(plan: &mut Plan<'_>) {
+pub(crate) fn correct(work: &mut Work<'_>) {
     let mut corrected = Vec::new();
-    for (i, backing) in plan.backings.iter().enumerate() {
+    for (i, backing) in work.backings.iter().enumerate() {
         if read_superblock(backing).is_ok() {
             continue;
         }
@@ -33,64 +33,57 @@ pub(crate) fn correct(plan: &mut Plan<'_>) {
         }
     }
     for (i, bytes, device) in corrected {
-        if let Some(backing) = plan.backings.get_mut(i) {
+        if let Some(backing) = work.backings.get_mut(i) {
             backing.write(SUPERBLOCK_SECTOR, &bytes[..]);
-            plan.step(STRUCTURE, device, "one bit was flipped; it is flipped back".into(), Vec::new());
+            work.step(STRUCTURE, device, "one bit was flipped; it is flipped back".into(), Vec::new());
         }
     }
 }
 
 /// Rebuilds the superblocks that are still damaged.
-pub(crate) fn rebuild(plan: &mut Plan<'_>) {
-    for i in 0..plan.backings.len() {
-        let Some(backing) = plan.backings.get(i) else { continue };
+pub(crate) fn rebuild(work: &mut Work<'_>) {
+    for i in 0..work.backings.len() {
+        let Some(backing) = work.backings.get(i) else { continue };
         match read_superblock(backing) {
             Ok(DeviceSuper::Backing(_)) => {}
             Ok(DeviceSuper::Cache(_)) => {
                 let what = format!("{}: expected a backing device, found a cache device", backing.name());
-                plan.refuse(what);
+                work.refuse(what);
             }
-            Err(_) => match rebuilt(plan, i) {
+            Err(_) => match rebuilt(work, i) {
                 Ok((superblock, action, uncertain)) => {
                     let device = backing.name().to_owned();
-                    if let Some(backing) = plan.backings.get_mut(i) {
+                    if let Some(backing) = work.backings.get_mut(i) {
                         backing.write(SUPERBLOCK_SECTOR, &superblock.encode());
                     }
-                    plan.step(STRUCTURE, device, action, uncertain);
+                    work.step(STRUCTURE, device, action, uncertain);
                 }
                 Err(why) => {
                     let what = format!("{}: the {STRUCTURE} is destroyed: {why}", backing.name());
-                    plan.refuse(what);
+                    work.refuse(what);
                 }
             },
         }
     }
 }
 
-type Rebuilt = (BackingSuper, String, Vec<String>);
+type NewSuperblock = (BackingSuper, String, Vec<String>);
 
-fn rebuilt(plan: &Plan<'_>, i: usize) -> Result<Rebuilt, String> {
-    let backing = plan.backings.get(i).ok_or("there is no such device")?;
-    let view = plan.view().ok_or("the cache device, which knows the device, cannot be read")?;
+fn rebuilt(work: &Work<'_>, i: usize) -> Result<NewSuperblock, String> {
+    let backing = work.backings.get(i).ok_or("there is no such device")?;
+    let view = work.view().ok_or("the cache device, which knows the device, cannot be read")?;
     let bytes = read_superblock_bytes(backing).map_err(|e| e.to_string())?;
     if identify(&bytes[..]) == Identity::Cache {
         return Err("it names itself a cache device".into());
     }
-    let others: BTreeSet<Uuid> = plan
-        .backings
-        .iter()
-        .filter_map(|b| match read_superblock(b) {
-            Ok(DeviceSuper::Backing(superblock)) => Some(superblock.uuid()),
-            _ => None,
-        })
-        .collect();
+    let others = given(work);
     let slots: Vec<(Inode, &Slot)> = view
         .slots
         .iter()
         .filter(|(_, slot)| slot.kind == SlotKind::Cached && !others.contains(&slot.uuid))
         .map(|(inode, slot)| (*inode, slot))
         .collect();
-    let (inode, slot, evidence) = choose(&view, &plan.cache, backing, &slots)?;
+    let (inode, slot, evidence) = choose(&view, &work.cache, backing, &slots)?;
     let live = view.live(inode);
     let dirty = live.filter(|(_, kind)| *kind == PieceKind::Dirty).count() > 0;
     let first = view.live(inode).map(|(piece, _)| piece.start).min();
@@ -122,13 +115,25 @@ fn rebuilt(plan: &Plan<'_>, i: usize) -> Result<Rebuilt, String> {
     superblock.set_registration(slot.registrations.first().copied().flatten());
     let state = superblock.state().name();
     let action = format!("rebuilt from slot {inode} ({evidence}), state {state}, mode {}", mode.name());
-    let uncertain = vec![
+    let mut uncertain = vec![
         format!(
             "the data is assumed to begin at sector {DEFAULT_DATA_OFFSET}, as on devices made without --data-offset"
         ),
         "the block size is that of the cache device; the cache mode is assumed".to_owned(),
     ];
+    if evidence == ONLY_SLOT {
+        uncertain.push("nothing on the device confirms that it is the device of this slot".to_owned());
+    }
     Ok((superblock, action, uncertain))
+}
+
+/// The UUIDs of the backing devices whose superblock is valid.
+fn given(work: &Work<'_>) -> BTreeSet<Uuid> {
+    let each = work.backings.iter().filter_map(|b| match read_superblock(b) {
+        Ok(DeviceSuper::Backing(superblock)) => Some(superblock.uuid()),
+        _ => None,
+    });
+    each.collect()
 }
 
 /// Chooses the slot of a device by its clean data, which both devices have.
@@ -153,7 +158,7 @@ fn choose<'s>(
             slot,
             format!("{same} of {} clean extents have the data of the device", same + differing),
         )),
-        ([], [(inode, slot, _, _)]) => Ok((*inode, slot, "the only slot without its device".into())),
+        ([], [(inode, slot, _, _)]) => Ok((*inode, slot, ONLY_SLOT.into())),
         ([], []) if slots.is_empty() => Err("the UUID table has no slot without its device".into()),
         ([], []) => {
             Err("no slot has clean data that is on this device, so it is not certain that it is of this set"
@@ -162,6 +167,9 @@ fn choose<'s>(
         _ => Err("several slots of the UUID table fit: give the other backing devices, too".into()),
     }
 }
+
+/// The evidence for a slot if there is no clean data.
+const ONLY_SLOT: &str = "the only slot without its device";
 
 /// Most extents that are compared.
 const COMPARED: usize = 4096;

@@ -15,30 +15,30 @@ use inspect::{DeviceSuper, Invariant, Mode, ReadAt, SetView, Severity, read_supe
 
 use crate::bits::{self, Extent};
 use crate::overlay::Overlay;
-use crate::plan::Plan;
+use crate::work::Work;
 
 const STRUCTURE: &str = "cache superblock";
 
 /// Mends the superblock if it is damaged.
-pub(crate) fn mend(plan: &mut Plan<'_>, fresh: Uuid) {
-    if plan.superblock().is_some() {
+pub(crate) fn mend(work: &mut Work<'_>, fresh: Uuid) {
+    if work.superblock().is_some() {
         return;
     }
-    let device = plan.cache.name().to_owned();
-    let Ok(bytes) = read_superblock_bytes(&plan.cache) else {
-        plan.refuse(format!("{device}: the {STRUCTURE} cannot be read; a repair cannot undo a change of it"));
+    let device = work.cache.name().to_owned();
+    let Ok(bytes) = read_superblock_bytes(&work.cache) else {
+        work.refuse(format!("{device}: the {STRUCTURE} cannot be read; a repair cannot undo a change of it"));
         return;
     };
-    let size = plan.cache.sectors();
+    let size = work.cache.sectors();
     let mut corrected = bytes.clone();
     if bits::correct_bit(&mut corrected[..], Extent::SUPERBLOCK, u64::MAX).is_some()
         && checked(&corrected[..], size).is_some()
     {
-        plan.cache.write(SUPERBLOCK_SECTOR, &corrected[..]);
-        plan.step(STRUCTURE, device, "one bit was flipped; it is flipped back".into(), Vec::new());
+        work.cache.write(SUPERBLOCK_SECTOR, &corrected[..]);
+        work.step(STRUCTURE, device, "one bit was flipped; it is flipped back".into(), Vec::new());
         return;
     }
-    rebuild(plan, &bytes, fresh);
+    rebuild(work, &bytes, fresh);
 }
 
 fn checked(bytes: &[u8], size: Sectors) -> Option<CacheSuper> {
@@ -59,45 +59,45 @@ struct Candidate {
     wrong: (u64, u64),
 }
 
-fn rebuild(plan: &mut Plan<'_>, bytes: &[u8; SUPERBLOCK_BYTES], fresh: Uuid) {
-    let device = plan.cache.name().to_owned();
-    let size = plan.cache.sectors();
+fn rebuild(work: &mut Work<'_>, bytes: &[u8; SUPERBLOCK_BYTES], fresh: Uuid) {
+    let device = work.cache.name().to_owned();
+    let size = work.cache.sectors();
     if let Some(superblock) = as_it_is(&bytes[..], size)
-        && judge(&plan.cache, &superblock).is_some_and(|wrong| wrong.0 == 0)
+        && judge(&work.cache, &superblock).is_some_and(|wrong| wrong.0 == 0)
     {
-        plan.cache.write(SUPERBLOCK_SECTOR, &superblock.encode());
+        work.cache.write(SUPERBLOCK_SECTOR, &superblock.encode());
         let uncertain = "label, flags, padding and the UUID of the device, which nothing else confirms";
         let action = "its fields fit all other structures; its checksum is written anew";
-        plan.step(STRUCTURE, device, action.into(), vec![uncertain.into()]);
+        work.step(STRUCTURE, device, action.into(), vec![uncertain.into()]);
         return;
     }
     let sets: BTreeSet<Uuid> =
-        backings(plan).iter().map(BackingSuper::set_uuid).filter(|u| !u.is_nil()).collect();
+        backings(work).iter().map(BackingSuper::set_uuid).filter(|u| !u.is_nil()).collect();
     if sets.is_empty() {
-        plan.refuse(format!(
+        work.refuse(format!(
             "{device}: the {STRUCTURE} is destroyed, and no backing device names the set: give an attached backing device \
              with -B; a set that has flash-only volumes alone cannot be rebuilt"
         ));
         return;
     }
     let mut best: Option<Candidate> = None;
-    for superblock in candidates(plan, &sets, fresh) {
-        let Some(wrong) = judge(&plan.cache, &superblock) else { continue };
+    for superblock in candidates(work, &sets, fresh) {
+        let Some(wrong) = judge(&work.cache, &superblock) else { continue };
         if best.as_ref().is_none_or(|b| wrong < b.wrong) {
             best = Some(Candidate { superblock, wrong });
         }
     }
     let Some(Candidate { mut superblock, .. }) = best else {
-        plan.refuse(format!(
+        work.refuse(format!(
             "{device}: the {STRUCTURE} is destroyed, and with no usual size of buckets a journal entry of the set of the backing \
              devices is found"
         ));
         return;
     };
-    let key = footer_key(&plan.cache, &superblock);
+    let key = footer_key(&work.cache, &superblock);
     superblock.set_checksum_key(key);
     superblock.prepare_write(0);
-    plan.cache.write(SUPERBLOCK_SECTOR, &superblock.encode());
+    work.cache.write(SUPERBLOCK_SECTOR, &superblock.encode());
     let g = *superblock.geometry();
     let action = format!(
         "rebuilt for set {}: {} buckets of {} sectors, blocks of {} sectors, journal in buckets {} to {}, with which all \
@@ -116,12 +116,12 @@ fn rebuild(plan: &mut Plan<'_>, bytes: &[u8; SUPERBLOCK_BYTES], fresh: Uuid) {
         "a crash log in /run/ubcache does not count any more, and with it writes of a killed process that were not flushed"
             .to_owned(),
     ];
-    plan.step(STRUCTURE, device, action, uncertain);
+    work.step(STRUCTURE, device, action, uncertain);
 }
 
 /// The backing superblocks that are valid.
-fn backings(plan: &Plan<'_>) -> Vec<BackingSuper> {
-    let each = plan.backings.iter().filter_map(|b| match read_superblock(b) {
+fn backings(work: &Work<'_>) -> Vec<BackingSuper> {
+    let each = work.backings.iter().filter_map(|b| match read_superblock(b) {
         Ok(DeviceSuper::Backing(superblock)) => Some(superblock),
         _ => None,
     });
@@ -129,9 +129,9 @@ fn backings(plan: &Plan<'_>) -> Vec<BackingSuper> {
 }
 
 /// Superblocks of a new device with every possible size of buckets and blocks, larger blocks first.
-fn candidates(plan: &Plan<'_>, sets: &BTreeSet<Uuid>, fresh: Uuid) -> Vec<CacheSuper> {
-    let most = backings(plan).iter().map(|b| b.block_sectors().0).min().unwrap_or(8).min(8);
-    let least = u64::from(plan.cache.logical_block_bytes().unwrap_or(512) / 512).max(1);
+fn candidates(work: &Work<'_>, sets: &BTreeSet<Uuid>, fresh: Uuid) -> Vec<CacheSuper> {
+    let most = backings(work).iter().map(|b| b.block_sectors().0).min().unwrap_or(8).min(8);
+    let least = u64::from(work.cache.logical_block_bytes().unwrap_or(512) / 512).max(1);
     let mut all = Vec::new();
     for set_uuid in sets {
         for bucket in (3..=31).map(|shift| 1 << shift) {
@@ -139,7 +139,7 @@ fn candidates(plan: &Plan<'_>, sets: &BTreeSet<Uuid>, fresh: Uuid) -> Vec<CacheS
                 let want = CacheFormat {
                     uuid: fresh,
                     set_uuid: *set_uuid,
-                    device_sectors: plan.cache.sectors(),
+                    device_sectors: work.cache.sectors(),
                     block_sectors: Sectors(block),
                     bucket_sectors: Sectors(bucket),
                     replacement: Replacement::Lru,

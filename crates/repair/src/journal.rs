@@ -11,20 +11,20 @@ use format::{CacheSuper, JournalSeq, Jset, JsetRoots, Sector, Sectors, SetMagic,
 use inspect::{Invariant, ReadAt, Severity};
 
 use crate::bits::{self, Extent};
-use crate::plan::Plan;
+use crate::work::Work;
 
 const STRUCTURE: &str = "journal";
 
 /// Mends the journal of an initialised set.
-pub(crate) fn mend(plan: &mut Plan<'_>) {
-    let Some(superblock) = plan.superblock().filter(CacheSuper::sync) else { return };
-    let device = plan.cache.name().to_owned();
+pub(crate) fn mend(work: &mut Work<'_>) {
+    let Some(superblock) = work.superblock().filter(CacheSuper::sync) else { return };
+    let device = work.cache.name().to_owned();
     let geometry = *superblock.geometry();
     let mut buckets = Vec::new();
     let mut corrected = 0;
     for (_, start) in ring(&geometry) {
-        let Some(mut bucket) = RingBucket::read(plan, &superblock, start) else {
-            plan.refuse(format!("{device}: a bucket of the journal at sector {start} cannot be read"));
+        let Some(mut bucket) = RingBucket::read(work, &superblock, start) else {
+            work.refuse(format!("{device}: a bucket of the journal at sector {start} cannot be read"));
             return;
         };
         corrected += bucket.correct_bits();
@@ -32,18 +32,18 @@ pub(crate) fn mend(plan: &mut Plan<'_>) {
     }
     if corrected > 0 {
         for bucket in &buckets {
-            plan.cache.write(bucket.start, &bucket.bytes);
+            work.cache.write(bucket.start, &bucket.bytes);
         }
         let action = format!("{corrected} entries had one flipped bit; it is flipped back");
-        plan.step(STRUCTURE, device.clone(), action, Vec::new());
+        work.step(STRUCTURE, device.clone(), action, Vec::new());
     }
-    if !is_broken(plan) {
+    if !is_broken(work) {
         return;
     }
     match fill(&mut buckets) {
-        Some(lost) => {
+        Some(lost) if !lost.is_empty() => {
             for bucket in &buckets {
-                plan.cache.write(bucket.start, &bucket.bytes);
+                work.cache.write(bucket.start, &bucket.bytes);
             }
             let numbers: Vec<String> = lost.iter().map(ToString::to_string).collect();
             let action = format!(
@@ -52,19 +52,19 @@ pub(crate) fn mend(plan: &mut Plan<'_>) {
             );
             let uncertain = "the keys of these entries are lost: writes of that time may be missing, and which sectors they \
                              were is not known; check the file systems";
-            plan.step(STRUCTURE, device, action, vec![uncertain.into()]);
+            work.step(STRUCTURE, device, action, vec![uncertain.into()]);
         }
-        None => plan.refuse(format!(
+        _ => work.refuse(format!(
             "{device}: entries of the journal that are needed are missing, and there is no place for them between the others"
         )),
     }
 }
 
 /// Whether entries that are needed are missing.
-fn is_broken(plan: &Plan<'_>) -> bool {
+fn is_broken(work: &Work<'_>) -> bool {
     let contiguous =
         |f: &inspect::Finding| f.invariant == Invariant::JournalContiguous && f.severity > Severity::Notice;
-    match inspect::SetView::open(&plan.cache, inspect::Mode::BestEffort) {
+    match inspect::SetView::open(&work.cache, inspect::Mode::BestEffort) {
         Ok(view) => view.findings.list().iter().any(contiguous),
         Err(e) => contiguous(&e.fatal),
     }
@@ -87,10 +87,10 @@ struct RingBucket {
 }
 
 impl RingBucket {
-    fn read(plan: &Plan<'_>, superblock: &CacheSuper, start: Sector) -> Option<RingBucket> {
+    fn read(work: &Work<'_>, superblock: &CacheSuper, start: Sector) -> Option<RingBucket> {
         let geometry = superblock.geometry();
         let mut bytes = vec![0; usize::try_from(geometry.bucket_sectors.bytes()).ok()?];
-        plan.cache.read_at(start, &mut bytes).ok()?;
+        work.cache.read_at(start, &mut bytes).ok()?;
         Some(RingBucket { start, bytes, magic: superblock.set_magic(), block: geometry.block_sectors })
     }
 

@@ -23,7 +23,9 @@ mod prio;
 mod roots;
 mod undo;
 mod uuids;
+mod work;
 
 pub use overlay::{Change, Overlay};
-pub use plan::{Plan, Report, Step, plan};
+pub use plan::{Plan, Report, plan};
 pub use undo::{Undo, UndoError, UndoneDevice};
+pub use work::Step;

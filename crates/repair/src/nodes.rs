@@ -9,50 +9,50 @@ use format::{Bkey, BucketNr, CacheSuper, Sector, Sectors, SetMagic, parse_node};
 use inspect::{Invariant, ReadAt};
 
 use crate::bits::{self, Extent};
-use crate::plan::Plan;
+use crate::work::Work;
 
 const STRUCTURE: &str = "btree";
 
 /// Corrects the bsets of all nodes that can be reached.
-pub(crate) fn correct(plan: &mut Plan<'_>) {
-    let Some(walk) = walk(plan) else { return };
-    let device = plan.cache.name().to_owned();
+pub(crate) fn correct(work: &mut Work<'_>) {
+    let Some(walk) = walk(work) else { return };
+    let device = work.cache.name().to_owned();
     for (at, bytes) in &walk.corrected {
-        plan.cache.write(*at, bytes);
+        work.cache.write(*at, bytes);
     }
     if !walk.corrected.is_empty() {
         let action = format!("{} nodes had one flipped bit; it is flipped back", walk.corrected.len());
-        plan.step(STRUCTURE, device, action, Vec::new());
+        work.step(STRUCTURE, device, action, Vec::new());
     }
 }
 
 /// Names the nodes that are still destroyed, with the ranges of their keys.
-pub(crate) fn refuse(plan: &mut Plan<'_>) {
-    let Some(walk) = walk(plan) else { return };
+pub(crate) fn refuse(work: &mut Work<'_>) {
+    let Some(walk) = walk(work) else { return };
     // A key may point to a node that was freed, and whose bucket has other contents.
-    let Some(view) = plan.view() else { return };
-    let device = plan.cache.name().to_owned();
+    let Some(view) = work.view() else { return };
+    let device = work.cache.name().to_owned();
     let unreadable = view.findings.list().iter().filter(|f| f.invariant == Invariant::NodeReadable);
     let needed: BTreeSet<u32> = unreadable.filter_map(|f| f.place.bucket).collect();
     for (_, what) in walk.destroyed.iter().filter(|(bucket, _)| needed.contains(&bucket.0)) {
-        plan.refuse(format!("{device}: {what}"));
+        work.refuse(format!("{device}: {what}"));
     }
 }
 
 /// Walks over all nodes of an initialised set.
-fn walk(plan: &Plan<'_>) -> Option<Walk> {
-    let superblock = plan.superblock().filter(CacheSuper::sync)?;
-    let view = plan.view()?;
+fn walk(work: &Work<'_>) -> Option<Walk> {
+    let superblock = work.superblock().filter(CacheSuper::sync)?;
+    let view = work.view()?;
     let newest = view.journal.as_ref()?.replay.last()?;
     let mut walk = Walk {
         magic: superblock.set_magic(),
         block: superblock.geometry().block_sectors,
         superblock,
-        seen: BTreeSet::new(),
+        visited: BTreeSet::new(),
         corrected: Vec::new(),
         destroyed: Vec::new(),
     };
-    walk.node(plan, &newest.btree_root, newest.btree_level, (Sector(0), None));
+    walk.node(work, &newest.btree_root, newest.btree_level, (Sector(0), None));
     Some(walk)
 }
 
@@ -61,7 +61,7 @@ struct Walk {
     magic: SetMagic,
     block: Sectors,
     superblock: CacheSuper,
-    seen: BTreeSet<BucketNr>,
+    visited: BTreeSet<BucketNr>,
     /// Nodes with their corrected bytes.
     corrected: Vec<(Sector, Vec<u8>)>,
     /// Nodes that cannot be read, and what that means.
@@ -75,15 +75,15 @@ type From = (Sector, Option<u32>);
 const MAX_LEVEL: u16 = 16;
 
 impl Walk {
-    fn node(&mut self, plan: &Plan<'_>, key: &Bkey, level: u16, from: From) {
+    fn node(&mut self, work: &Work<'_>, key: &Bkey, level: u16, from: From) {
         let Some(ptr) = key.pointer() else { return };
         let geometry = self.superblock.geometry();
         let Some(bucket) = geometry.ptr_bucket(ptr, key.size()) else { return };
-        if level > MAX_LEVEL || !self.seen.insert(bucket) {
+        if level > MAX_LEVEL || !self.visited.insert(bucket) {
             return;
         }
         let mut bytes = vec![0; usize::try_from(key.size().bytes()).unwrap_or(0)];
-        if plan.cache.read_at(ptr.offset(), &mut bytes).is_err() {
+        if work.cache.read_at(ptr.offset(), &mut bytes).is_err() {
             self.destroyed.push((bucket, format!("the node in bucket {bucket} cannot be read")));
             return;
         }
@@ -112,7 +112,7 @@ impl Walk {
         for bset in &node.bsets {
             for child in &bset.keys {
                 let Some(below) = level.checked_sub(1) else { continue };
-                self.node(plan, child, below, before);
+                self.node(work, child, below, before);
                 before = (child.offset(), Some(child.inode().0));
             }
         }

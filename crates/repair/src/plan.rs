@@ -4,25 +4,13 @@
 
 use std::fmt;
 
-use format::{CacheSuper, Uuid};
-use inspect::{CheckOptions, DeviceSuper, Mode, ReadAt, SetReport, SetView, check_set, read_superblock};
+use format::Uuid;
+use inspect::{CheckOptions, ReadAt, SetReport, check_set};
 use serde::Serialize;
 
 use crate::overlay::Overlay;
+use crate::work::{Step, Work};
 use crate::{backing_super, cache_super, journal, nodes, prio, roots, uuids};
-
-/// A structure that a plan mends.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Step {
-    /// The structure.
-    pub structure: &'static str,
-    /// Name of the device.
-    pub device: String,
-    /// What is done, and from which knowledge.
-    pub action: String,
-    /// What may be wrong or lost afterwards; empty if the structure is certainly what it was.
-    pub uncertain: Vec<String>,
-}
 
 /// What a plan does, for the operator.
 #[derive(Clone, Debug, Serialize)]
@@ -43,12 +31,7 @@ pub struct Report {
 
 /// A repair that was not carried out yet.
 pub struct Plan<'a> {
-    /// The cache device, with the changes.
-    pub cache: Overlay<'a>,
-    /// The backing devices, with the changes.
-    pub backings: Vec<Overlay<'a>>,
-    pub(crate) steps: Vec<Step>,
-    pub(crate) refused: Vec<String>,
+    work: Work<'a>,
     before: SetReport,
     after: SetReport,
 }
@@ -58,76 +41,57 @@ pub struct Plan<'a> {
 /// `fresh` becomes the UUID of the cache device if its own is lost; it has no meaning but to differ from all others.
 pub fn plan<'a>(cache: &'a dyn ReadAt, backings: &[&'a dyn ReadAt], fresh: Uuid) -> Plan<'a> {
     let before = check_set(cache, backings, CheckOptions::METADATA);
-    let mut plan = Plan {
+    let mut work = Work {
         cache: Overlay::new(cache),
         backings: backings.iter().map(|b| Overlay::new(*b)).collect(),
         steps: Vec::new(),
         refused: Vec::new(),
-        after: before.clone(),
-        before,
     };
-    backing_super::correct(&mut plan);
-    cache_super::mend(&mut plan, fresh);
-    journal::mend(&mut plan);
-    nodes::correct(&mut plan);
-    roots::rebuild(&mut plan);
-    nodes::refuse(&mut plan);
-    prio::mend(&mut plan);
-    uuids::mend(&mut plan);
-    backing_super::rebuild(&mut plan);
-    plan.after = plan.check();
-    plan
+    backing_super::correct(&mut work);
+    cache_super::mend(&mut work, fresh);
+    journal::mend(&mut work);
+    nodes::correct(&mut work);
+    roots::rebuild(&mut work);
+    nodes::refuse(&mut work);
+    prio::mend(&mut work);
+    uuids::mend(&mut work);
+    backing_super::rebuild(&mut work);
+    let after = check(&work);
+    Plan { work, before, after }
+}
+
+fn check(work: &Work<'_>) -> SetReport {
+    let backings: Vec<&dyn ReadAt> = work.backings.iter().map(|b| b as &dyn ReadAt).collect();
+    check_set(&work.cache, &backings, CheckOptions::METADATA)
 }
 
 impl Plan<'_> {
-    fn check(&self) -> SetReport {
-        let backings: Vec<&dyn ReadAt> = self.backings.iter().map(|b| b as &dyn ReadAt).collect();
-        check_set(&self.cache, &backings, CheckOptions::METADATA)
+    /// The cache device, with the changes.
+    pub fn cache(&self) -> &Overlay<'_> {
+        &self.work.cache
     }
 
-    /// The checked superblock of the cache device, with the changes so far.
-    pub(crate) fn superblock(&self) -> Option<CacheSuper> {
-        match read_superblock(&self.cache) {
-            Ok(DeviceSuper::Cache(superblock)) => Some(superblock),
-            _ => None,
-        }
-    }
-
-    /// The set with the changes so far, as far as it can be read.
-    pub(crate) fn view(&self) -> Option<SetView> {
-        SetView::open(&self.cache, Mode::BestEffort).ok()
-    }
-
-    pub(crate) fn step(
-        &mut self,
-        structure: &'static str,
-        device: String,
-        action: String,
-        uncertain: Vec<String>,
-    ) {
-        self.steps.push(Step { structure, device, action, uncertain });
-    }
-
-    pub(crate) fn refuse(&mut self, what: String) {
-        self.refused.push(what);
+    /// The backing devices, with the changes.
+    pub fn backings(&self) -> &[Overlay<'_>] {
+        &self.work.backings
     }
 
     /// Whether `check` finds no error after the repair and nothing was refused.
     pub fn is_complete(&self) -> bool {
-        self.after.is_ok() && self.refused.is_empty()
+        self.after.is_ok() && self.work.refused.is_empty()
     }
 
     /// Whether the plan changes anything.
     pub fn is_empty(&self) -> bool {
-        !self.cache.is_changed() && self.backings.iter().all(|b| !b.is_changed())
+        !self.work.cache.is_changed() && self.work.backings.iter().all(|b| !b.is_changed())
     }
 
     /// What the plan does.
     pub fn report(&self) -> Report {
         Report {
             schema_version: 1,
-            steps: self.steps.clone(),
-            refused: self.refused.clone(),
+            steps: self.work.steps.clone(),
+            refused: self.work.refused.clone(),
             errors_before: self.before.errors,
             errors_after: self.after.errors,
             remaining: self

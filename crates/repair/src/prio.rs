@@ -12,50 +12,50 @@ use inspect::view::SlotKind;
 use inspect::{PieceKind, ReadAt, SetView};
 
 use crate::bits::{self, Extent};
-use crate::plan::Plan;
+use crate::work::Work;
 
 const STRUCTURE: &str = "prio sets";
 /// The priority of a bucket that was just filled.
 const INITIAL_PRIO: u16 = 32_768;
 
 /// Mends the chain if it is not complete.
-pub(crate) fn mend(plan: &mut Plan<'_>) {
-    if plan.superblock().is_none_or(|s| !s.sync()) {
+pub(crate) fn mend(work: &mut Work<'_>) {
+    if work.superblock().is_none_or(|s| !s.sync()) {
         return;
     }
-    let device = plan.cache.name().to_owned();
+    let device = work.cache.name().to_owned();
     let mut corrected = 0u64;
     let view = loop {
-        let Some(view) = plan.view().filter(|v| v.journal.is_some() && !v.prio.complete) else {
-            report_corrected(plan, corrected);
+        let Some(view) = work.view().filter(|v| v.journal.is_some() && !v.prio.complete) else {
+            report_corrected(work, corrected);
             return;
         };
-        match correct(plan, &view) {
-            Some((at, bytes)) => plan.cache.write(at, &bytes),
+        match correct(work, &view) {
+            Some((at, bytes)) => work.cache.write(at, &bytes),
             None => break view,
         }
         corrected += 1;
     };
-    report_corrected(plan, corrected);
-    match rebuild(plan, &view) {
-        Ok(Rebuilt { sets, action, uncertain }) => {
-            sets.iter().for_each(|(at, bytes)| plan.cache.write(*at, bytes));
-            plan.step(STRUCTURE, device, action, uncertain);
+    report_corrected(work, corrected);
+    match rebuild(work, &view) {
+        Ok(NewSets { sets, action, uncertain }) => {
+            sets.iter().for_each(|(at, bytes)| work.cache.write(*at, bytes));
+            work.step(STRUCTURE, device, action, uncertain);
         }
-        Err(why) => plan.refuse(format!("{device}: the chain of prio sets is broken: {why}")),
+        Err(why) => work.refuse(format!("{device}: the chain of prio sets is broken: {why}")),
     }
 }
 
-fn report_corrected(plan: &mut Plan<'_>, corrected: u64) {
+fn report_corrected(work: &mut Work<'_>, corrected: u64) {
     if corrected > 0 {
-        let device = plan.cache.name().to_owned();
+        let device = work.cache.name().to_owned();
         let action = format!("{corrected} sets had one flipped bit; it is flipped back");
-        plan.step(STRUCTURE, device, action, Vec::new());
+        work.step(STRUCTURE, device, action, Vec::new());
     }
 }
 
 /// The bucket of the set at which the chain breaks.
-fn broken(plan: &Plan<'_>, view: &SetView) -> Option<BucketNr> {
+fn broken(work: &Work<'_>, view: &SetView) -> Option<BucketNr> {
     let g = *view.geometry();
     let next = match view.prio.chain.last() {
         None => {
@@ -64,7 +64,7 @@ fn broken(plan: &Plan<'_>, view: &SetView) -> Option<BucketNr> {
         }
         Some(last) => {
             let mut bytes = vec![0; usize::try_from(view.prio.set_sectors.bytes()).ok()?];
-            plan.cache.read_at(g.bucket_start(*last), &mut bytes).ok()?;
+            work.cache.read_at(g.bucket_start(*last), &mut bytes).ok()?;
             parse_prio_set(&bytes, view.superblock.set_magic(), &mut []).ok()?.next_bucket
         }
     };
@@ -73,11 +73,11 @@ fn broken(plan: &Plan<'_>, view: &SetView) -> Option<BucketNr> {
 }
 
 /// The set at which the chain breaks, if one flipped bit explains the damage.
-fn correct(plan: &Plan<'_>, view: &SetView) -> Option<(Sector, Vec<u8>)> {
-    let at = view.geometry().bucket_start(broken(plan, view)?);
+fn correct(work: &Work<'_>, view: &SetView) -> Option<(Sector, Vec<u8>)> {
+    let at = view.geometry().bucket_start(broken(work, view)?);
     for size in view.geometry().prio_set_sizes() {
         let mut bytes = vec![0; usize::try_from(size.bytes()).ok()?];
-        plan.cache.read_at(at, &mut bytes).ok()?;
+        work.cache.read_at(at, &mut bytes).ok()?;
         if bits::correct_bit(&mut bytes, Extent::Whole, u64::MAX).is_some()
             && parse_prio_set(&bytes, view.superblock.set_magic(), &mut []).is_ok()
         {
@@ -88,7 +88,7 @@ fn correct(plan: &Plan<'_>, view: &SetView) -> Option<(Sector, Vec<u8>)> {
 }
 
 /// New prio sets.
-struct Rebuilt {
+struct NewSets {
     sets: Vec<(Sector, Vec<u8>)>,
     action: String,
     uncertain: Vec<String>,
@@ -107,9 +107,9 @@ fn raise(known: &mut Option<Gen>, by: Gen) {
     *known = Some(known.map_or(by, |g| g.raised_by(by)));
 }
 
-fn rebuild(plan: &Plan<'_>, view: &SetView) -> Result<Rebuilt, String> {
+fn rebuild(work: &Work<'_>, view: &SetView) -> Result<NewSets, String> {
     let g = *view.geometry();
-    let bucket = broken(plan, view).ok_or("the place of the destroyed set is not known")?;
+    let bucket = broken(work, view).ok_or("the place of the destroyed set is not known")?;
     let per_set = format::geometry::prios_in(view.prio.set_sectors);
     let done = u32::try_from(view.prio.chain.len()).unwrap_or(u32::MAX);
     let first = per_set.checked_mul(done).filter(|first| *first < g.nbuckets).ok_or("its length is wrong")?;
@@ -163,7 +163,7 @@ fn rebuild(plan: &Plan<'_>, view: &SetView) -> Result<Rebuilt, String> {
             "dirty data that was written back just before a crash, and whose bucket was freed then, would count again".to_owned(),
         );
     }
-    Ok(Rebuilt { sets, action, uncertain })
+    Ok(NewSets { sets, action, uncertain })
 }
 
 /// The generations that live keys and roots name, by bucket.

@@ -9,13 +9,13 @@ use std::collections::BTreeSet;
 use format::{Bkey, BsetBuilder, BucketNr, Gen, Inode, Ptr, Sector, parse_entry, parse_node};
 use inspect::{Invariant, ReadAt, SetView};
 
-use crate::plan::Plan;
+use crate::work::Work;
 
 const STRUCTURE: &str = "btree";
 
 /// Rebuilds the root if it is destroyed and its level is 1.
-pub(crate) fn rebuild(plan: &mut Plan<'_>) {
-    let Some(view) = plan.view() else { return };
+pub(crate) fn rebuild(work: &mut Work<'_>) {
+    let Some(view) = work.view() else { return };
     let Some(newest) = view.journal.as_ref().and_then(|j| j.replay.last()) else { return };
     let Some(ptr) = newest.btree_root.pointer() else { return };
     let Some(root) = view.gens.bucket_of(ptr, newest.btree_root.size()) else { return };
@@ -24,27 +24,27 @@ pub(crate) fn rebuild(plan: &mut Plan<'_>) {
     if newest.btree_level != 1 || !view.findings.list().iter().any(unreadable) || !view.prio.complete {
         return;
     }
-    let device = plan.cache.name().to_owned();
-    match leaves(plan, &view, root) {
+    let device = work.cache.name().to_owned();
+    match leaves(work, &view, root) {
         Ok(leaves) => {
             let key = newest.btree_root;
             let Some(bytes) = encode(&view, &key, &leaves) else {
-                plan.refuse(format!(
+                work.refuse(format!(
                     "{device}: the root of the btree is destroyed, and has no room for {} leaves",
                     leaves.len()
                 ));
                 return;
             };
-            plan.cache.write(ptr.offset(), &bytes);
+            work.cache.write(ptr.offset(), &bytes);
             let action = format!(
                 "the root is rebuilt from {} leaves that were found by their magic and checksum",
                 leaves.len()
             );
             let uncertain =
                 "a leaf that was freed just before a crash, and that no other replaced, would count again";
-            plan.step(STRUCTURE, device, action, vec![uncertain.into()]);
+            work.step(STRUCTURE, device, action, vec![uncertain.into()]);
         }
-        Err(why) => plan.refuse(format!("{device}: the root of the btree is destroyed: {why}")),
+        Err(why) => work.refuse(format!("{device}: the root of the btree is destroyed: {why}")),
     }
 }
 
@@ -57,18 +57,18 @@ struct Leaf {
 }
 
 /// The leaves of the set in the order of their keys.
-fn leaves(plan: &Plan<'_>, view: &SetView, root: BucketNr) -> Result<Vec<Leaf>, String> {
+fn leaves(work: &Work<'_>, view: &SetView, root: BucketNr) -> Result<Vec<Leaf>, String> {
     let g = *view.geometry();
     let magic = view.superblock.set_magic().bset().to_le_bytes();
-    let former = former_roots(plan, view);
+    let former = former_roots(work, view);
     let mut found = Vec::new();
     let mut first = [0; 512];
     for bucket in (g.first_dynamic().0..g.nbuckets).map(BucketNr).filter(|b| *b != root) {
         let start = g.bucket_start(bucket);
-        if plan.cache.read_at(start, &mut first).is_err() || first.get(8..16) != Some(&magic[..]) {
+        if work.cache.read_at(start, &mut first).is_err() || first.get(8..16) != Some(&magic[..]) {
             continue;
         }
-        match leaf(plan, view, bucket)? {
+        match leaf(work, view, bucket)? {
             // A root that was split is not a child of the new one.
             Some(leaf) if !former.contains(&leaf.ptr.0) => found.push(leaf),
             _ => {}
@@ -92,12 +92,12 @@ fn leaves(plan: &Plan<'_>, view: &SetView, root: BucketNr) -> Result<Vec<Leaf>, 
 }
 
 /// The pointers to roots that journal entries name, and that are not the root any more.
-fn former_roots(plan: &Plan<'_>, view: &SetView) -> BTreeSet<u64> {
+fn former_roots(work: &Work<'_>, view: &SetView) -> BTreeSet<u64> {
     let Some(journal) = &view.journal else { return BTreeSet::new() };
     let (magic, block) = (view.superblock.set_magic(), view.geometry().block_sectors);
     let roots = journal.entries.iter().filter_map(|info| {
         let mut bytes = vec![0; usize::try_from(info.sectors.bytes()).ok()?];
-        plan.cache.read_at(info.sector, &mut bytes).ok()?;
+        work.cache.read_at(info.sector, &mut bytes).ok()?;
         parse_entry(&bytes, magic, block).ok()?.0.btree_root.pointer()
     });
     roots.map(|ptr| ptr.0).collect()
@@ -107,10 +107,10 @@ fn former_roots(plan: &Plan<'_>, view: &SetView) -> BTreeSet<u64> {
 ///
 /// The checksum of its first bset starts from the pointer to it, so it names the generation. A generation that is older than
 /// that of the bucket is that of a freed node.
-fn leaf(plan: &Plan<'_>, view: &SetView, bucket: BucketNr) -> Result<Option<Leaf>, String> {
+fn leaf(work: &Work<'_>, view: &SetView, bucket: BucketNr) -> Result<Option<Leaf>, String> {
     let g = view.geometry();
     let mut bytes = vec![0; usize::try_from(g.node_sectors.bytes()).unwrap_or(0)];
-    plan.cache.read_at(g.bucket_start(bucket), &mut bytes).map_err(|e| e.to_string())?;
+    work.cache.read_at(g.bucket_start(bucket), &mut bytes).map_err(|e| e.to_string())?;
     let pointer =
         |generation| Ptr::new(view.superblock.nr_this_dev(), g.bucket_start(bucket), Gen(generation));
     let mut damage = None;

@@ -13,14 +13,14 @@ use format::{
 };
 use inspect::{DeviceSuper, Invariant, ReadAt, SetView, Severity, read_superblock};
 
-use crate::plan::Plan;
+use crate::work::Work;
 
 const STRUCTURE: &str = "UUID table";
 
 /// Mends the table if it contradicts other structures.
-pub(crate) fn mend(plan: &mut Plan<'_>) {
-    let Some(view) = plan.view().filter(|v| v.journal.is_some()) else { return };
-    let attached = attached(plan, &view);
+pub(crate) fn mend(work: &mut Work<'_>) {
+    let Some(view) = work.view().filter(|v| v.journal.is_some()) else { return };
+    let attached = attached(work, &view);
     let lost: Vec<&BackingSuper> = attached.iter().filter(|b| slot_of(&view, b.uuid()).is_none()).collect();
     let unknown = unknown(&view);
     let broken = view
@@ -31,23 +31,23 @@ pub(crate) fn mend(plan: &mut Plan<'_>) {
     if lost.is_empty() && unknown.is_empty() && !broken {
         return;
     }
-    let device = plan.cache.name().to_owned();
-    match rebuilt(plan, &view, &attached) {
+    let device = work.cache.name().to_owned();
+    match rebuilt(work, &view, &attached) {
         Ok((at, bytes, action, uncertain)) => {
-            plan.cache.write(at, &bytes);
-            plan.step(STRUCTURE, device, action, uncertain);
+            work.cache.write(at, &bytes);
+            work.step(STRUCTURE, device, action, uncertain);
         }
-        Err(why) => plan.refuse(format!("{device}: the {STRUCTURE} is damaged: {why}")),
+        Err(why) => work.refuse(format!("{device}: the {STRUCTURE} is damaged: {why}")),
     }
 }
 
 /// The backing devices that say that they belong to the set.
-fn attached(plan: &Plan<'_>, view: &SetView) -> Vec<BackingSuper> {
+fn attached(work: &Work<'_>, view: &SetView) -> Vec<BackingSuper> {
     let of_set = |b: &BackingSuper| {
         b.set_uuid() == view.superblock.set_uuid()
             && matches!(b.state(), BackingState::Clean | BackingState::Dirty)
     };
-    let each = plan.backings.iter().filter_map(|b| match read_superblock(b) {
+    let each = work.backings.iter().filter_map(|b| match read_superblock(b) {
         Ok(DeviceSuper::Backing(superblock)) => Some(superblock),
         _ => None,
     });
@@ -64,9 +64,9 @@ fn unknown(view: &SetView) -> BTreeSet<Inode> {
     live.map(|(inode, _, _)| inode).filter(|inode| !view.slots.contains_key(inode)).collect()
 }
 
-type Rebuilt = (Sector, Vec<u8>, String, Vec<String>);
+type NewTable = (Sector, Vec<u8>, String, Vec<String>);
 
-fn rebuilt(plan: &Plan<'_>, view: &SetView, attached: &[BackingSuper]) -> Result<Rebuilt, String> {
+fn rebuilt(work: &Work<'_>, view: &SetView, attached: &[BackingSuper]) -> Result<NewTable, String> {
     let newest = view.journal.as_ref().and_then(|j| j.replay.last()).ok_or("there is no journal entry")?;
     let key = newest.uuid_bucket;
     let at = key.pointer().map(format::Ptr::offset).ok_or("the journal does not say where it is")?;
@@ -75,12 +75,12 @@ fn rebuilt(plan: &Plan<'_>, view: &SetView, attached: &[BackingSuper]) -> Result
         view.pieces().filter(|(_, _, kind)| kind.is_live()).map(|(inode, _, _)| inode).collect();
     let mut slots: BTreeMap<Inode, UuidEntry> = BTreeMap::new();
     let mut from = Vec::new();
-    if let Some((bucket, older)) = older_table(plan, view, &key, attached, &live) {
+    if let Some((bucket, older)) = older_table(work, view, &key, attached, &live) {
         let used = (0..).map(Inode).zip(older).filter(|(_, entry)| !entry.is_free());
         slots.extend(used);
         from.push(format!("an older copy in bucket {bucket}"));
     }
-    keep_intact(view, plan, at, size, &mut slots);
+    add_intact(view, work, at, size, &mut slots);
     for backing in attached {
         if slots.values().any(|entry| entry.uuid == backing.uuid()) {
             continue;
@@ -139,19 +139,19 @@ fn entry_of(backing: &BackingSuper) -> UuidEntry {
     entry
 }
 
-/// Keeps slots of the damaged table that a backing device or an older copy confirms.
-fn keep_intact(
+/// Adds the slots of the damaged table that a backing device or an older copy confirms.
+fn add_intact(
     view: &SetView,
-    plan: &Plan<'_>,
+    work: &Work<'_>,
     at: Sector,
     size: usize,
     slots: &mut BTreeMap<Inode, UuidEntry>,
 ) {
     let mut bytes = vec![0; size];
-    if plan.cache.read_at(at, &mut bytes).is_err() {
+    if work.cache.read_at(at, &mut bytes).is_err() {
         return;
     }
-    let given: BTreeSet<Uuid> = attached(plan, view).iter().map(BackingSuper::uuid).collect();
+    let given: BTreeSet<Uuid> = attached(work, view).iter().map(BackingSuper::uuid).collect();
     let Ok(entries) = parse_uuid_table(&bytes, 1) else { return };
     for (inode, entry) in (0..).map(Inode).zip(entries) {
         let confirmed = given.contains(&entry.uuid) || slots.values().any(|old| old.uuid == entry.uuid);
@@ -166,7 +166,7 @@ fn keep_intact(
 ///
 /// Each change of the table goes to a new bucket. Nothing reuses the old bucket at once.
 fn older_table(
-    plan: &Plan<'_>,
+    work: &Work<'_>,
     view: &SetView,
     key: &Bkey,
     attached: &[BackingSuper],
@@ -178,7 +178,7 @@ fn older_table(
     let mut best: Option<(usize, BucketNr, Vec<UuidEntry>)> = None;
     let current = key.pointer().and_then(|ptr| g.bucket_of(ptr.offset()));
     for bucket in (g.first_dynamic().0..g.nbuckets).map(BucketNr).filter(|b| Some(*b) != current) {
-        if plan.cache.read_at(g.bucket_start(bucket), &mut bytes).is_err() {
+        if work.cache.read_at(g.bucket_start(bucket), &mut bytes).is_err() {
             continue;
         }
         let Ok(entries) = parse_uuid_table(&bytes, 1) else { continue };

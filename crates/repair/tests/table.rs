@@ -14,8 +14,8 @@ use repair::plan;
 
 const DAMAGES: [&str; 3] = ["zeros", "garbage", "one bit"];
 
-fn damaged(bytes: &mut [u8], used: usize, how: &str) {
-    match how {
+fn damaged(bytes: &mut [u8], used: usize, damage: &str) {
+    match damage {
         "zeros" => bytes.fill(0),
         "garbage" => garbage(bytes),
         _ => bytes[used] ^= 0x10,
@@ -34,16 +34,16 @@ struct Row {
     uncertain: bool,
 }
 
-fn one(set: &Set, structure: &common::Structure, how: &str, row: &mut Row) {
+fn one(set: &Set, structure: &common::Structure, damage: &str, row: &mut Row) {
     let (mut cache, mut backing) = (set.cache.clone(), set.backing.clone());
     let image = if structure.on_cache { &mut cache } else { &mut backing };
-    damaged(&mut image[structure.range.clone()], structure.used - structure.range.start, how);
+    damaged(&mut image[structure.range.clone()], structure.used - structure.range.start, damage);
     let (c, b) = (SliceSource::new("cache", &cache), SliceSource::new("backing", &backing));
     let plan = plan(&c, &[&b], Uuid([3; 16]));
     let report = plan.report();
-    let (right, wrong) = set.compare(&plan.cache, &plan.backings[0]);
+    let (right, wrong) = set.compare(plan.cache(), &plan.backings()[0]);
     let what = format!(
-        "{} of {} by {how}: {right} of {} dirty sectors, {wrong} wrong\n{report}",
+        "{} of {} by {damage}: {right} of {} dirty sectors, {wrong} wrong\n{report}",
         structure.name,
         set.dir,
         set.dirty_sectors()
@@ -58,7 +58,7 @@ fn one(set: &Set, structure: &common::Structure, how: &str, row: &mut Row) {
         assert!(!report.refused.is_empty() || !report.remaining.is_empty(), "{what}");
         return;
     }
-    let checked = check_set(&plan.cache, &[&plan.backings[0]], CheckOptions::default());
+    let checked = check_set(plan.cache(), &[&plan.backings()[0]], CheckOptions::default());
     assert!(checked.is_ok(), "{what}{checked}");
     if plan.is_empty() {
         row.unnoticed += 1;
@@ -77,9 +77,9 @@ fn text(rows: &BTreeMap<(usize, usize), (String, Row)>) -> String {
     for ((_, damage), (name, row)) in rows {
         let Row { sets, mended, refused, unnoticed, right, dirty, .. } = row;
         let uncertain = if row.uncertain { "yes" } else { "no" };
-        let how = DAMAGES[*damage];
+        let damage = DAMAGES[*damage];
         out += &format!(
-            "| {name} | {how} | {sets} | {mended} | {refused} | {unnoticed} | {right} of {dirty} | {uncertain} |\n"
+            "| {name} | {damage} | {sets} | {mended} | {refused} | {unnoticed} | {right} of {dirty} | {uncertain} |\n"
         );
     }
     out
@@ -101,11 +101,11 @@ fn every_structure_destroyed_alone() {
     for dir in SETS {
         let set = Set::new(dir);
         for structure in structures(&set) {
-            for (n, how) in DAMAGES.iter().enumerate() {
+            for (n, damage) in DAMAGES.iter().enumerate() {
                 let place = order.iter().position(|name| *name == structure.name).unwrap();
                 let (_, row) =
                     rows.entry((place, n)).or_insert_with(|| (structure.name.to_owned(), Row::default()));
-                one(&set, &structure, how, row);
+                one(&set, &structure, damage, row);
             }
         }
     }

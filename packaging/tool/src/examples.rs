@@ -153,9 +153,9 @@ pub(crate) const PAGES: &[Page] = &[
             ),
             (
                 "Mend a set, with a file that takes it back:",
-                "ubcache repair -C /dev/nvme0n1p4 -B /dev/sdb --undo-file /root/before.undo",
+                "ubcache repair -C /dev/nvme0n1p4 -B /dev/sdb --undo-file before.undo",
             ),
-            ("Make the devices what they were before:", "ubcache repair --undo /root/before.undo"),
+            ("Make the devices what they were before:", "ubcache repair --undo before.undo"),
         ],
         OFFLINE,
         &["ubcache-check(8)", "ubcache-extract(8)", "troubleshooting.md"],

@@ -40,6 +40,9 @@ pub(crate) struct Repair {
     /// Take the repair back that wrote this undo file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["cache", "backings", "undo_file"])]
     undo: Option<PathBuf>,
+    /// Also change a device with the signature of another format before its superblock
+    #[arg(long)]
+    force: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -63,6 +66,9 @@ impl Repair {
         let Some((cache, backings)) = all.split_first() else { return Ok(()) };
         let plan = repair::plan(*cache, backings, Uuid(uuid::Uuid::new_v4().into_bytes()));
         let undo = undo_of(&plan, &paths)?;
+        if !self.force {
+            undo.devices.iter().try_for_each(|device| refuse_other_format(&device.path))?;
+        }
         let writes = !self.dry_run && !undo.devices.is_empty();
         let file = self.undo_file();
         if writes {
@@ -129,9 +135,21 @@ impl Repair {
     }
 }
 
+/// Refuses a device that something else was formatted on: bcache leaves the 4 KiB before a superblock empty.
+fn refuse_other_format(path: &Path) -> Result<(), Failure> {
+    match blockio::probe_before_bcache(path).map_err(|e| Failure::at(path, "cannot be read", e))? {
+        None => Ok(()),
+        Some(found) => Err(Failure::Failed(format!(
+            "{}: holds {found}, so it may be no device of this set: a repair would overwrite its superblock; nothing was written; \
+             if it is one, repeat with --force",
+            path.display()
+        ))),
+    }
+}
+
 /// The changes of a plan, with absolute paths, so that they can be taken back from any directory.
 fn undo_of(plan: &Plan<'_>, paths: &[&Path]) -> Result<Undo, Failure> {
-    let overlays = std::iter::once(&plan.cache).chain(&plan.backings);
+    let overlays = std::iter::once(plan.cache()).chain(plan.backings());
     let changed = overlays.zip(paths).filter(|(overlay, _)| overlay.is_changed());
     let devices = changed.map(|(overlay, path)| of_device(overlay, path)).collect::<Result<_, _>>()?;
     Ok(Undo { devices })

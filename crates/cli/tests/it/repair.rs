@@ -103,6 +103,22 @@ fn what_cannot_be_rebuilt_is_named() {
     run(&["repair", "-C", &ssd, "--undo-file", &undo]).refused(&["give an attached backing device"]);
 }
 
+/// A disk that is no backing device is not overwritten by mistake.
+#[test]
+fn a_device_with_another_format_is_left_alone() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    destroy(&hdd, 4096..8192);
+    let mut other = read(&hdd);
+    other[..6].copy_from_slice(b"LUKS\xba\xbe");
+    std::fs::write(&hdd, &other).unwrap();
+    let repair = ["repair", "-C", &ssd, "-B", &hdd, "--undo-file", &dir.path("undo")];
+    run(&repair).refused(&["holds LUKS encryption", "nothing was written"]);
+    assert!(read(&hdd) == other);
+    run(&[&repair[..], &["--force"]].concat()).ok().says(&["backing superblock: rebuilt from slot 0"]);
+    run(&["check", &ssd, &hdd]).ok();
+}
+
 #[test]
 fn a_set_that_is_served_is_left_alone() {
     let dir = Dir::new();

@@ -138,7 +138,7 @@ fn check_view(
     extents::check(view, backings, &mut findings);
     extents::check_nodes(view, &mut findings);
     backing::check_states(view, backings, &mut findings);
-    let read = read_data(view, cache, backings, options, &mut findings, progress);
+    let read = read_data(&Opened { view, cache, backings }, options, &mut findings, progress);
     SetReport::new(view, &usage, backings, read, findings)
 }
 
@@ -149,15 +149,21 @@ struct DataRead {
     verified: data::VerifiedData,
 }
 
+/// A set and its devices.
+struct Opened<'a> {
+    view: &'a SetView,
+    cache: &'a dyn ReadAt,
+    backings: &'a [&'a Backing<'a>],
+}
+
 /// Carries out the checks that read cached data.
 fn read_data(
-    view: &SetView,
-    cache: &dyn ReadAt,
-    backings: &[&Backing<'_>],
+    set: &Opened<'_>,
     options: CheckOptions,
     findings: &mut Findings,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> DataRead {
+    let Opened { view, cache, backings } = *set;
     let mut read = DataRead::default();
     let mut to_verify = Sectors(0);
     if options.verify_data {
