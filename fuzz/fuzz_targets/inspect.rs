@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use inspect::extract::Progress;
 use inspect::{
-    CheckOptions, ExtractOptions, Extraction, Mode, ReadAt, SetView, StreamSink, Target, check_set,
+    CheckOptions, DamagedDirty, ExtractOptions, Extraction, Mode, ReadAt, SetView, StreamSink, Target, check_set,
 };
 use libfuzzer_sys::fuzz_target;
 use sim::rot::Images;
@@ -18,12 +18,12 @@ fuzz_target!(|input: &[u8]| {
     IMAGES.with(|images| {
         let (cache, backings) = images.damaged(input);
         let sources: Vec<&dyn ReadAt> = backings.iter().map(|b| b as &dyn ReadAt).collect();
-        let report = check_set(&cache, &sources, CheckOptions { compare_clean: true });
+        let report = check_set(&cache, &sources, CheckOptions::default());
         let _ = report.to_string();
         let Ok(view) = SetView::open(&cache, Mode::BestEffort) else { return };
         let volumes = view.volumes().map(|(inode, _)| Target::Volume(inode)).take(4);
         for target in backings.iter().map(|b| Target::Cached(b)).chain(volumes) {
-            let options = ExtractOptions { best_effort: true, dirty_only: false };
+            let options = ExtractOptions { best_effort: true, damaged: DamagedDirty::AsIs, dirty_only: false };
             let Ok(extraction) = Extraction::new(&view, &cache, target, options) else { continue };
             // A volume may claim to be of any size: the user gives up after so much.
             let mut progress = |p: Progress| {

@@ -122,6 +122,9 @@ invariants! {
         "A device with dirty extents has state dirty. Notice after a crash.",
     CleanEqual = "20" "clean-equal"
         "Clean extents have the bytes of the backing device. Notice after a crash.",
+    DataChecksum = "21" "data-checksum"
+        "A block of a live extent has the checksum that the valid footer of its bucket has for it (section \
+         16). Notice if the data is clean, because the backing device has it, too.",
 }
 
 impl fmt::Display for Invariant {
@@ -442,7 +445,7 @@ mod tests {
     #[test]
     fn numbers_are_those_of_the_description() {
         let numbers: Vec<_> = Invariant::ALL.iter().map(|i| i.number()).collect();
-        let mut expected: Vec<String> = (1..=20).map(|n| n.to_string()).collect();
+        let mut expected: Vec<String> = (1..=21).map(|n| n.to_string()).collect();
         expected.insert(18, "18a".into());
         expected.insert(11, "11a".into());
         assert_eq!(numbers, expected);

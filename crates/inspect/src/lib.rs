@@ -25,12 +25,15 @@ pub mod usage;
 pub mod view;
 
 mod sparse;
+mod verify;
 
 pub use attach::{Attachment, Relation};
 pub use check::{CheckOptions, CheckReport, SetReport, check, check_set};
 pub use device::{DeviceSuper, SuperblockError, read_superblock};
 pub use extent_map::{ExtentMap, Origin, Piece};
-pub use extract::{ExtractError, ExtractOptions, Extraction, FileSink, Sink, StreamSink, Target};
+pub use extract::{
+    DamagedDirty, ExtractError, ExtractOptions, Extraction, FileSink, Sink, StreamSink, Target,
+};
 pub use finding::{Finding, Findings, Invariant, Mismatch, Place, Severity};
 pub use source::{FileSource, OpenFileError, ReadAt, ReadError, SliceSource};
 pub use view::{Mode, NodeId, OpenError, PieceKind, SetView};

@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use common::{ALL, backing, backing_source, cache, cache_source, expected, open, sha256};
 use format::Inode;
 use inspect::extract::Extracted;
-use inspect::{ExtractOptions, Extraction, StreamSink, Target};
+use inspect::{DamagedDirty, ExtractOptions, Extraction, StreamSink, Target};
 
 fn run(extraction: &Extraction<'_>) -> (Vec<u8>, Extracted) {
     let mut sink = StreamSink::new(Vec::new());
@@ -58,7 +58,8 @@ use format::{Bkey, Gen, Ptr, Sector, Sectors};
 use inspect::source::ReadFailure;
 use inspect::{ExtractError, FileSink, Mode, ReadAt, ReadError, SetView, SliceSource};
 
-const BEST: ExtractOptions = ExtractOptions { dirty_only: false, best_effort: true };
+const BEST: ExtractOptions =
+    ExtractOptions { dirty_only: false, best_effort: true, damaged: DamagedDirty::Zeros };
 
 /// The error of a plain extraction of the cached device, and the contents and result of a best effort.
 fn both(e: &Edit) -> (ExtractError, Vec<u8>, Extracted) {
@@ -161,7 +162,7 @@ fn volumes_and_cached_devices_are_not_confused() {
 fn dirty_only_leaves_clean_extents_alone() {
     let e = Edit::new("07-busy-killed");
     let (cache, backing) = (cache_source(&e.cache), backing_source(&e.backing));
-    let options = ExtractOptions { dirty_only: true, best_effort: false };
+    let options = ExtractOptions { dirty_only: true, ..ExtractOptions::default() };
     let (bytes, result) = run(&Extraction::new(&e.view, &cache, Target::Cached(&backing), options).unwrap());
     assert_eq!(bytes, e.backing[16 * 512..]);
     assert_eq!((result.dirty_sectors, result.clean_sectors), (0, 0));

@@ -91,7 +91,7 @@ fn everything(cache: &dyn ReadAt, backing: &dyn ReadAt) {
     let begin = Instant::now();
     let _ = dump::superblock(cache);
     let strict = SetView::open(cache, Mode::Strict);
-    let report = check_set(cache, &[backing], CheckOptions { compare_clean: false });
+    let report = check_set(cache, &[backing], CheckOptions::METADATA);
     assert!(!report.to_string().is_empty() || report.findings.is_empty());
     to_json(&report);
     if strict.is_err() {

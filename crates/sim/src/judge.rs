@@ -18,16 +18,18 @@ use crate::stamp::SECTOR;
 /// Checks the structures of a set.
 ///
 /// Any finding worse than a notice is an error. So is clean data that differs from the backing device (durability contract
-/// 9), and dirty data of a device whose superblock says clean (6).
+/// 9), dirty data of a device whose superblock says clean (6), and any data that does not have the checksum of a footer.
 ///
 /// One finding is permitted, because the format has no protection against it: a power loss may tear the last bset of a btree
 /// node. Then no data may be lost without that bset, and the contents are judged without it.
 ///
+/// Returns the number of blocks whose data has the checksum of a footer.
+///
 /// # Errors
 /// The result of the check, if it fails.
-pub fn check(cache: &Image, backings: &[Image]) -> Result<(), String> {
+pub fn check(cache: &Image, backings: &[Image]) -> Result<u64, String> {
     let sources: Vec<&dyn ReadAt> = backings.iter().map(|b| b as &dyn ReadAt).collect();
-    let report = inspect::check_set(cache, &sources, CheckOptions { compare_clean: true });
+    let report = inspect::check_set(cache, &sources, CheckOptions::default());
     let differing = report
         .summary
         .iter()
@@ -35,8 +37,12 @@ pub fn check(cache: &Image, backings: &[Image]) -> Result<(), String> {
         .filter_map(|d| d.clean_extents_differing_from_backing)
         .sum::<u64>();
     let torn = report.findings.iter().filter(|f| is_torn_bset(f)).count() as u64;
-    if report.errors > torn || differing > 0 {
-        return Err(format!("{differing} clean extents differ from the backing device; {report}"));
+    // Damage of clean data is a notice. No run that is judged has damaged any.
+    let damaged = report.count_of(Invariant::DataChecksum);
+    if report.errors > torn || differing > 0 || damaged > 0 {
+        return Err(format!(
+            "{differing} clean extents differ from the backing device, {damaged} extents from their checksums; {report}"
+        ));
     }
     // Contract 6: clean in the superblock means that durably no dirty key is left.
     let slots = report.summary.iter().flat_map(|s| &s.devices);
@@ -45,7 +51,8 @@ pub fn check(cache: &Image, backings: &[Image]) -> Result<(), String> {
             return Err(format!("{} dirty sectors of a device that says clean; {report}", d.dirty_sectors));
         }
     }
-    Ok(())
+    let slots = report.summary.iter().flat_map(|s| &s.devices);
+    Ok(slots.filter_map(|d| d.data.as_ref()).map(|data| data.verified_blocks).sum())
 }
 
 fn is_torn_bset(f: &Finding) -> bool {
@@ -107,12 +114,16 @@ pub fn extract(cache: &Image, what: &ExtractedVolume<'_>) -> Result<Option<Vec<u
             }
         }
     };
-    let extraction =
-        match Extraction::new(&view, cache, target, ExtractOptions { best_effort, dirty_only: false }) {
-            Ok(e) => e,
-            Err(ExtractError::InvalidSlot { .. }) => return Ok(None),
-            Err(e) => return Err(e.to_string()),
-        };
+    let extraction = match Extraction::new(
+        &view,
+        cache,
+        target,
+        ExtractOptions { best_effort, ..ExtractOptions::default() },
+    ) {
+        Ok(e) => e,
+        Err(ExtractError::InvalidSlot { .. }) => return Ok(None),
+        Err(e) => return Err(e.to_string()),
+    };
     let mut to = Collect(Vec::new());
     let done: Result<Extracted, ExtractError> =
         extraction.run(&mut to, &mut |_| std::ops::ControlFlow::Continue(()));

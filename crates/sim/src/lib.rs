@@ -13,6 +13,7 @@
 pub mod client;
 pub mod crash;
 pub mod crash_log;
+pub mod damaged_data;
 pub mod disk;
 pub mod edit;
 #[cfg(feature = "canary")]

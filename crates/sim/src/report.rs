@@ -96,6 +96,7 @@ pub struct Report {
     pub aimed: u64,
     /// Boots in which a backing device hung, and requests to other devices did not wait for it.
     pub hangs: u64,
+    judged_blocks: u64,
     /// The number of occurrences of each landmark, in the order of [`Landmark::ALL`].
     pub landmarks: [u64; Landmark::ALL.len()],
     /// Hash of all events of one run.
@@ -105,6 +106,21 @@ pub struct Report {
 }
 
 impl Report {
+    /// The report of a run that begins.
+    pub fn of_one_run() -> Report {
+        Report { runs: 1, ..Report::default() }
+    }
+
+    /// Counts blocks of cached data that a judge compared with their checksums.
+    pub fn add_judged_blocks(&mut self, n: u64) {
+        self.judged_blocks += n;
+    }
+
+    /// Blocks of cached data that a judge compared with their checksums after a crash or at the end.
+    pub fn judged_blocks(&self) -> u64 {
+        self.judged_blocks
+    }
+
     /// Adds the counts of another run.
     pub fn add(&mut self, other: &Report) {
         self.runs += other.runs;
@@ -145,6 +161,7 @@ impl Report {
         self.strict_kills += other.strict_kills;
         self.aimed += other.aimed;
         self.hangs += other.hangs;
+        self.judged_blocks += other.judged_blocks;
         for (mine, theirs) in self.landmarks.iter_mut().zip(other.landmarks) {
             *mine += theirs;
         }

@@ -167,7 +167,7 @@ impl<'a> Run<'a> {
             let i = oracles.len() as u8;
             oracles.push(Rc::new(RefCell::new(Oracle::new(i, plan.flash_sectors, true))));
         }
-        let report = Report { runs: 1, ..Report::default() };
+        let report = Report::of_one_run();
         let flash_made = Rc::default();
         Run {
             plan,
@@ -525,7 +525,7 @@ impl<'a> Run<'a> {
         }
         let cache = self.hardware.cache.image();
         let backings: Vec<_> = self.hardware.backings.iter().map(|b| b.image()).collect();
-        judge::check(&cache, &backings)?;
+        self.report.add_judged_blocks(judge::check(&cache, &backings)?);
         let mut judged = Vec::new();
         for (i, oracle) in self.oracles.iter().enumerate() {
             let what = backings.get(i).map_or(judge::ExtractedVolume::Flash, judge::ExtractedVolume::Cached);

@@ -80,6 +80,7 @@ fn everything_is_exercised() {
         ("deaths after which all that was answered is there", r.strict_kills, 100),
         ("crashes at a landmark", r.aimed, 100),
         ("boots with a device that hangs", r.hangs, 5),
+        ("blocks that a judge compared with their checksums", r.judged_blocks(), 10_000),
         ("cache devices that are not what they were", r.substitutes, 20),
     ];
     for (landmark, n) in Landmark::ALL.iter().zip(r.landmarks) {

@@ -200,7 +200,7 @@ fn a_walk_beside_writes() {
 
 /// What crate `inspect` says about the set on the cache device.
 fn summary(b: &Boot) -> SetSummary {
-    let options = CheckOptions { compare_clean: false };
+    let options = CheckOptions::METADATA;
     inspect::check_set(&b.cache.image(), &[], options).summary.expect("a set")
 }
 

@@ -7,7 +7,7 @@
 pub const CRATES: &[&[&str]] = &[
     &["format"],
     &["io", "inspect"],
-    &["blockio", "engine"],
+    &["blockio", "engine", "repair"],
     &["export-*", "metrics", "sim", "rig"],
     &["serve", "sysfs-view", "bench"],
     &["daemon"],

@@ -142,7 +142,23 @@ pub(crate) const PAGES: &[Page] = &[
             "ubcache check /dev/nvme0n1p4 /dev/sdb",
         )],
         OFFLINE,
-        &["ubcache-super(8)", "ubcache-extract(8)", "troubleshooting.md"],
+        &["ubcache-super(8)", "ubcache-extract(8)", "ubcache-repair(8)", "troubleshooting.md"],
+    ),
+    page(
+        "ubcache-repair",
+        &[
+            (
+                "Print what would be mended, and what not:",
+                "ubcache repair -C /dev/nvme0n1p4 -B /dev/sdb --dry-run",
+            ),
+            (
+                "Mend a set, with a file that takes it back:",
+                "ubcache repair -C /dev/nvme0n1p4 -B /dev/sdb --undo-file before.undo",
+            ),
+            ("Make the devices what they were before:", "ubcache repair --undo before.undo"),
+        ],
+        OFFLINE,
+        &["ubcache-check(8)", "ubcache-extract(8)", "troubleshooting.md"],
     ),
     page(
         "ubcache-dump",

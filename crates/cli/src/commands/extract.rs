@@ -10,11 +10,13 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
 use format::{Identity, Inode, SECTOR_BYTES, identify};
 use inspect::extract::Extracted;
-use inspect::{ExtractOptions, Extraction, FileSink, Mode, ReadAt, SetView, Sink, StreamSink, Target};
+use inspect::{
+    DamagedDirty, ExtractOptions, Extraction, FileSink, Mode, ReadAt, SetView, Sink, StreamSink, Target,
+};
 
 use super::IN_USE;
 use crate::failure::Failure;
@@ -50,6 +52,12 @@ pub(crate) struct Extract {
     /// Continue at damage and report each range that is lost or uncertain; the exit status is then 1
     #[arg(long)]
     best_effort: bool,
+    /// What the output gets in place of dirty data that is damaged: does not have its checksum in the cache
+    ///
+    /// The command names the damaged ranges in each case, and the exit status is then 1. Damaged clean data is read from
+    /// the backing device. [default: refuse, or zeros with --best-effort]
+    #[arg(long, value_name = "WHAT", value_enum, hide_default_value = true)]
+    damaged: Option<Damaged>,
     /// Read devices that another process writes to; the contents may be inconsistent
     #[arg(long)]
     in_use: bool,
@@ -58,7 +66,30 @@ pub(crate) struct Extract {
     json: bool,
 }
 
+/// The values of `--damaged`.
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum Damaged {
+    /// Write no output, and name the damaged ranges
+    Refuse,
+    /// Write zeros
+    Zeros,
+    /// Write the older data of the backing device; zeros for a volume without one
+    Older,
+    /// Write the damaged bytes
+    AsIs,
+}
+
 impl Extract {
+    fn options(&self) -> ExtractOptions {
+        let damaged = match (self.damaged, self.best_effort) {
+            (Some(Damaged::Refuse), _) | (None, false) => DamagedDirty::Refuse,
+            (Some(Damaged::Zeros), _) | (None, true) => DamagedDirty::Zeros,
+            (Some(Damaged::Older), _) => DamagedDirty::Older,
+            (Some(Damaged::AsIs), _) => DamagedDirty::AsIs,
+        };
+        ExtractOptions { dirty_only: self.dirty_only, best_effort: self.best_effort, damaged }
+    }
+
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let to_stdout = self.output.as_os_str() == "-";
         if to_stdout && self.json {
@@ -89,8 +120,7 @@ impl Extract {
             (None, Some(slot)) => Target::Volume(Inode(slot)),
             (None, None) => return Err(Failure::Usage("expected -B or --volume".into())),
         };
-        let options = ExtractOptions { dirty_only: self.dirty_only, best_effort: self.best_effort };
-        let extraction = Extraction::new(&view, &cache.source, target, options)?;
+        let extraction = Extraction::new(&view, &cache.source, target, self.options())?;
         let extracted = if to_stdout {
             run(
                 &extraction,

@@ -10,6 +10,7 @@ mod flush;
 mod make;
 mod nbd_args;
 mod probe_bcache;
+mod repair;
 mod superblock;
 mod up;
 
@@ -29,6 +30,7 @@ pub(crate) enum Command {
     Extract(extract::Extract),
     Flush(flush::Flush),
     Check(check::Check),
+    Repair(repair::Repair),
     Dump(dump::Dump),
     Demo(demo::Demo),
     Daemon(daemon::Daemon),
@@ -75,6 +77,7 @@ impl Command {
             Command::Extract(c) => c.run(),
             Command::Flush(c) => c.run(),
             Command::Check(c) => c.run(),
+            Command::Repair(c) => c.run(),
             Command::Dump(c) => c.run(),
             Command::Demo(c) => c.run(),
             Command::Daemon(c) => c.run(),

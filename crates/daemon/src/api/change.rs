@@ -525,7 +525,7 @@ fn check_now(paths: &[PathBuf], quick: bool, in_use: bool, job: &RunningJob) {
         let opener = serve::read_only::ReadOnlyOpener::new(in_use, "\"in_use\": true")?;
         let devices = paths.iter().map(|p| opener.open(p)).collect::<Result<Vec<_>, _>>()?;
         let sources: Vec<&dyn inspect::ReadAt> = devices.iter().map(|d| &d.source as _).collect();
-        let options = inspect::CheckOptions { compare_clean: !quick };
+        let options = inspect::CheckOptions { compare_clean: !quick, verify_data: !quick };
         let report = inspect::check(&sources, options, &mut |p| {
             job.0.progress(p.done.bytes(), p.total.bytes());
             if job.0.is_cancelled() {

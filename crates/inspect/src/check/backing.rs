@@ -7,11 +7,10 @@ use std::ops::ControlFlow;
 
 use format::{BackingState, Inode, Sector, Sectors};
 
-use super::{Backing, clean_sectors};
+use super::Backing;
 use crate::attach::{Attachment, Relation};
 use crate::device::{superblock_place, unreadable_at};
 use crate::extent_map::Piece;
-use crate::extract::Progress;
 use crate::finding::{Finding, Findings, Invariant, Mismatch, Severity};
 use crate::source::{ReadAt, ReadError};
 use crate::view::{PieceKind, SetView, data_place};
@@ -109,16 +108,15 @@ pub(super) struct Compared {
 /// Number of sectors that are read at a time.
 const CHUNK: u64 = 2048;
 
-/// Compares the data of all clean extents with the backing devices.
+/// Compares the data of all clean extents with the backing devices. `progress` is called with the number of sectors.
 pub(super) fn compare_clean(
     view: &SetView,
     cache: &dyn ReadAt,
     backings: &[&Backing<'_>],
     findings: &mut Findings,
-    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    progress: &mut dyn FnMut(Sectors) -> ControlFlow<()>,
 ) -> Compared {
     let mut compared = Compared::default();
-    let (mut done, total) = (Sectors(0), clean_sectors(view, backings));
     let mut buffers = (Vec::new(), Vec::new());
     for Backing { source, superblock } in backings {
         let Some(slot) = Relation::of(view, superblock).attached() else { continue };
@@ -147,8 +145,7 @@ pub(super) fn compare_clean(
                     unreadable_at(invariant, Severity::Error, place(), &e)
                 }),
             }
-            done.0 += piece.len.0;
-            if progress(Progress { done, total }).is_break() {
+            if progress(piece.len).is_break() {
                 compared.cancelled = true;
                 return compared;
             }

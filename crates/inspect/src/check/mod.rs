@@ -6,9 +6,11 @@
 //! Invariant: an image that a correct writer left, interrupted at any moment, has no finding worse than a notice.
 
 mod backing;
+mod data;
 mod extents;
 mod report;
 
+pub use data::{DamagedRange, DataSummary};
 pub use report::{
     BackingSummary, BtreeSummary, CheckReport, Count, DeviceSummary, JournalSummary, SetReport, SetSummary,
 };
@@ -29,13 +31,21 @@ use crate::view::{Mode, SetView};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CheckOptions {
     /// Compare the data of clean extents with the backing device (invariant 20). This reads all clean
-    /// data twice; everything else reads metadata only.
+    /// data from both devices.
     pub compare_clean: bool,
+    /// Compare all cached data with its checksums (invariant 21). This reads the data of buckets that have a footer; a set
+    /// without checksums has none. Everything else reads metadata only.
+    pub verify_data: bool,
+}
+
+impl CheckOptions {
+    /// Reads metadata only.
+    pub const METADATA: CheckOptions = CheckOptions { compare_clean: false, verify_data: false };
 }
 
 impl Default for CheckOptions {
     fn default() -> CheckOptions {
-        CheckOptions { compare_clean: true }
+        CheckOptions { compare_clean: true, verify_data: true }
     }
 }
 
@@ -47,7 +57,7 @@ struct Backing<'a> {
 
 /// Checks devices of any kind, in any order: every cache device with the backing devices of its set.
 ///
-/// `progress` is called during the comparison of clean data; [`ControlFlow::Break`] ends the comparison.
+/// `progress` is called while cached data is read; [`ControlFlow::Break`] ends the reading.
 pub fn check(
     devices: &[&dyn ReadAt],
     options: CheckOptions,
@@ -128,11 +138,53 @@ fn check_view(
     extents::check(view, backings, &mut findings);
     extents::check_nodes(view, &mut findings);
     backing::check_states(view, backings, &mut findings);
-    let mut compared = backing::Compared::default();
-    if options.compare_clean {
-        compared = backing::compare_clean(view, cache, backings, &mut findings, progress);
+    let read = read_data(&Opened { view, cache, backings }, options, &mut findings, progress);
+    SetReport::new(view, &usage, backings, read, findings)
+}
+
+/// What the reading of cached data showed.
+#[derive(Default)]
+struct DataRead {
+    compared: backing::Compared,
+    verified: data::VerifiedData,
+}
+
+/// A set and its devices.
+struct Opened<'a> {
+    view: &'a SetView,
+    cache: &'a dyn ReadAt,
+    backings: &'a [&'a Backing<'a>],
+}
+
+/// Carries out the checks that read cached data.
+fn read_data(
+    set: &Opened<'_>,
+    options: CheckOptions,
+    findings: &mut Findings,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> DataRead {
+    let Opened { view, cache, backings } = *set;
+    let mut read = DataRead::default();
+    let mut to_verify = Sectors(0);
+    if options.verify_data {
+        to_verify = data::sectors_to_verify(view, cache);
     }
-    SetReport::new(view, &usage, backings, &compared, findings)
+    let mut to_compare = Sectors(0);
+    if options.compare_clean {
+        to_compare = clean_sectors(view, backings);
+    }
+    let (mut done, total) = (Sectors(0), Sectors(to_verify.0 + to_compare.0));
+    let mut advance = |n: Sectors| {
+        done.0 += n.0;
+        progress(Progress { done, total })
+    };
+    if options.verify_data {
+        read.verified = data::verify(view, cache, findings, &mut advance);
+    }
+    if options.compare_clean && !read.verified.cancelled {
+        read.compared = backing::compare_clean(view, cache, backings, findings, &mut advance);
+    }
+    read
 }
 
 /// Clean sectors that will be compared.

@@ -6,15 +6,15 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::Backing;
-use super::backing::Compared;
+use super::data::DataSummary;
+use super::{Backing, DataRead};
 use crate::SCHEMA_VERSION;
 use crate::attach::{Attachment, Relation};
 use crate::finding::{Finding, Findings, Invariant, Severity};
 use crate::source::ReadAt;
 use crate::usage::{Usage, UsageCounts};
 use crate::view::{SetView, SlotKind};
-use format::BackingSuper;
+use format::{BackingSuper, Sector};
 
 /// The findings on all devices.
 #[derive(Clone, Debug, Serialize)]
@@ -86,7 +86,7 @@ pub struct SetSummary {
     pub devices: Vec<DeviceSummary>,
     /// Backing devices that were given and have no data in this set.
     pub other_backings: Vec<BackingSummary>,
-    /// The caller stopped the comparison of clean data before its end.
+    /// The caller stopped the reading of cached data before its end.
     pub cancelled: bool,
 }
 
@@ -156,6 +156,9 @@ pub struct DeviceSummary {
     /// Number of clean extents that differ from the backing device; absent if they were not compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clean_extents_differing_from_backing: Option<u64>,
+    /// What the checksums of the data say; absent if the set has none, or they were not compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<DataSummary>,
 }
 
 /// A backing device.
@@ -242,7 +245,7 @@ type Related<'a> = (&'a dyn ReadAt, &'a BackingSuper, Relation);
 
 impl DeviceSummary {
     /// Describes every slot of the set, with its backing device if that was given.
-    fn of_slots(view: &SetView, related: &[Related<'_>], compared: &Compared) -> Vec<DeviceSummary> {
+    fn of_slots(view: &SetView, related: &[Related<'_>], mut read: DataRead) -> Vec<DeviceSummary> {
         let devices = view.slots.iter().map(|(inode, slot)| {
             let of_slot = related.iter().find(|(_, _, r)| r.slot == Some(*inode));
             let backing = of_slot.map(|(source, sb, r)| BackingSummary::in_set(*source, sb, r.attachment));
@@ -252,7 +255,13 @@ impl DeviceSummary {
                 SlotKind::Volume(sectors) => ("volume", Some(sectors.0)),
                 SlotKind::Invalidated => ("invalidated", None),
             };
+            let data_offset = match slot.kind {
+                SlotKind::Cached => of_slot.map(|(_, sb, _)| sb.data_offset()),
+                SlotKind::Volume(_) | SlotKind::Invalidated => Some(Sector(0)),
+            };
+            let data = read.verified.slots.remove(inode).unwrap_or_default().finished(data_offset);
             DeviceSummary {
+                data: Some(data).filter(|_| read.verified.compared),
                 inode: inode.0,
                 kind,
                 uuid: slot.uuid.to_string(),
@@ -261,7 +270,7 @@ impl DeviceSummary {
                 backing,
                 dirty_sectors: totals.dirty_sectors,
                 clean_sectors: totals.clean_sectors,
-                clean_extents_differing_from_backing: compared.differing.get(inode).copied(),
+                clean_extents_differing_from_backing: read.compared.differing.get(inode).copied(),
             }
         });
         devices.collect()
@@ -301,12 +310,13 @@ impl SetReport {
         view: &SetView,
         usage: &Usage,
         backings: &[&Backing<'_>],
-        compared: &Compared,
+        read: DataRead,
         findings: Findings,
     ) -> SetReport {
         let related = backings.iter().map(|b| (b.source, &b.superblock, Relation::of(view, &b.superblock)));
         let related: Vec<_> = related.collect();
-        let devices = DeviceSummary::of_slots(view, &related, compared);
+        let cancelled = read.compared.cancelled || read.verified.cancelled;
+        let devices = DeviceSummary::of_slots(view, &related, read);
         let others = related.iter().filter(|(_, _, r)| r.slot.is_none());
         let others =
             others.map(|(source, sb, r)| BackingSummary::in_set(*source, sb, r.attachment)).collect();
@@ -339,7 +349,7 @@ impl SetReport {
             gens_newer_than_prio_sets: view.gens.raised(),
             devices,
             other_backings: others,
-            cancelled: compared.cancelled,
+            cancelled,
         };
         SetReport::with(&view.device, Some(summary), view.assumptions.clone(), &findings)
     }
@@ -474,12 +484,15 @@ impl fmt::Display for SetSummary {
                 None if d.kind == "cached" => writeln!(f, "    its backing device was not given")?,
                 None => {}
             }
+            if let Some(data) = &d.data {
+                write!(f, "{data}")?;
+            }
         }
         for backing in &self.other_backings {
             writeln!(f, "  {backing}")?;
         }
         if self.cancelled {
-            writeln!(f, "  clean data was not compared to the end")?;
+            writeln!(f, "  cached data was not read to the end")?;
         }
         Ok(())
     }

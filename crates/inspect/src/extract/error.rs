@@ -1,10 +1,12 @@
 //! Errors of an extraction.
 
+use std::fmt;
 use std::io;
 
 use format::{Inode, Sector, Sectors, Uuid};
 use thiserror::Error;
 
+use super::Lost;
 use crate::device::SuperblockError;
 use crate::finding::Finding;
 use crate::source::ReadError;
@@ -154,6 +156,20 @@ pub enum ExtractError {
         /// Start of the first such extent.
         at: Sector,
     },
+    /// Dirty data does not have its checksum.
+    #[error(
+        "{cache}: expected dirty data with the checksums of its footers, found {sectors} damaged sectors: {ranges} of the volume: \
+         the output would be wrong there; `--damaged older` writes the older data of the backing device in these places, \
+         `--damaged zeros` zeros, `--damaged as-is` the damaged bytes"
+    )]
+    DamagedData {
+        /// Name of the cache device.
+        cache: String,
+        /// Number of damaged sectors.
+        sectors: Sectors,
+        /// The damaged ranges on the volume, up to a limit.
+        ranges: Ranges,
+    },
     /// A device failed.
     #[error(transparent)]
     Read(#[from] ReadError),
@@ -168,4 +184,21 @@ pub enum ExtractError {
         /// Sectors of the whole output.
         total: Sectors,
     },
+}
+
+/// Ranges of sectors for a message.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ranges {
+    /// The ranges, up to a limit.
+    pub listed: Vec<Lost>,
+    /// Whether there are more.
+    pub more: bool,
+}
+
+impl fmt::Display for Ranges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let each = self.listed.iter().map(|r| format!("{}..{}", r.start, r.start.saturating_add(r.sectors)));
+        f.write_str(&each.collect::<Vec<_>>().join(", "))?;
+        f.write_str(if self.more { ", and more" } else { "" })
+    }
 }

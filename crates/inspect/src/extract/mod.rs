@@ -5,7 +5,7 @@
 //!
 //! Invariant: without best effort, the output is what the kernel would return after its own recovery, or the extraction fails.
 //! Every condition that could make a sector wrong is an error before the first byte is written, except a device that fails
-//! during a read.
+//! during a read, and dirty data that does not have its checksum. Damaged clean data is read from the backing device.
 
 mod error;
 mod run;
@@ -57,6 +57,22 @@ pub struct ExtractOptions {
     pub dirty_only: bool,
     /// Continues where the contents may be wrong, and lists these places in the result.
     pub best_effort: bool,
+    /// What the output gets in place of dirty data that does not have its checksum.
+    pub damaged: DamagedDirty,
+}
+
+/// What the output gets in place of dirty data that does not have its checksum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum DamagedDirty {
+    /// Nothing: the extraction fails with the list of these ranges.
+    #[default]
+    Refuse,
+    /// Zeros; the ranges are listed as lost.
+    Zeros,
+    /// The older data of the backing device, or zeros of a volume; the ranges are listed as lost.
+    Older,
+    /// The damaged bytes; the ranges are listed as lost.
+    AsIs,
 }
 
 /// Progress of an extraction.
@@ -94,7 +110,13 @@ pub struct Extracted {
     pub backing_sectors: u64,
     /// Sectors of zeros: holes of the backing device, or parts of a volume that were never written.
     pub zero_sectors: u64,
-    /// Sectors whose contents are lost; the output has zeros or older data there.
+    /// Blocks from the cache whose data has its checksum.
+    pub verified_blocks: u64,
+    /// Blocks from the cache without a known checksum.
+    pub unverified_blocks: u64,
+    /// Sectors of clean data that did not have their checksum, and were read from the backing device instead.
+    pub damaged_clean_sectors: u64,
+    /// Sectors whose contents are lost; the output has zeros, older data or damaged data there.
     pub lost_sectors: u64,
     /// The lost ranges, up to a limit.
     pub lost: Vec<Lost>,

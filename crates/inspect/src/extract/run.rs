@@ -1,21 +1,25 @@
 //! A running extraction: reads ranges from their devices and passes them to the sink in order.
 //!
 //! Owns the copying, and the best effort if a device fails: it reads parts again separately, reads clean data from the backing
-//! device instead, and fills lost ranges with zeros and lists them. The plan of the extraction has chosen the device of each
-//! range.
+//! device instead, and fills lost ranges with zeros and lists them. The same happens to data that does not have its checksum,
+//! as far as the options allow. The plan of the extraction has chosen the device of each range.
 
 use std::ops::ControlFlow;
 
 use format::{Sector, Sectors};
 
-use super::{ExtractError, Extracted, Extraction, Lost, Progress, Sink};
+use super::error::Ranges;
+use super::{DamagedDirty, ExtractError, Extracted, Extraction, Lost, Progress, Sink};
 use crate::SCHEMA_VERSION;
 use crate::extent_map::Piece;
 use crate::source::{ReadAt, ReadError};
+use crate::verify::{DamagedBlock, Verifier};
 use crate::view::PieceKind;
 
 /// Number of lost ranges that are listed. Further ones are only counted.
 const MAX_LOST: usize = 1000;
+/// Number of damaged ranges in the message of a refusal.
+const MAX_NAMED: usize = 50;
 /// Number of bytes that are read and written at a time.
 const CHUNK: usize = 1 << 20;
 /// Number of zero sectors that are written between two checks for cancellation: 1 GiB.
@@ -33,7 +37,9 @@ pub(super) fn run(
     let (schema_version, sectors, notes) = (SCHEMA_VERSION, it.sectors.0, it.notes.clone());
     let warnings = it.warnings.clone();
     let result = Extracted { schema_version, sectors, notes, warnings, ..Extracted::default() };
-    let mut run = Run { it, sink, progress, result, buffer: vec![0; CHUNK], done: Sectors(0) };
+    let verifier = Verifier::of(it.view, it.cache);
+    let (buffer, done, refused) = (vec![0; CHUNK], Sectors(0), false);
+    let mut run = Run { it, sink, progress, verifier, result, buffer, done, refused };
     let mut at = it.data_offset;
     for (piece, kind) in it.overlay() {
         run.gap(at, piece.start)?;
@@ -41,9 +47,26 @@ pub(super) fn run(
         at = piece.end();
     }
     run.gap(at, it.end())?;
-    let result = run.result;
+    let (mut result, refused) = (run.result, run.refused);
+    if refused {
+        return Err(refusal(it, result));
+    }
+    if result.damaged_clean_sectors > 0 {
+        result.warnings.push(format!(
+            "{}: {} sectors of clean data do not have their checksum and were read from the backing device",
+            it.view.device, result.damaged_clean_sectors
+        ));
+    }
     sink.finish().map_err(ExtractError::Output)?;
     Ok(result)
+}
+
+fn refusal(it: &Extraction<'_>, result: Extracted) -> ExtractError {
+    let sectors = Sectors(result.lost_sectors);
+    let mut listed = result.lost;
+    let more = listed.iter().map(|l| l.sectors).sum::<u64>() < sectors.0 || listed.len() > MAX_NAMED;
+    listed.truncate(MAX_NAMED);
+    ExtractError::DamagedData { cache: it.view.device.clone(), sectors, ranges: Ranges { listed, more } }
 }
 
 /// A running extraction.
@@ -51,14 +74,21 @@ struct Run<'a, 'b> {
     it: &'a Extraction<'a>,
     sink: &'b mut dyn Sink,
     progress: &'b mut dyn FnMut(Progress) -> ControlFlow<()>,
+    verifier: Option<Verifier<'a>>,
     result: Extracted,
     buffer: Vec<u8>,
     done: Sectors,
+    /// Damage was found that the options refuse. The rest of the dirty data is verified, so that the error names all ranges, and
+    /// nothing more is written.
+    refused: bool,
 }
 
 impl Run<'_, '_> {
     /// Writes a range that no extent covers. Positions are those of keys.
     fn gap(&mut self, from: Sector, to: Sector) -> Result<(), ExtractError> {
+        if self.refused {
+            return self.advance(Sectors(to.0.saturating_sub(from.0)));
+        }
         let mut at = from;
         while at < to {
             // Without a backing device, the whole range is zeros.
@@ -88,15 +118,23 @@ impl Run<'_, '_> {
 
     /// Writes a cached range.
     fn extent(&mut self, piece: &Piece, kind: PieceKind) -> Result<(), ExtractError> {
-        let Some(ptr) = piece.ptr else { return Ok(()) };
+        if piece.ptr.is_none() {
+            return Ok(());
+        }
+        if self.refused && kind != PieceKind::Dirty {
+            return self.advance(piece.len);
+        }
         let mut at = Sectors(0);
         while at < piece.len {
             let len = Sectors((piece.len.0 - at.0).min(CHUNK as u64 / 512));
-            let (from, position) = (Sector(ptr.offset().0 + at.0), Sector(piece.start.0 + at.0));
-            match self.read(self.it.cache, from, len) {
+            let position = Sector(piece.start.0 + at.0);
+            match self.read_verified(&Extent { piece, kind }, at, len) {
                 Ok(()) => self.write(len)?,
                 Err(e) => self.by_parts(e, len, |run, part, len| {
-                    let Err(e) = run.read(run.it.cache, Sector(from.0 + part.0), len) else { return Ok(()) };
+                    let of_part = Sectors(at.0 + part.0);
+                    let Err(e) = run.read_verified(&Extent { piece, kind }, of_part, len) else {
+                        return Ok(());
+                    };
                     let backing = run.it.backing.filter(|_| kind == PieceKind::Clean);
                     match backing.map(|b| run.read(b, Sector(position.0 + part.0), len)) {
                         // The backing device has clean data too.
@@ -112,6 +150,51 @@ impl Run<'_, '_> {
             at.0 += len.0;
         }
         Ok(())
+    }
+
+    /// Reads a part of an extent into the front of the buffer, and replaces what does not have its checksum.
+    fn read_verified(&mut self, extent: &Extent<'_>, at: Sectors, len: Sectors) -> Result<(), ReadError> {
+        let Some(ptr) = extent.piece.ptr.map(|ptr| ptr.advanced(at)) else { return Ok(()) };
+        self.read(self.it.cache, ptr.offset(), len)?;
+        let Some(verifier) = &mut self.verifier else { return Ok(()) };
+        let verdict = verifier.compare(ptr, front(&mut self.buffer, len))?;
+        self.result.verified_blocks += verdict.verified;
+        self.result.unverified_blocks += verdict.unverified;
+        for block in verdict.damaged {
+            self.replace(extent, at, &block);
+        }
+        Ok(())
+    }
+
+    /// Replaces a damaged block in the buffer, which begins `at` sectors behind the start of the extent.
+    fn replace(&mut self, extent: &Extent<'_>, at: Sectors, block: &DamagedBlock) {
+        let position = Sector(extent.piece.start.0 + at.0 + block.from.0);
+        let bytes = part(&mut self.buffer, block.from, block.sectors);
+        let older = |bytes: &mut [u8]| self.it.backing.is_some_and(|b| b.read_at(position, bytes).is_ok());
+        let in_place = if extent.kind == PieceKind::Clean {
+            if older(bytes) {
+                self.result.damaged_clean_sectors += block.sectors.0;
+                return;
+            }
+            bytes.fill(0);
+            "zeros in place of"
+        } else {
+            match self.it.options.damaged {
+                DamagedDirty::Refuse => {
+                    self.refused = true;
+                    "no output for"
+                }
+                DamagedDirty::AsIs => "the damaged bytes of",
+                DamagedDirty::Older if older(bytes) => "older data in place of",
+                DamagedDirty::Older | DamagedDirty::Zeros => {
+                    bytes.fill(0);
+                    "zeros in place of"
+                }
+            }
+        };
+        let kind = extent.kind.name();
+        let reason = format!("{in_place} {kind} data that does not have its checksum");
+        self.lose(block.from, block.sectors, reason);
     }
 
     /// After a read of `len` sectors failed with `error`: reads parts with `read`, which fills the front
@@ -132,7 +215,7 @@ impl Run<'_, '_> {
             match read(self, part, n) {
                 Ok(()) => self.write(n)?,
                 Err(reason) => {
-                    self.lose(n, reason);
+                    self.lose(Sectors(0), n, reason);
                     self.zeros(n)?;
                 }
             }
@@ -141,10 +224,19 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    fn lose(&mut self, len: Sectors, reason: String) {
+    /// Lists a range that begins `from` sectors behind what was written.
+    fn lose(&mut self, from: Sectors, len: Sectors, reason: String) {
         self.result.lost_sectors += len.0;
-        if self.result.lost.len() < MAX_LOST {
-            self.result.lost.push(Lost { start: self.done.0, sectors: len.0, reason });
+        let start = self.done.0 + from.0;
+        let is_full = self.result.lost.len() >= MAX_LOST;
+        match self.result.lost.last_mut() {
+            Some(last) if last.start + last.sectors == start && last.reason == reason => {
+                last.sectors += len.0
+            }
+            _ if !is_full => {
+                self.result.lost.push(Lost { start, sectors: len.0, reason });
+            }
+            _ => {}
         }
     }
 
@@ -155,11 +247,16 @@ impl Run<'_, '_> {
 
     /// Writes the front of the buffer to the sink.
     fn write(&mut self, len: Sectors) -> Result<(), ExtractError> {
-        self.sink.data(front(&mut self.buffer, len)).map_err(ExtractError::Output)?;
+        if !self.refused {
+            self.sink.data(front(&mut self.buffer, len)).map_err(ExtractError::Output)?;
+        }
         self.advance(len)
     }
 
     fn zeros(&mut self, len: Sectors) -> Result<(), ExtractError> {
+        if self.refused {
+            return self.advance(len);
+        }
         let mut left = len;
         while left > Sectors(0) {
             let n = left.min(ZEROS);
@@ -179,6 +276,18 @@ impl Run<'_, '_> {
             }
         }
     }
+}
+
+/// An extent that is part of the output.
+struct Extent<'a> {
+    piece: &'a Piece,
+    kind: PieceKind,
+}
+
+/// The sectors of the buffer from a distance on.
+fn part(buffer: &mut [u8], from: Sectors, len: Sectors) -> &mut [u8] {
+    let at = usize::try_from(from.bytes()).unwrap_or(usize::MAX);
+    front(buffer.get_mut(at..).unwrap_or_default(), len)
 }
 
 fn front(buffer: &mut [u8], len: Sectors) -> &mut [u8] {

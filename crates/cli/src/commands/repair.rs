@@ -1,0 +1,184 @@
+//! `ubcache repair`: mends the structures of a damaged set offline, and takes a repair back.
+//!
+//! Crate `repair` plans. This file claims the devices, writes the undo file before the first change, and carries the plan out.
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use blockio::{Backend, Driver, DriverOptions, FileDevice, OpenOptions};
+use clap::Args;
+use format::Uuid;
+use inspect::{FileSource, ReadAt};
+use repair::{Overlay, Plan, Undo, UndoneDevice};
+use serde_json::json;
+
+use super::IN_USE;
+use crate::failure::Failure;
+use crate::out;
+use crate::read_only::ReadOnlyOpener;
+
+/// Mend the structures of a damaged set
+///
+/// Finds damaged structures, and rebuilds them from what all other structures say. Before the first change it writes
+/// an undo file, with which `--undo` makes the devices byte for byte what they were. It prints each step, what may be
+/// wrong afterwards, and what it cannot mend. Exit status 0 if nothing (more) is to be mended, 1 if something remains.
+/// Copy the data with `ubcache extract` first if there is room for it.
+#[derive(Args, Debug)]
+pub(crate) struct Repair {
+    /// Cache device
+    #[arg(short = 'C', long = "cache", value_name = "DEV", required_unless_present = "undo")]
+    cache: Option<PathBuf>,
+    /// Backing device; give all of the set
+    #[arg(short = 'B', long = "backing", value_name = "DEV")]
+    backings: Vec<PathBuf>,
+    /// Print what would be done, and write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// The undo file, which must not exist yet [default: ubcache-repair-TIME.undo in the current directory]
+    #[arg(long, value_name = "FILE")]
+    undo_file: Option<PathBuf>,
+    /// Take the repair back that wrote this undo file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cache", "backings", "undo_file"])]
+    undo: Option<PathBuf>,
+    /// Also change a device with the signature of another format before its superblock
+    #[arg(long)]
+    force: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Repair {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        match (&self.undo, &self.cache) {
+            (Some(file), _) => self.take_back(file),
+            (None, Some(cache)) => self.mend(cache),
+            (None, None) => Err(Failure::Usage("expected -C or --undo".into())),
+        }
+    }
+
+    fn mend(&self, cache: &Path) -> Result<(), Failure> {
+        let paths: Vec<&Path> =
+            std::iter::once(cache).chain(self.backings.iter().map(PathBuf::as_path)).collect();
+        let claims = if self.dry_run { Claims::to_read(&paths)? } else { Claims::to_write(&paths)? };
+        let sources = paths.iter().map(FileSource::open).collect::<Result<Vec<_>, _>>()?;
+        let all: Vec<&dyn ReadAt> = sources.iter().map(|s| s as &dyn ReadAt).collect();
+        let Some((cache, backings)) = all.split_first() else { return Ok(()) };
+        let plan = repair::plan(*cache, backings, Uuid(uuid::Uuid::new_v4().into_bytes()));
+        let undo = undo_of(&plan, &paths)?;
+        if !self.force {
+            undo.devices.iter().try_for_each(|device| refuse_other_format(&device.path))?;
+        }
+        let writes = !self.dry_run && !undo.devices.is_empty();
+        let file = self.undo_file();
+        if writes {
+            undo.save(&file).map_err(Failure::of)?;
+            undo.apply().map_err(|e| {
+                Failure::because(
+                    format!("the repair is not complete; take it back with --undo {}", file.display()),
+                    e,
+                )
+            })?;
+        }
+        drop(claims);
+        self.report(&plan, writes.then_some(&*file))?;
+        if plan.is_complete() || self.dry_run { Ok(()) } else { Err(Failure::Found) }
+    }
+
+    fn undo_file(&self) -> PathBuf {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        self.undo_file.clone().unwrap_or_else(|| PathBuf::from(format!("ubcache-repair-{now}.undo")))
+    }
+
+    fn report(&self, plan: &Plan<'_>, written: Option<&Path>) -> Result<(), Failure> {
+        let report = plan.report();
+        if self.json {
+            let mut doc = serde_json::to_value(&report).map_err(Failure::of)?;
+            if let Some(map) = doc.as_object_mut() {
+                map.insert("written".into(), json!(written.is_some()));
+                map.insert("complete".into(), json!(plan.is_complete()));
+                map.insert("undo_file".into(), json!(written));
+            }
+            return out::print_json(&doc);
+        }
+        out::print(&report.to_string())?;
+        match written {
+            Some(file) => {
+                out::note(format!("written; `ubcache repair --undo {}` takes it back", file.display()))
+            }
+            None if plan.is_empty() => {}
+            None => out::note("nothing was written"),
+        }
+        Ok(())
+    }
+
+    fn take_back(&self, file: &Path) -> Result<(), Failure> {
+        let undo = Undo::load(file).map_err(Failure::of)?;
+        let paths: Vec<&Path> = undo.devices.iter().map(|d| d.path.as_path()).collect();
+        let claims = if self.dry_run { Claims::to_read(&paths)? } else { Claims::to_write(&paths)? };
+        let sectors: usize = undo.devices.iter().flat_map(|d| &d.changes).map(|c| c.before.len() / 512).sum();
+        if !self.dry_run {
+            undo.revert().map_err(Failure::of)?;
+        }
+        drop(claims);
+        if self.json {
+            let names: Vec<String> = paths.iter().map(|p| p.display().to_string()).collect();
+            let doc =
+                json!({"schema_version": 1, "devices": names, "sectors": sectors, "written": !self.dry_run});
+            return out::print_json(&doc);
+        }
+        let done = if self.dry_run { "would be" } else { "are" };
+        out::print(&format!(
+            "{sectors} sectors of {} devices {done} what they were before the repair\n",
+            paths.len()
+        ))
+    }
+}
+
+/// Refuses a device that something else was formatted on: bcache leaves the 4 KiB before a superblock empty.
+fn refuse_other_format(path: &Path) -> Result<(), Failure> {
+    match blockio::probe_before_bcache(path).map_err(|e| Failure::at(path, "cannot be read", e))? {
+        None => Ok(()),
+        Some(found) => Err(Failure::Failed(format!(
+            "{}: holds {found}, so it may be no device of this set: a repair would overwrite its superblock; nothing was written; \
+             if it is one, repeat with --force",
+            path.display()
+        ))),
+    }
+}
+
+/// The changes of a plan, with absolute paths, so that they can be taken back from any directory.
+fn undo_of(plan: &Plan<'_>, paths: &[&Path]) -> Result<Undo, Failure> {
+    let overlays = std::iter::once(plan.cache()).chain(plan.backings());
+    let changed = overlays.zip(paths).filter(|(overlay, _)| overlay.is_changed());
+    let devices = changed.map(|(overlay, path)| of_device(overlay, path)).collect::<Result<_, _>>()?;
+    Ok(Undo { devices })
+}
+
+fn of_device(overlay: &Overlay<'_>, path: &Path) -> Result<UndoneDevice, Failure> {
+    let path = std::fs::canonicalize(path).map_err(|e| Failure::at(path, "cannot be examined", e))?;
+    Ok(UndoneDevice { path, sectors: overlay.sectors(), changes: overlay.changes()? })
+}
+
+/// The claims of the devices, which no other process can take while this value lives.
+struct Claims {
+    _devices: Vec<FileDevice>,
+    _read_only: Vec<crate::read_only::ReadOnlyDevice>,
+    _driver: Option<Driver>,
+}
+
+impl Claims {
+    fn to_write(paths: &[&Path]) -> Result<Claims, Failure> {
+        let options = DriverOptions { backend: Backend::Pool, ..DriverOptions::default() };
+        let driver = Driver::new(options).map_err(Failure::of)?;
+        let open = |path: &&Path| FileDevice::open(driver.reactor(), path, &OpenOptions::default());
+        let devices = paths.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        Ok(Claims { _devices: devices, _read_only: Vec::new(), _driver: Some(driver) })
+    }
+
+    fn to_read(paths: &[&Path]) -> Result<Claims, Failure> {
+        let opener = ReadOnlyOpener::new(false, IN_USE)?;
+        let devices = paths.iter().map(|p| opener.open(p)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Claims { _devices: Vec::new(), _read_only: devices, _driver: None })
+    }
+}

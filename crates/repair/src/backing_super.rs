@@ -1,0 +1,195 @@
+//! The superblocks of backing devices.
+//!
+//! Owns their repair: the one flipped bit, or a new superblock from the slot of the device in the UUID table.
+
+use std::collections::BTreeSet;
+
+use format::superblock::{BackingFormat, DEFAULT_DATA_OFFSET, SUPERBLOCK_SECTOR};
+use format::{
+    BackingState, BackingSuper, CacheMode, Identity, Inode, RawSuperblock, Sector, Sectors, Uuid, identify,
+};
+use inspect::device::read_superblock_bytes;
+use inspect::view::{Slot, SlotKind};
+use inspect::{DeviceSuper, PieceKind, ReadAt, SetView, read_superblock};
+
+use crate::bits::{self, Extent};
+use crate::work::Work;
+
+const STRUCTURE: &str = "backing superblock";
+
+/// Flips one wrong bit back, so that the superblock says to which set the device belongs.
+pub(crate) fn correct(work: &mut Work<'_>) {
+    let mut corrected = Vec::new();
+    for (i, backing) in work.backings.iter().enumerate() {
+        if read_superblock(backing).is_ok() {
+            continue;
+        }
+        let Ok(mut bytes) = read_superblock_bytes(backing) else { continue };
+        let size = backing.sectors();
+        if bits::correct_bit(&mut bytes[..], Extent::SUPERBLOCK, u64::MAX).is_some()
+            && RawSuperblock::from_prefix(&bytes[..]).is_ok_and(|raw| raw.check_backing(size, 0).is_ok())
+        {
+            corrected.push((i, bytes, backing.name().to_owned()));
+        }
+    }
+    for (i, bytes, device) in corrected {
+        if let Some(backing) = work.backings.get_mut(i) {
+            backing.write(SUPERBLOCK_SECTOR, &bytes[..]);
+            work.step(STRUCTURE, device, "one bit was flipped; it is flipped back".into(), Vec::new());
+        }
+    }
+}
+
+/// Rebuilds the superblocks that are still damaged.
+pub(crate) fn rebuild(work: &mut Work<'_>) {
+    for i in 0..work.backings.len() {
+        let Some(backing) = work.backings.get(i) else { continue };
+        match read_superblock(backing) {
+            Ok(DeviceSuper::Backing(_)) => {}
+            Ok(DeviceSuper::Cache(_)) => {
+                let what = format!("{}: expected a backing device, found a cache device", backing.name());
+                work.refuse(what);
+            }
+            Err(_) => match rebuilt(work, i) {
+                Ok((superblock, action, uncertain)) => {
+                    let device = backing.name().to_owned();
+                    if let Some(backing) = work.backings.get_mut(i) {
+                        backing.write(SUPERBLOCK_SECTOR, &superblock.encode());
+                    }
+                    work.step(STRUCTURE, device, action, uncertain);
+                }
+                Err(why) => {
+                    let what = format!("{}: the {STRUCTURE} is destroyed: {why}", backing.name());
+                    work.refuse(what);
+                }
+            },
+        }
+    }
+}
+
+type NewSuperblock = (BackingSuper, String, Vec<String>);
+
+fn rebuilt(work: &Work<'_>, i: usize) -> Result<NewSuperblock, String> {
+    let backing = work.backings.get(i).ok_or("there is no such device")?;
+    let view = work.view().ok_or("the cache device, which knows the device, cannot be read")?;
+    let bytes = read_superblock_bytes(backing).map_err(|e| e.to_string())?;
+    if identify(&bytes[..]) == Identity::Cache {
+        return Err("it names itself a cache device".into());
+    }
+    let others = given(work);
+    let slots: Vec<(Inode, &Slot)> = view
+        .slots
+        .iter()
+        .filter(|(_, slot)| slot.kind == SlotKind::Cached && !others.contains(&slot.uuid))
+        .map(|(inode, slot)| (*inode, slot))
+        .collect();
+    let (inode, slot, evidence) = choose(&view, &work.cache, backing, &slots)?;
+    let live = view.live(inode);
+    let dirty = live.filter(|(_, kind)| *kind == PieceKind::Dirty).count() > 0;
+    let first = view.live(inode).map(|(piece, _)| piece.start).min();
+    if first.is_some_and(|first| first < DEFAULT_DATA_OFFSET) {
+        return Err(format!(
+            "cached data begins before sector {DEFAULT_DATA_OFFSET}, so this is not its device"
+        ));
+    }
+    let end = view.live(inode).map(|(piece, _)| piece.end()).max().unwrap_or_default();
+    if end > Sector(backing.sectors().0) {
+        return Err(format!("cached data reaches to sector {end}, and the device has {}", backing.sectors()));
+    }
+    let g = *view.geometry();
+    let mode = if dirty { CacheMode::Writeback } else { CacheMode::Writethrough };
+    let want = BackingFormat {
+        uuid: slot.uuid,
+        set_uuid: view.superblock.set_uuid(),
+        device_sectors: backing.sectors(),
+        block_sectors: Sectors(
+            g.block_sectors.0.max(u64::from(backing.logical_block_bytes().unwrap_or(512) / 512)),
+        ),
+        bucket_sectors: g.bucket_sectors,
+        data_offset: DEFAULT_DATA_OFFSET,
+        cache_mode: mode,
+        label: format::superblock::label_bytes(&slot.label).unwrap_or_default(),
+    };
+    let mut superblock = BackingSuper::format(&want).map_err(|e| e.to_string())?;
+    superblock.set_state(if dirty { BackingState::Dirty } else { BackingState::Clean });
+    superblock.set_registration(slot.registrations.first().copied().flatten());
+    let state = superblock.state().name();
+    let action = format!("rebuilt from slot {inode} ({evidence}), state {state}, mode {}", mode.name());
+    let mut uncertain = vec![
+        format!(
+            "the data is assumed to begin at sector {DEFAULT_DATA_OFFSET}, as on devices made without --data-offset"
+        ),
+        "the block size is that of the cache device; the cache mode is assumed".to_owned(),
+    ];
+    if evidence == ONLY_SLOT {
+        uncertain.push("nothing on the device confirms that it is the device of this slot".to_owned());
+    }
+    Ok((superblock, action, uncertain))
+}
+
+/// The UUIDs of the backing devices whose superblock is valid.
+fn given(work: &Work<'_>) -> BTreeSet<Uuid> {
+    let each = work.backings.iter().filter_map(|b| match read_superblock(b) {
+        Ok(DeviceSuper::Backing(superblock)) => Some(superblock.uuid()),
+        _ => None,
+    });
+    each.collect()
+}
+
+/// Chooses the slot of a device by its clean data, which both devices have.
+fn choose<'s>(
+    view: &SetView,
+    cache: &dyn ReadAt,
+    backing: &dyn ReadAt,
+    slots: &[(Inode, &'s Slot)],
+) -> Result<(Inode, &'s Slot, String), String> {
+    let mut fitting = Vec::new();
+    for (inode, slot) in slots {
+        let (same, differing) = compare(view, cache, backing, *inode);
+        // After a crash some clean extents may differ.
+        if differing * 10 <= same || same + differing == 0 {
+            fitting.push((*inode, *slot, same, differing));
+        }
+    }
+    let confirmed: Vec<_> = fitting.iter().filter(|(_, _, same, _)| *same > 0).collect();
+    match (&confirmed[..], &fitting[..]) {
+        ([(inode, slot, same, differing)], _) => Ok((
+            *inode,
+            slot,
+            format!("{same} of {} clean extents have the data of the device", same + differing),
+        )),
+        ([], [(inode, slot, _, _)]) => Ok((*inode, slot, ONLY_SLOT.into())),
+        ([], []) if slots.is_empty() => Err("the UUID table has no slot without its device".into()),
+        ([], []) => {
+            Err("no slot has clean data that is on this device, so it is not certain that it is of this set"
+                .into())
+        }
+        _ => Err("several slots of the UUID table fit: give the other backing devices, too".into()),
+    }
+}
+
+/// The evidence for a slot if there is no clean data.
+const ONLY_SLOT: &str = "the only slot without its device";
+
+/// Most extents that are compared.
+const COMPARED: usize = 4096;
+
+/// The number of clean extents that have, and have not, the bytes of the device.
+fn compare(view: &SetView, cache: &dyn ReadAt, backing: &dyn ReadAt, inode: Inode) -> (u64, u64) {
+    let (mut same, mut differing) = (0, 0);
+    let clean = view.live(inode).filter(|(_, kind)| *kind == PieceKind::Clean).take(COMPARED);
+    for (piece, _) in clean {
+        let Some(ptr) = piece.ptr else { continue };
+        let bytes = usize::try_from(piece.len.bytes()).unwrap_or(0);
+        let (mut a, mut b) = (vec![0; bytes], vec![0; bytes]);
+        if cache.read_at(ptr.offset(), &mut a).is_err() || backing.read_at(piece.start, &mut b).is_err() {
+            differing += 1;
+        } else if a == b {
+            // Zeros are on every device.
+            same += u64::from(a.iter().any(|byte| *byte != 0));
+        } else {
+            differing += 1;
+        }
+    }
+    (same, differing)
+}

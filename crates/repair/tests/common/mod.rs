@@ -1,0 +1,157 @@
+//! Images of real devices, damage to their structures, and the data that is still there.
+#![allow(clippy::unwrap_used, dead_code, reason = "test code")]
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use format::{Inode, Sector};
+use inspect::view::SlotKind;
+use inspect::{
+    DamagedDirty, ExtractOptions, Extraction, Mode, PieceKind, ReadAt, SetView, SliceSource, StreamSink,
+    Target,
+};
+
+/// The image sets whose set was initialised.
+pub const SETS: [&str; 8] = [
+    "02-attached-empty",
+    "03-writeback-clean-stop",
+    "04-writeback-killed",
+    "05-clean-only",
+    "06-volume-and-backing-killed",
+    "07-busy-killed",
+    "08-synthetic",
+    "09-small-buckets-killed",
+];
+
+fn file(dir: &str, name: &str) -> Vec<u8> {
+    let mut path = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    path.extend(["..", "..", "tests", "fixtures", dir, name]);
+    let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut decoder = zstd::stream::read::Decoder::new(&bytes[..]).unwrap();
+    decoder.window_log_max(27).unwrap();
+    let mut out = Vec::new();
+    std::io::Read::read_to_end(&mut decoder, &mut out).unwrap();
+    out
+}
+
+/// An image set, with what is known about it while it is intact.
+pub struct Set {
+    pub dir: &'static str,
+    pub cache: Vec<u8>,
+    pub backing: Vec<u8>,
+    pub view: SetView,
+    /// The contents of each device that has dirty data, with the dirty sectors.
+    pub dirty: Vec<(Inode, Vec<u8>, Vec<u64>)>,
+}
+
+impl Set {
+    pub fn new(dir: &'static str) -> Set {
+        let (cache, backing) = (file(dir, "cache.img.zst"), file(dir, "backing.img.zst"));
+        let view = SetView::open(&SliceSource::new("cache", &cache), Mode::Strict).unwrap();
+        let mut set = Set { dir, cache, backing, view, dirty: Vec::new() };
+        let (c, b) = (SliceSource::new("cache", &set.cache), SliceSource::new("backing", &set.backing));
+        for (inode, slot) in &set.view.slots {
+            if slot.kind == SlotKind::Invalidated {
+                continue;
+            }
+            let Some(bytes) = contents(&set.view, *inode, &c, &b) else { continue };
+            let first = if slot.is_backing() { 16 } else { 0 };
+            let live = set.view.live(*inode).filter(|(_, kind)| *kind == PieceKind::Dirty);
+            let sectors = live.flat_map(|(p, _)| p.start.0 - first..p.end().0 - first).collect();
+            set.dirty.push((*inode, bytes, sectors));
+        }
+        set
+    }
+
+    /// Dirty sectors of all devices.
+    pub fn dirty_sectors(&self) -> usize {
+        self.dirty.iter().map(|(_, _, sectors)| sectors.len()).sum()
+    }
+
+    /// Dirty sectors that have their bytes in a set on these devices, and sectors of the whole that have other bytes.
+    pub fn compare(&self, cache: &dyn ReadAt, backing: &dyn ReadAt) -> (usize, usize) {
+        let (mut right, mut wrong) = (0, 0);
+        let Ok(view) = SetView::open(cache, Mode::BestEffort) else { return (0, 0) };
+        for (inode, good, dirty) in &self.dirty {
+            let Some(bytes) = contents(&view, *inode, cache, backing) else { continue };
+            let same = |sector: u64| {
+                let range = sector as usize * 512..(sector as usize + 1) * 512;
+                good.get(range.clone()) == bytes.get(range)
+            };
+            right += dirty.iter().filter(|s| same(**s)).count();
+            wrong += (0..good.len() as u64 / 512).filter(|s| !same(*s)).count();
+        }
+        (right, wrong)
+    }
+}
+
+/// The contents of a device of a set; `None` if they cannot be extracted at all.
+fn contents(view: &SetView, inode: Inode, cache: &dyn ReadAt, backing: &dyn ReadAt) -> Option<Vec<u8>> {
+    let target = match view.slots.get(&inode)?.kind {
+        SlotKind::Volume(_) => Target::Volume(inode),
+        _ => Target::Cached(backing),
+    };
+    let options =
+        ExtractOptions { best_effort: true, damaged: DamagedDirty::Zeros, ..ExtractOptions::default() };
+    let extraction = Extraction::new(view, cache, target, options).ok()?;
+    let mut sink = StreamSink::new(Vec::new());
+    extraction.run(&mut sink, &mut |_| ControlFlow::Continue(())).ok()?;
+    Some(sink.into_inner())
+}
+
+/// Bytes that are no structure.
+pub fn garbage(bytes: &mut [u8]) {
+    let mut x = 0x9E37_79B9_7F4A_7C15_u64;
+    for b in bytes {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        *b = (x >> 24) as u8;
+    }
+}
+
+/// A structure of a set: its place on the cache device or on the backing device.
+#[derive(Clone)]
+pub struct Structure {
+    pub name: &'static str,
+    pub on_cache: bool,
+    pub range: std::ops::Range<usize>,
+    /// A byte of the part that is in use.
+    pub used: usize,
+}
+
+fn at(sector: Sector) -> usize {
+    sector.bytes() as usize
+}
+
+/// The structures of a set, each of which is damaged alone.
+pub fn structures(set: &Set) -> Vec<Structure> {
+    let view = &set.view;
+    let g = view.geometry();
+    let superblock = |name, on_cache| Structure { name, on_cache, range: 4096..8192, used: 4096 + 100 };
+    let mut all = vec![superblock("cache superblock", true), superblock("backing superblock", false)];
+    let journal = view.journal.as_ref().unwrap();
+    let mut entry = |name, seq| {
+        let info = journal.entry(seq).unwrap();
+        let range = at(info.sector)..at(Sector(info.sector.0 + info.sectors.0));
+        all.push(Structure { name, on_cache: true, used: range.start + 50, range });
+    };
+    if journal.replay.len() > 2 {
+        entry("journal entry that is needed", journal.replay[journal.replay.len() / 2].seq);
+    }
+    entry("newest journal entry", journal.newest);
+    let meta = g.meta_sectors.bytes() as usize;
+    let prio = at(g.bucket_start(view.prio.chain[0]));
+    all.push(Structure { name: "prio set", on_cache: true, range: prio..prio + meta, used: prio + 400 });
+    let table = at(g.bucket_start(view.uuid_bucket.unwrap()));
+    all.push(Structure { name: "UUID table", on_cache: true, range: table..table + meta, used: table + 2 });
+    let mut node = |name, n: Option<&inspect::view::NodeView>| {
+        let Some(n) = n else { return };
+        let start = at(n.key.ptr.offset());
+        let range = start..start + n.key.size().bytes() as usize;
+        all.push(Structure { name, on_cache: true, used: start + 18, range });
+    };
+    node("root node above leaves", view.nodes.first().filter(|n| n.level > 0));
+    node("leaf", view.nodes.iter().find(|n| n.level == 0 && n.live > 0));
+    all
+}
