@@ -93,6 +93,8 @@ table! {
         FlushWithoutWaiterTrusted,
         /// A read does not notice a change that begins and ends while it looks its pieces up.
         ChangeDuringLookUpUnnoticed,
+        /// A footer that the device does not return counts as durably absent.
+        MissingFooterTakenForAbsent,
         /// A bucket that keeps its generation is used again although an old footer of it may be on the device.
         OldFooterLeftAtStart,
         /// A bucket gets the generation with which an earlier process used it before a crash.

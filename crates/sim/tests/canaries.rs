@@ -77,6 +77,7 @@ const RARE: &[Bug] = &[
     Bug::ReleaseFlushesClientsOnly,
     Bug::ChangeDuringLookUpUnnoticed,
     Bug::FlushWithoutWaiterTrusted,
+    Bug::MissingFooterTakenForAbsent,
     // Random plans damage no data.
     Bug::MovedUnverified,
     Bug::WrittenBackUnverified,
@@ -87,6 +88,10 @@ const SCENARIOS: &[(Bug, fn())] = &[
     (Bug::FooterBeforeOverwrite, checksums::a_footer_waits_for_data_that_was_overwritten_in_place),
     (Bug::FooterLeftAtOverwrite, checksums::data_that_is_overwritten_in_place_does_not_count_as_damaged),
     (Bug::FooterOverData, scrub::a_footer_is_not_written_over_data_of_a_kernel),
+    (
+        Bug::MissingFooterTakenForAbsent,
+        checksums::a_footer_that_a_wipe_has_overwritten_does_not_come_back_over_other_data,
+    ),
     (Bug::MovedUnverified, checksums::damaged_data_is_not_packed),
     (Bug::WrittenBackUnverified, checksums::damaged_dirty_data_is_neither_served_nor_written_back),
     (Bug::MissOverPendingHole, contract::a_durable_write_past_the_cache_waits_for_the_hole_below_a_copy),
@@ -102,12 +107,14 @@ const SCENARIOS: &[(Bug, fn())] = &[
     (
         Bug::ChangeDuringLookUpUnnoticed,
         Bug::FlushWithoutWaiterTrusted,
+        Bug::MissingFooterTakenForAbsent,
         dropped_data::a_change_while_a_read_looks_its_pieces_up_keeps_the_miss_out_of_the_cache,
     ),
     (Bug::LateFlushTrusted, hung_device::a_flush_that_hangs_does_not_fill_the_journal),
     (Bug::CrashLogAfterError, older_devices::a_crash_log_does_not_count_after_the_device_failed),
     (
         Bug::FlushWithoutWaiterTrusted,
+        Bug::MissingFooterTakenForAbsent,
         older_devices::a_crash_log_does_not_count_after_a_flush_failed_for_which_no_task_waits,
     ),
     (Bug::EdgesNotDurable, contract::durable_zeros_of_a_flash_only_volume_wait_for_their_edges),

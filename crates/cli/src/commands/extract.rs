@@ -57,7 +57,7 @@ pub(crate) struct Extract {
     /// The command names the damaged ranges in each case, and the exit status is then 1. Damaged clean data is read from
     /// the backing device. [default: refuse, or zeros with --best-effort]
     #[arg(long, value_name = "WHAT", value_enum, hide_default_value = true)]
-    damaged: Option<Damaged>,
+    damaged: Option<OnDamage>,
     /// Read devices that another process writes to; the contents may be inconsistent
     #[arg(long)]
     in_use: bool,
@@ -68,7 +68,7 @@ pub(crate) struct Extract {
 
 /// The values of `--damaged`.
 #[derive(Clone, Copy, ValueEnum, Debug)]
-enum Damaged {
+enum OnDamage {
     /// Write no output, and name the damaged ranges
     Refuse,
     /// Write zeros
@@ -82,10 +82,10 @@ enum Damaged {
 impl Extract {
     fn options(&self) -> ExtractOptions {
         let damaged = match (self.damaged, self.best_effort) {
-            (Some(Damaged::Refuse), _) | (None, false) => DamagedDirty::Refuse,
-            (Some(Damaged::Zeros), _) | (None, true) => DamagedDirty::Zeros,
-            (Some(Damaged::Older), _) => DamagedDirty::Older,
-            (Some(Damaged::AsIs), _) => DamagedDirty::AsIs,
+            (Some(OnDamage::Refuse), _) | (None, false) => DamagedDirty::Refuse,
+            (Some(OnDamage::Zeros), _) | (None, true) => DamagedDirty::Zeros,
+            (Some(OnDamage::Older), _) => DamagedDirty::Older,
+            (Some(OnDamage::AsIs), _) => DamagedDirty::AsIs,
         };
         ExtractOptions { dirty_only: self.dirty_only, best_effort: self.best_effort, damaged }
     }

@@ -42,6 +42,15 @@ impl DamagedBlocks {
         }
     }
 
+    /// Removes the blocks that were overwritten in their place.
+    pub(super) fn overwrote(&mut self, at: Ptr, sectors: Sectors) {
+        let end = at.offset() + sectors;
+        self.blocks.retain(|_, b| {
+            let is_other = b.ptr.generation() != at.generation();
+            is_other || b.ptr.offset() >= end || b.ptr.offset() + b.size <= at.offset()
+        });
+    }
+
     pub(super) fn all(&self) -> Vec<DamagedBlock> {
         self.blocks.values().copied().collect()
     }

@@ -157,7 +157,16 @@ impl CachedData {
             Ok(found) => {
                 sums.table.borrow_mut().put(id.bucket, id.generation, found, FooterState::Written);
             }
-            Err(_) => sums.without_footer(id, ptr),
+            // The device may still have an older state of this block durably, with a footer that a wipe has overwritten. The
+            // first overwriting in place replaces it by zeros, durably.
+            Err(_) => {
+                let unknown = BlockSums::unknown(sums.layout.blocks());
+                let footer = match bug(Bug::MissingFooterTakenForAbsent) {
+                    true => FooterState::Absent,
+                    false => FooterState::Written,
+                };
+                sums.table.borrow_mut().put(id.bucket, id.generation, unknown, footer);
+            }
         }
     }
 

@@ -334,6 +334,9 @@ impl CachedData {
         if let Some(sums) = &self.sums {
             let tick = self.device.latest_write();
             sums.table.borrow_mut().overwrote(at, data, written.is_ok().then_some(tick));
+            if written.is_ok() {
+                sums.damaged.borrow_mut().overwrote(at, Sectors::from_bytes_floor(data.len() as u64));
+            }
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::device::Tick;
 pub(super) enum FooterState {
     /// No valid footer is on the device.
     Absent,
-    /// A footer with the sums in memory is on the device, or may be.
+    /// A footer is on the device, or may be. If the device returned one, it has the sums in memory; otherwise none is known.
     Written,
     /// A request that changes the footer is under way.
     Changing,

@@ -178,15 +178,19 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
     let core = Rc::new(Core::new(Rc::new(cache), memory));
     let weak = Rc::downgrade(&core);
     core.scrubber.set_volumes(move |inode| weak.upgrade()?.volume_of(inode));
-    // The device belongs to the set and must not keep it alive.
-    let weak = Rc::downgrade(&core);
+    watch(&core);
+    core
+}
+
+/// Makes the cache device wake the tasks of the set when it fails. The device belongs to the set and must not keep it alive.
+fn watch(core: &Rc<Core>) {
+    let weak = Rc::downgrade(core);
     core.cache.device.watch_flushes();
     core.cache.device.set_wake(move || {
         if let Some(core) = weak.upgrade() {
             core.wake_all();
         }
     });
-    core
 }
 
 /// Invalidates the slots that no device can have any more; a walk of the index removes their keys.
