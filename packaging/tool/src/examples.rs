@@ -276,6 +276,10 @@ pub(crate) const PAGES: &[Page] = &[
         &[
             ("Write all dirty data of a volume back:", "ubcache drain data"),
             ("Do so for a whole set, without waiting:", "ubcache drain /dev/nvme0n1p4 --no-wait"),
+            (
+                "Do so offline, for a set that no process serves:",
+                "ubcache drain -C /dev/nvme0n1p4 -B /dev/sdb",
+            ),
         ],
         CLIENT,
         &["ubcache-detach(8)", "ubcache-jobs(8)", "ubcache-flush(8)", "day2/move.md"],

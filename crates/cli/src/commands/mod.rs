@@ -6,7 +6,7 @@ mod daemon;
 mod demo;
 mod dump;
 mod extract;
-mod flush;
+pub(crate) mod flush;
 mod make;
 mod nbd_args;
 mod probe_bcache;

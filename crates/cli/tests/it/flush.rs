@@ -1,4 +1,4 @@
-//! `flush` beyond the fixtures: which devices it takes, and what it says about those that are missing.
+//! `flush`, which is `drain -C`, beyond the fixtures: which devices it takes, and what it says about those that are missing.
 
 use crate::world::*;
 
@@ -31,7 +31,7 @@ fn a_missing_backing_device_is_named_with_its_bytes() {
     std::fs::remove_file(&hdd).unwrap();
     let bytes = dirty_bytes(&ssd);
     assert!(bytes > 0);
-    let said = run(&["flush", "-C", &ssd]);
+    let said = run(&["drain", "-C", &ssd]);
     said.refused(&[&uuid, "800.0 KiB of dirty data", "\"disk one\"", "missing", "-B"]);
     assert!(read(&ssd) == dirty_set()[0], "nothing could be done, so nothing was");
     let doc = run(&["flush", "-C", &ssd, "--json"]).refused(&[]).json();

@@ -267,7 +267,7 @@ fn with_the_operators_word() {
             "dirty data that exists nowhere else: ",
             " of \"disk one\"",
             "--wipe-dirty",
-            "ubcache flush",
+            "ubcache drain -C",
         ]);
         run(&["make", "-B", &hdd, option]).refused(&["state dirty", "--wipe-dirty"]);
     }

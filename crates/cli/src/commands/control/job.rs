@@ -1,5 +1,6 @@
 //! Commands that start and follow jobs of the daemon.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -8,6 +9,7 @@ use serve::plain;
 
 use super::{answer, text};
 use crate::client::{Control, described, segment};
+use crate::commands::flush::Flush;
 use crate::failure::Failure;
 use crate::{out, size};
 
@@ -222,17 +224,30 @@ fn would_scrub(set: &Value) -> String {
 }
 
 /// Write all dirty data of a volume or a set back
+///
+/// With -C it works offline, on a set that no process serves, as `ubcache flush` does.
 #[derive(Args, Debug)]
 pub(crate) struct Drain {
-    /// Volume (name, label or device) or set (UUID or cache device)
-    volume: String,
+    /// Volume (name, label or device) or set (UUID or cache device) of the daemon
+    #[arg(required_unless_present = "cache", conflicts_with = "cache")]
+    volume: Option<String>,
+    /// Offline: cache device
+    #[arg(short = 'C', long = "cache", value_name = "DEV", conflicts_with = "no_wait")]
+    cache: Option<PathBuf>,
+    /// Offline: backing device; without one, all that are found
+    #[arg(short = 'B', long = "backing", value_name = "DEV", requires = "cache")]
+    backing: Vec<PathBuf>,
     #[command(flatten)]
     waiting: Waiting,
 }
 
 impl Drain {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let name = segment(&self.waiting.control.device_name(&self.volume)?);
+        if let Some(cache) = &self.cache {
+            return Flush::new(cache, &self.backing, self.waiting.control.json).run();
+        }
+        let volume = self.volume.as_deref().unwrap_or_default();
+        let name = segment(&self.waiting.control.device_name(volume)?);
         let there_is = |kind: &str| self.waiting.control.ask("GET", &format!("/v1/{kind}/{name}"), None);
         let of_volume = there_is("volumes")?;
         let is_set = of_volume.status == 404 && there_is("sets")?.status == 200;

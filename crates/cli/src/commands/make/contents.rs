@@ -90,7 +90,7 @@ impl Make {
         let advice = match dirty {
             Dirty::No if self.wipe || self.force => return Ok(None),
             Dirty::No => "overwrite it with --wipe",
-            Dirty::Yes => "write the dirty data back with `ubcache flush`, or lose it with --wipe-dirty",
+            Dirty::Yes => "write the dirty data back with `ubcache drain -C`, or lose it with --wipe-dirty",
             Dirty::Unknown => "look at it with `ubcache check`, or lose its dirty data with --wipe-dirty",
         };
         let text = format!("{path_text}: {text}: {advice}");
