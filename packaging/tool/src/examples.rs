@@ -291,6 +291,28 @@ pub(crate) const PAGES: &[Page] = &[
         &["ubcache-detach(8)", "security.md"],
     ),
     page(
+        "ubcache-scrub",
+        &[
+            ("Read and verify all cached data of a set with checksums:", "ubcache scrub /dev/nvme0n1p4"),
+            ("See what it found:", "ubcache damaged /dev/nvme0n1p4"),
+        ],
+        CLIENT,
+        &["ubcache-damaged(8)", "ubcache-check(8)", "ubcache-jobs(8)", "day2/bit-rot.md"],
+    ),
+    page(
+        "ubcache-damaged",
+        &[
+            ("List the damaged dirty data of a volume:", "ubcache damaged data"),
+            ("Keep the damaged bytes of one range:", "ubcache damaged data accept --range 2048+8"),
+            (
+                "Lose all damaged data, and read the older data of the disk:",
+                "ubcache damaged data drop --all --yes",
+            ),
+        ],
+        CLIENT,
+        &["ubcache-scrub(8)", "ubcache-extract(8)", "day2/bit-rot.md"],
+    ),
+    page(
         "ubcache-gc",
         &[("Make the buckets of deleted data available now:", "ubcache gc /dev/nvme0n1p4")],
         CLIENT,

@@ -24,6 +24,9 @@ pub(crate) struct FlushGate {
     state: Rc<FlushState>,
 }
 
+/// Is called with the error of a flush.
+type OnFailure = dyn Fn(&IoError);
+
 /// The state that the task of a flush shares with the tasks that wait.
 struct FlushState {
     disk: Disk,
@@ -34,7 +37,7 @@ struct FlushState {
     running: Cell<bool>,
     failed: RefCell<Option<IoError>>,
     /// Called with the error of the first flush that fails, also if no task waits for it any more.
-    on_failure: OnceCell<Box<dyn Fn(&IoError)>>,
+    on_failure: OnceCell<Box<OnFailure>>,
     done: Event,
     count: Cell<u64>,
 }

@@ -114,6 +114,7 @@ fn series_have_the_labels_of_their_families() {
     let mut figures = many(1);
     figures.sets[0].volumes[0].tunables.label = "data".into();
     figures.sets[0].status.label = "fast".into();
+    figures.sets[0].checksums = Some(engine::figures::ChecksumState::default());
     let mut host = HostFigures { version: "1.2.3", ..HostFigures::default() };
     host.devices.insert("served", 2);
     host.waiting.insert("operator", 2);
