@@ -99,7 +99,7 @@ pub enum Refusal {
     /// All dirty data that is left is damaged.
     #[error(
         "{volume}: {left} sectors of dirty data are damaged in the cache, the first at sector {first}. No other device has \
-         them; overwrite them, or run `ubcache damaged` for this volume to accept or drop them"
+         them; overwrite them, or run `ubcache damaged VOLUME` to accept or drop them"
     )]
     OnlyDamagedLeft {
         /// The name of the volume.

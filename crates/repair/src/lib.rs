@@ -1,6 +1,6 @@
 //! Repair of a damaged cache set (decision 036).
 //!
-//! Owns the plan of a repair ([`plan`]), the undo file ([`undo`]), and the writing of both. A plan is made in memory: every change
+//! Owns the plan of a repair ([`plan`]), the undo file (`undo`), and the writing of both. A plan is made in memory: every change
 //! goes into an overlay of its device, the next structure is examined through the overlays, and at the end crate `inspect` checks
 //! the result. Nothing is written before the caller applies the plan. What cannot be rebuilt with certainty is refused, or is a step
 //! that says what is uncertain. Must not know the engine or the command line.

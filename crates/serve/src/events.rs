@@ -145,7 +145,7 @@ fn damaged_data(event: &SetEvent) -> (&'static str, String) {
     let (level, then) = match dirty {
         true => (
             "error",
-            "no other device has them, and reads of them fail until they are overwritten, accepted or dropped; see `ubcache damaged`",
+            "no other device has them, and reads of them fail until they are overwritten, accepted or dropped; see `ubcache damaged VOLUME`",
         ),
         false => ("warning", "they were dropped and are read from the backing device"),
     };

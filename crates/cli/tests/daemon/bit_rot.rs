@@ -99,13 +99,14 @@ fn damaged_data_is_listed_accepted_and_dropped() {
         daemon.run(&["damaged", "one", decision]).usage().says(&["--range START+LENGTH, or --all"]);
         daemon.run(&["damaged", "one", decision, "--all", "--dry-run"]).ok().says(&["would", "16+8"]);
         if decision == "drop" {
-            daemon.run(&["damaged", "one", "drop", "--all"]).usage().says(&["--yes", "16+8"]);
+            daemon
+                .run(&["damaged", "one", "drop", "--all"])
+                .usage()
+                .says(&["expected --yes: one: sectors 16+8"]);
         }
-        // Another range leaves it.
-        daemon
-            .run(&["damaged", "one", decision, "--range", "24+8", "--yes"])
-            .ok()
-            .says(&["0 B", "1 damaged ranges left"]);
+        // A range without damage is a mistake.
+        let other = daemon.run(&["damaged", "one", decision, "--range", "24+8", "--yes"]);
+        other.refused(&["one: sectors 24+8 have no damaged dirty data, so nothing was changed"]);
         let done = daemon.json(&["damaged", "one", decision, "--range", "16+1", "--yes"]);
         assert_eq!((&done["bytes"], &done["damaged"]), (&4096.into(), &serde_json::json!([])), "{done}");
         daemon.run(&["damaged", "one"]).ok().says(&["no damaged dirty data"]);

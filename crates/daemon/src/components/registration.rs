@@ -291,6 +291,11 @@ impl Registration {
                 if *force {
                     return Ok(self.leave_set(probe).await?.0);
                 }
+                if self.inventory.workers.serving(other).is_some() {
+                    return failed(format!(
+                        "{backing}: is attached to cache set {other}, which is served: run `ubcache detach {backing}` first"
+                    ));
+                }
                 let dirty = *attachment == Attachment::Dirty;
                 let page = if dirty {
                     "the page dead-ssd-dirty of the guide"

@@ -26,7 +26,7 @@ pub struct ChecksumFigures {
     pub unread_blocks: u64,
     /// Dirty data that is damaged now, in bytes.
     pub damaged_dirty_bytes: u64,
-    /// The first of these ranges, at most [`MOST_RANGES`].
+    /// The first of these ranges, at most `MOST_RANGES`.
     pub damaged: Vec<DamagedFigures>,
     /// The scrub.
     pub scrub: ScrubFigures,

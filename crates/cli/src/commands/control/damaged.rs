@@ -90,19 +90,28 @@ impl Damaged {
             let body = self.control.get(&path)?;
             return answer(&self.control, &body, || listed(&body));
         };
-        if self.dry_run || (decision == Decision::Drop && !self.yes) {
+        if self.dry_run || self.range.is_some() || (decision == Decision::Drop && !self.yes) {
             let body = self.control.get(&path)?;
             let chosen: Vec<&Value> = each(&body["damaged"]).filter(|d| self.overlaps(d)).collect();
+            if let Some(range) = self.range.filter(|_| chosen.is_empty()) {
+                return Err(Failure::Failed(format!(
+                    "{}: sectors {}+{} have no damaged dirty data, so nothing was changed: `ubcache damaged {}` lists what is damaged",
+                    self.name, range.sector, range.sectors, self.name
+                )));
+            }
             if self.dry_run {
                 let body = json!({"schema_version": 1, "action": decision.name(), "damaged": chosen});
                 return answer(&self.control, &body, || {
                     format!("would {}:\n{}", decision.name(), lines(&chosen))
                 });
             }
-            return Err(Failure::Usage(format!(
-                "this data is lost if it is dropped; expected --yes:\n{}",
-                lines(&chosen).trim_end()
-            )));
+            if decision == Decision::Drop && !self.yes {
+                let ranges: Vec<String> = chosen.iter().map(|d| line(d)).collect();
+                return Err(Failure::Usage(format!(
+                    "this data is lost if it is dropped, expected --yes: {}",
+                    ranges.join("; ")
+                )));
+            }
         }
         let range = self.range.map(|r| json!({"sector": r.sector, "sectors": r.sectors}));
         let wanted = json!({"action": decision.name(), "all": self.all, "range": range});
@@ -126,19 +135,21 @@ impl Damaged {
     }
 }
 
+/// A damaged range: the volume, the sectors, and their size.
+fn line(d: &Value) -> String {
+    let number = |key: &str| d[key].as_u64().unwrap_or(0);
+    let place = if d["registered"] == true { "" } else { " (of the device, which is not registered)" };
+    format!(
+        "{}: sectors {}+{}{place}, {}",
+        plain::label(text(&d["volume"])),
+        number("sector"),
+        number("sectors"),
+        size::human(number("sectors").saturating_mul(512))
+    )
+}
+
 fn lines(damaged: &[&Value]) -> String {
-    let line = |d: &&Value| {
-        let number = |key: &str| d[key].as_u64().unwrap_or(0);
-        let place = if d["registered"] == true { "" } else { " (of the device, which is not registered)" };
-        format!(
-            "  {}: sectors {}+{}{place}, {}\n",
-            plain::label(text(&d["volume"])),
-            number("sector"),
-            number("sectors"),
-            size::human(number("sectors").saturating_mul(512))
-        )
-    };
-    damaged.iter().map(line).collect()
+    damaged.iter().map(|d| format!("  {}\n", line(d))).collect()
 }
 
 fn listed(body: &Value) -> String {
