@@ -46,7 +46,7 @@ fn word(text: &str) -> String {
     text.to_owned()
 }
 
-/// What was expected and found, of a message of a parser that names both.
+/// Splits a message of a parser into the expected and the found value. None if the message does not name both.
 pub(crate) fn expected_and_found(message: &str) -> Option<(String, String)> {
     let rest = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "))?;
     let (found, expected) = rest.rsplit_once(", expected ")?;

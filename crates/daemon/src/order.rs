@@ -165,7 +165,7 @@ pub struct MakeOrder {
     pub dry_run: bool,
 }
 
-/// What was formatted, or would be.
+/// The devices that `make` has formatted, or would format in a dry run.
 #[derive(Debug)]
 pub struct MadeDevices {
     /// The report, as `make --json` prints it.

@@ -244,7 +244,7 @@ fn ranges_are_joined_and_bounded() {
         panic!("the damage was not refused");
     };
     assert_eq!((refused, ranges.listed.len(), ranges.more), (Sectors(sectors), 50, true));
-    // A caller that stops gets what was found so far.
+    // A caller that ends the check early gets a report that says so.
     let report = check(&devices, CheckOptions::default(), &mut |_| ControlFlow::Break(()));
     assert!(report.sets[0].summary.as_ref().unwrap().cancelled);
 }

@@ -134,7 +134,10 @@ fn what_was_said_is_there_again() {
     let mut state = State::open(dir.path()).unwrap();
     assert_eq!((state.name("b"), state.name("a")), ("bcache1".into(), "bcache0".into()));
     assert_eq!(state.devices().keys().collect::<Vec<_>>(), [Path::new("/dev/y")], "moved");
-    assert!(state.devices()[Path::new("/dev/y")].named, "what was named stays named");
+    assert!(
+        state.devices()[Path::new("/dev/y")].named,
+        "the operator had named the device, and an update keeps that"
+    );
     assert_eq!(state.tunables("a"), Values::from([("writeback_percent".into(), "5".into())]));
     drop(state);
     std::fs::write(dir.path().join("state.json"), "{").unwrap();

@@ -110,8 +110,8 @@ pub struct Observed {
     seek: bool,
 }
 
-/// The pairs whose products make the normal equations: each two counts, and each count with the time (number 3). The pair
-/// (i, j) of counts, i <= j, has the index that [`Sums::square`] computes.
+/// The pairs of factors whose products the normal equations need. Factors 0 to 2 are the counts, factor 3 is the time. The first
+/// six pairs are the upper triangle of the symmetric matrix of counts, row by row.
 const PAIRS: [(usize, usize); 9] = [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2), (0, 3), (1, 3), (2, 3)];
 
 /// The normal equations of the windows of one kind: sums of the products of [`PAIRS`].
@@ -135,6 +135,7 @@ impl Sums {
     /// The sum of the products of two counts.
     fn square(&self, i: usize, j: usize) -> f64 {
         let (i, j) = (i.min(j), i.max(j));
+        // Rows of the upper triangle have three, two and one entries.
         self.products[i * (5 - i) / 2 + j]
     }
 

@@ -452,7 +452,7 @@ impl Scrub<'_> {
     }
 }
 
-/// A scrub makes no room, so a full cache is no reason to hurry.
+/// The pressure on the cache that the pauses of a scrub assume. A scrub makes no room, so it does not run faster in a full cache.
 const NO_PRESSURE: Pressure = Pressure { dirty_percent: 0.0, in_use_percent: 0.0, cutoffs: (100, 100) };
 
 /// The whole blocks on the cache device that an extent touches.

@@ -193,7 +193,7 @@ struct Pass<'a, 'b> {
     buffer: &'a mut Vec<u8>,
 }
 
-/// What was found in an extent, for its one finding.
+/// The damage in one extent, from which its finding is made. An extent has at most one finding.
 #[derive(Default)]
 struct Worst {
     blocks: u64,

@@ -224,7 +224,7 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Lists a range that begins `from` sectors behind what was written.
+    /// Adds a range to the list of lost ranges. It begins `from` sectors behind the last sector that was written to the output.
     fn lose(&mut self, from: Sectors, len: Sectors, reason: String) {
         self.result.lost_sectors += len.0;
         let start = self.done.0 + from.0;

@@ -1,7 +1,7 @@
 //! `ubcache make`: formats cache and backing devices (format section 13).
 //!
 //! Owns the order: the command claims and checks all devices and builds their superblocks before it writes the first byte.
-//! `for_daemon` is the same for the daemon, and `report` the output.
+//! `for_daemon` runs the command for a client of the daemon. `report` prints the result.
 
 mod contents;
 pub(super) mod for_daemon;
