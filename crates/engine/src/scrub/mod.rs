@@ -84,12 +84,17 @@ impl Scrubber {
 
     /// Sets the function that looks up volumes. Called once, before the first scrub.
     pub(crate) fn set_volumes(&self, volume_of: impl Fn(Inode) -> Option<Rc<Volume>> + 'static) {
-        drop(self.volume_of.set(Box::new(volume_of)));
+        assert!(self.volume_of.set(Box::new(volume_of)).is_ok(), "a set is assembled once");
     }
 
     /// The registered volume of a slot.
     fn volume_of(&self, inode: Inode) -> Option<Rc<Volume>> {
         self.volume_of.get().and_then(|volume_of| volume_of(inode))
+    }
+
+    /// Wakes the pauses of the scrub and of its schedule, so that they check whether the set is stopping or has failed.
+    pub(crate) fn kick(&self) {
+        self.wake.notify_all();
     }
 
     /// Ends the scrub under way, because the set is being stopped.
@@ -172,7 +177,8 @@ pub(crate) async fn scrub(scrubber: &Rc<Scrubber>) -> Result<ScrubReport, Engine
 /// Scrubs the set whenever that is due.
 pub(crate) async fn scrub_task(scrubber: Rc<Scrubber>) {
     let wait = async |span| {
-        let stopping = std::pin::pin!(scrubber.wake.wait_until(|| scrubber.stopping.get()));
+        let is_ending = || scrubber.stopping.get() || scrubber.cache.device.is_stopping();
+        let stopping = std::pin::pin!(scrubber.wake.wait_until(is_ending));
         matches!(select(stopping, scrubber.cache.rt.sleep(span)).await, Either::Right(()))
     };
     let mut goes_on = wait(AFTER_START).await;
@@ -185,8 +191,8 @@ pub(crate) async fn scrub_task(scrubber: Rc<Scrubber>) {
     }
 }
 
-/// Whether an unfinished scrub is to go on, or the last one is old enough. A set that was never scrubbed counts as scrubbed
-/// when it was made.
+/// Whether an unfinished scrub is to go on, also one that was cancelled, or the last complete one is old enough. A set that was
+/// never scrubbed is due.
 fn is_due(scrubber: &Scrubber) -> bool {
     let cache = &scrubber.cache;
     let days = u64::from(cache.tunables.borrow().scrub_interval_days);

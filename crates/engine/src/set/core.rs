@@ -75,6 +75,7 @@ impl Core {
         cache.index.kick();
         cache.alloc.walks().recheck();
         cache.alloc.kick();
+        self.scrubber.kick();
         for v in self.volumes.borrow().iter() {
             v.wake();
         }
