@@ -17,7 +17,7 @@ use io::Rng;
 use crate::hardware::{Layout, SET_UUID};
 use crate::image::Image;
 use crate::scenario::{Boot, Scenario};
-use crate::stamp::{Content, decode};
+use crate::stamp::{Content, SECTOR, decode};
 
 /// What was damaged, and what the engine reported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -208,4 +208,20 @@ fn damage_blocks(b: &Boot, earlier: &Image, l: &Layout, rng: &mut Rng) -> Tally 
         b.cache.put(Sector(at), &bytes);
     }
     tally
+}
+
+/// Flips a bit in each sector of the cache device that has data of one of these sectors of volume 0. Returns how many.
+pub fn flip(b: &Boot, sectors: std::ops::Range<u64>) -> usize {
+    let image = b.cache.image();
+    let mut flipped = 0;
+    for at in 0..256 * 8 {
+        let mut bytes = [0; SECTOR];
+        image.read(Sector(at), &mut bytes);
+        if matches!(decode(&bytes), Content::Data { volume: 0, sector, .. } if sectors.contains(&sector)) {
+            bytes[77] ^= 4;
+            b.cache.put(Sector(at), &bytes);
+            flipped += 1;
+        }
+    }
+    flipped
 }

@@ -9,7 +9,7 @@ use engine::tunables::Overwrite;
 use format::{CacheMode, Sector, Sectors};
 use io::Nanos;
 use io::sync::select;
-use sim::damaged_data::{Tally, damage, damage_many};
+use sim::damaged_data::{Tally, damage, damage_many, flip};
 use sim::disk::{Fault, Kind, Matching, Retained};
 use sim::hardware::Layout;
 use sim::image::Image;
@@ -20,22 +20,6 @@ use sim::stamp::{Content, SECTOR, decode};
 /// Buckets of seven blocks of data and a footer.
 fn layout(mode: CacheMode) -> Layout {
     Layout { checksums: true, ..Layout::small(mode) }
-}
-
-/// Flips a bit in each sector of the cache device that has data of one of these sectors of volume 0. Returns how many.
-fn flip(b: &Boot, sectors: std::ops::Range<u64>) -> usize {
-    let image = b.cache.image();
-    let mut flipped = 0;
-    for at in 0..256 * 8 {
-        let mut bytes = [0; SECTOR];
-        image.read(Sector(at), &mut bytes);
-        if matches!(decode(&bytes), Content::Data { volume: 0, sector, .. } if sectors.contains(&sector)) {
-            bytes[77] ^= 4;
-            b.cache.put(Sector(at), &bytes);
-            flipped += 1;
-        }
-    }
-    flipped
 }
 
 async fn open(b: &Boot) {

@@ -8,9 +8,9 @@ use std::rc::Rc;
 use engine::{CacheSet, SetOptions};
 use format::{CacheMode, Sector, Sectors};
 use io::sync::select;
-use io::{Completer, CrashLogMemory, CrashLogRef, Device, DeviceInfo, Disk, Nanos, Request};
+use io::{CrashLogMemory, CrashLogRef, Disk, Nanos};
 use sim::crash_log::Memory;
-use sim::disk::{Fault, Kind, Matching, Retained, SimDisk};
+use sim::disk::{Fault, Kind, Matching, Retained, WithHoles};
 use sim::hardware::Layout;
 use sim::image::Image;
 use sim::scenario::{Boot, Scenario};
@@ -81,22 +81,6 @@ fn a_crash_log_does_not_count_after_a_discard_failed() {
     start_and_judge(&mut scenario, options(&memory));
 }
 
-/// A disk that says that it has holes, as a sparse file does.
-struct WithHoles {
-    disk: Rc<SimDisk>,
-    info: DeviceInfo,
-}
-
-impl Device for WithHoles {
-    fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-
-    fn submit(&self, request: Request, completer: Completer) {
-        self.disk.submit(request, completer);
-    }
-}
-
 /// The same where a wipe of a sparse device discards a bucket, or reads it to check the discard, and that request fails.
 #[test]
 fn a_crash_log_does_not_count_after_a_request_of_a_wipe_failed() {
@@ -105,8 +89,7 @@ fn a_crash_log_does_not_count_after_a_request_of_a_wipe_failed() {
         let mut scenario = Scenario::new(2, Layout::small(CacheMode::Writeback), 0);
         let first = options(&memory);
         scenario.boot(move |mut b| async move {
-            let info = DeviceInfo { sparse: true, ..b.cache.info().clone() };
-            b.parts.cache = Disk::new(Rc::new(WithHoles { disk: b.cache.clone(), info }), b.rt.clone());
+            b.parts.cache = Disk::new(WithHoles::new(b.cache.clone()), b.rt.clone());
             write_twice(&b, first).await;
             b.cache.set_faults(vec![Fault { matching: Matching::all(kind), skip: 0, count: 1 }]);
             // The operator gives the wipe up.

@@ -2,12 +2,11 @@
 //! accepts or drops damaged dirty data.
 #![allow(clippy::unwrap_used)]
 
-use std::ops::Range;
-
 use engine::tunables::Overwrite;
 use engine::{Resolution, ScrubReport, SetEvent, SetOptions};
 use format::{CacheMode, FooterKey, RawSuperblock, Sector, Sectors};
 use io::Rng;
+use sim::damaged_data::flip;
 use sim::disk::Retained;
 use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
@@ -25,22 +24,6 @@ async fn open(b: &Boot, overwrite: Overwrite) {
     b.open_with(options).await;
     b.tune(0, "sequential_cutoff", "0").await;
     b.tune(0, "writeback_running", "0").await;
-}
-
-/// Flips a bit in each sector of the cache device that has data of one of these sectors of volume 0. Returns how many.
-fn flip(b: &Boot, sectors: Range<u64>) -> usize {
-    let image = b.cache.image();
-    let mut flipped = 0;
-    for at in 0..256 * 8 {
-        let mut bytes = [0; SECTOR];
-        image.read(Sector(at), &mut bytes);
-        if matches!(decode(&bytes), Content::Data { volume: 0, sector, .. } if sectors.contains(&sector)) {
-            bytes[77] ^= 4;
-            b.cache.put(Sector(at), &bytes);
-            flipped += 1;
-        }
-    }
-    flipped
 }
 
 fn events(b: &Boot) -> Vec<String> {
@@ -275,6 +258,29 @@ pub fn a_footer_is_not_written_over_data_of_a_kernel() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
+/// A set that fails ends its scrub at once, also while the scrub pauses for days because of its rate.
+#[test]
+fn a_scrub_that_pauses_ends_when_the_set_fails() {
+    let mut scenario = Scenario::new(1, layout(), 0);
+    scenario.boot(|b| async move {
+        open(&b, Overwrite::Off).await;
+        assert!(b.clients[0].write(0, 8, false).await && b.clients[0].flush().await);
+        b.set().set("scrub_rate", "1").await.unwrap();
+        let set = b.set();
+        let scrub = b.rt.spawn(async move { set.scrub().await });
+        b.sleep_ms(1000).await;
+        assert!(b.set().scrub_figures().running);
+        b.clients[0].set_tolerant(true);
+        assert!(b.clients[0].write(64, 8, false).await);
+        b.cache.die_after(0);
+        // The journal cannot be written.
+        b.clients[0].flush().await;
+        b.sleep_ms(1000).await;
+        assert!(b.set().failure().is_some());
+        assert!(scrub.try_take().is_some_and(|ended| ended.is_err()), "the scrub still pauses");
+    });
+}
+
 /// A scrub that was cancelled goes on behind the buckets that it has read, also after a restart. Its rate is limited.
 #[test]
 fn a_scrub_goes_on_where_it_was_cancelled() {
@@ -289,19 +295,13 @@ fn a_scrub_goes_on_where_it_was_cancelled() {
                 // Ten blocks in a second.
                 b.set().set("scrub_rate", "5120").await.unwrap();
                 let set = b.set();
-                let scrub = b.rt.spawn(async move {
-                    let began = set.scrub();
-                    let rt =
-                        io::sync::select(std::pin::pin!(began), std::pin::pin!(std::future::pending::<()>()))
-                            .await;
-                    drop(rt);
-                });
+                let scrub = b.rt.spawn(async move { set.scrub().await });
                 b.sleep_ms(8000).await;
                 let figures = b.set().scrub_figures();
                 assert!(figures.running && (60..100).contains(&figures.done.0), "{figures:?}");
                 // The stop ends it.
                 b.stop().await;
-                scrub.await;
+                assert!(scrub.await.is_err());
             } else {
                 let figures = b.set().scrub_figures();
                 assert!(

@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use engine::SetOptions;
 use format::{CacheMode, Sector, Sectors};
-use io::{Completer, Device, DeviceInfo, Disk, Request};
+use io::Disk;
 use sim::crash::every_crash;
-use sim::disk::{Fault, Kind, Matching, Retained, SimDisk};
+use sim::disk::{Fault, Kind, Matching, Retained, SimDisk, WithHoles};
 use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 use sim::stamp::{Content, decode};
@@ -101,22 +101,6 @@ fn nothing_is_left_of_a_detached_device() {
     }
 }
 
-/// A disk that says that it has holes.
-struct WithHoles {
-    disk: Rc<SimDisk>,
-    info: DeviceInfo,
-}
-
-impl Device for WithHoles {
-    fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-
-    fn submit(&self, request: Request, completer: Completer) {
-        self.disk.submit(request, completer);
-    }
-}
-
 /// Zeros would take room in a file with holes, so it is discarded. What it does not make zeros is overwritten all the same:
 /// a discard of this disk leaves the data, or makes it anything.
 #[test]
@@ -124,8 +108,7 @@ fn a_discard_is_not_believed() {
     for seed in 0..4 {
         let mut scenario = scenario(seed);
         scenario.boot(|mut b| async move {
-            let info = DeviceInfo { sparse: true, ..b.cache.info().clone() };
-            b.parts.cache = Disk::new(Rc::new(WithHoles { disk: b.cache.clone(), info }), b.rt.clone());
+            b.parts.cache = Disk::new(WithHoles::new(b.cache.clone()), b.rt.clone());
             open(&b).await;
             use_it(&b).await;
             detach(&b).await;

@@ -30,6 +30,7 @@
 //! applied to images at rest (`rot`). The engine does not claim to survive devices that report false flushes: these test
 //! the simulator (`tests/lying_devices.rs`). Must not know the engine.
 
+mod holes;
 mod kinds;
 mod medium;
 mod power;
@@ -45,6 +46,7 @@ use format::{Sector, Sectors};
 use io::{Buffer, Completer, Device, DeviceInfo, IoError, Nanos, Op, Request, Rng};
 
 pub use crate::landmark::Landmark;
+pub use holes::WithHoles;
 pub use kinds::{Counters, Fault, Kind, Matching, Retained, Speed};
 pub use medium::{Medium, Moment};
 
