@@ -21,7 +21,8 @@ use crate::read_only::ReadOnlyOpener;
 ///
 /// Finds damaged structures, and rebuilds them from what all other structures say. Before the first change it writes
 /// an undo file, with which `--undo` makes the devices byte for byte what they were. It prints each step, what may be
-/// wrong afterwards, and what it cannot mend. Exit status 0 if nothing (more) is to be mended, 1 if something remains.
+/// wrong afterwards, and what it cannot mend. Exit status 0 if every damaged structure is mended, 1 if one
+/// remains; --dry-run exits with the status that the repair would have. Damaged data is no damaged structure: `ubcache check` and `ubcache extract` name it.
 /// Copy the data with `ubcache extract` first if there is room for it.
 #[derive(Args, Debug)]
 pub(crate) struct Repair {
@@ -82,7 +83,7 @@ impl Repair {
         }
         drop(claims);
         self.report(&plan, writes.then_some(&*file))?;
-        if plan.is_complete() || self.dry_run { Ok(()) } else { Err(Failure::Found) }
+        if plan.is_complete() { Ok(()) } else { Err(Failure::Found) }
     }
 
     fn undo_file(&self) -> PathBuf {
