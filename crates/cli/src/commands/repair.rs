@@ -21,9 +21,9 @@ use crate::read_only::ReadOnlyOpener;
 ///
 /// Finds damaged structures, and rebuilds them from what all other structures say. Before the first change it writes
 /// an undo file, with which `--undo` makes the devices byte for byte what they were. It prints each step, what may be
-/// wrong afterwards, and what it cannot mend. Exit status 0 if every damaged structure is mended, 1 if one
-/// remains; --dry-run exits with the status that the repair would have. Damaged data is no damaged structure: `ubcache check` and `ubcache extract` name it.
-/// Copy the data with `ubcache extract` first if there is room for it.
+/// wrong afterwards, and what it cannot mend. Exit status 0 if every damaged structure is mended, 1 if one remains;
+/// --dry-run exits with the status that the repair would have. Damaged data is no damaged structure: `ubcache check`
+/// and `ubcache extract` name it. Copy the data with `ubcache extract` first if there is room for it.
 #[derive(Args, Debug)]
 pub(crate) struct Repair {
     /// Cache device
