@@ -106,15 +106,12 @@ const SCENARIOS: &[(Bug, fn())] = &[
     (Bug::ReleaseFlushesClientsOnly, dropped_data::a_release_flushes_what_a_failed_writeback_has_written),
     (
         Bug::ChangeDuringLookUpUnnoticed,
-        Bug::FlushWithoutWaiterTrusted,
-        Bug::MissingFooterTakenForAbsent,
         dropped_data::a_change_while_a_read_looks_its_pieces_up_keeps_the_miss_out_of_the_cache,
     ),
     (Bug::LateFlushTrusted, hung_device::a_flush_that_hangs_does_not_fill_the_journal),
     (Bug::CrashLogAfterError, older_devices::a_crash_log_does_not_count_after_the_device_failed),
     (
         Bug::FlushWithoutWaiterTrusted,
-        Bug::MissingFooterTakenForAbsent,
         older_devices::a_crash_log_does_not_count_after_a_flush_failed_for_which_no_task_waits,
     ),
     (Bug::EdgesNotDurable, contract::durable_zeros_of_a_flash_only_volume_wait_for_their_edges),
