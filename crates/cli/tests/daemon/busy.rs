@@ -180,21 +180,15 @@ fn a_long_command_delays_no_other_and_an_interrupted_one_is_not_carried_out() {
         daemon.run(&["register", &other]).ok().says(&["served"]);
         assert!(metrics(&daemon).contains("\"bcache0\""));
         daemon.run(&["status"]).ok().says(&["bcache0"]);
-        // The user of this one has pressed Ctrl-C.
+        // The user of this one presses Ctrl-C while it waits.
         let body = format!("{{\"device\": {:?}}}", slow.file);
-        let interrupted = || {
-            let mut stream = daemon.connect();
-            write!(stream, "POST /v1/unregister HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len())
-                .unwrap();
-        };
-        // A connection that ends before the daemon has seen the request has no command that could end.
-        wait_until("its end", || {
-            let is_seen = daemon.said().contains("the client disconnected before the command began");
-            if !is_seen {
-                interrupted();
-            }
-            is_seen
-        });
+        let mut interrupted = daemon.connect();
+        write!(interrupted, "POST /v1/unregister HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+            .unwrap();
+        wait_until("its wait", || daemon.said().contains(" waits; under way: unregister"));
+        drop(interrupted);
+        let gone = "the client disconnected before the command began";
+        wait_until("its end", || daemon.said().contains(gone));
         slow.thaw();
         stop.join().unwrap().ok();
     });

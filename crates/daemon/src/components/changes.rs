@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use serve::Failure;
+use serve::{Failure, message, plain};
 use tokio::sync::Notify;
 
 use crate::asked::Asked;
@@ -101,19 +101,26 @@ impl Changes {
     /// # Errors
     /// If another command has some of it for too long, or the client disconnects first.
     pub(crate) async fn claim(&self, asked: &Asked, scope: Scope) -> Result<Claim<'_>, Failure> {
+        // A command that need not wait begins, whether or not its client stays.
+        match self.try_claim(&asked.what, &scope) {
+            Ok(claim) => return Ok(claim),
+            Err(other) => {
+                message::note(&plain::escaped(&format!("{} waits; under way: {other}", asked.what)))
+            }
+        }
         let waited = tokio::time::timeout(self.waits_for, self.wait(&asked.what, &scope));
         tokio::select! {
-            // A command that need not wait begins, whether or not its client stays.
+            // The claim may be free after the client has left and before this task sees either.
             biased;
+            () = asked.client.disconnected() => Err(Failure::Failed(
+                "the client disconnected before the command began; nothing was changed".into(),
+            )),
             claim = waited => claim.or_else(|_| self.try_claim(&asked.what, &scope)).map_err(|other| {
                 Failure::Failed(format!(
                     "nothing was changed: another command is under way for the same device or set: {other}; \
                      try again later"
                 ))
             }),
-            () = asked.client.disconnected() => Err(Failure::Failed(
-                "the client disconnected before the command began; nothing was changed".into(),
-            )),
         }
     }
 
@@ -237,8 +244,8 @@ mod tests {
             let waits = changes.claim(&asked, Scope::everything());
             let leaves = async {
                 tokio::task::yield_now().await;
+                // Both before the command runs again.
                 drop(here);
-                tokio::task::yield_now().await;
                 drop(first);
             };
             let said = tokio::join!(waits, leaves).0.err().unwrap();
