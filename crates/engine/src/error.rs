@@ -35,7 +35,7 @@ pub enum EngineError {
     Refused(Arc<Refusal>),
     /// There is no room, and none can be made.
     #[error(transparent)]
-    NoSpace(#[from] NoRoom),
+    NoSpace(#[from] NoSpace),
     /// Dirty data does not match its checksum, and no other device has it.
     #[error(
         "{volume}: sector {sector}: the cached data is damaged (checksum, {device}, sector {at}) and is not on the backing \
@@ -64,7 +64,7 @@ pub enum EngineError {
 
 /// The place in which there is no room.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum NoRoom {
+pub enum NoSpace {
     /// The journal has no place for its next entry.
     #[error("{device}: no room in the journal for entry {entry} ({bytes} bytes)")]
     Journal {
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     fn full() -> EngineError {
-        NoRoom::Data { volume: "v".into() }.into()
+        NoSpace::Data { volume: "v".into() }.into()
     }
 
     fn io_error(errno: i32) -> IoError {
@@ -234,7 +234,7 @@ mod tests {
         let why = "v: every bucket of the cache holds dirty data or metadata";
         let answer = full().to_volume_error();
         let VolumeError::NoSpace(source) = &answer else { panic!("{answer:?}") };
-        assert!(source.downcast_ref::<NoRoom>().is_some() && answer.to_string() == why, "{answer:?}");
+        assert!(source.downcast_ref::<NoSpace>().is_some() && answer.to_string() == why, "{answer:?}");
         // What a volume answered reaches the client as it was.
         for answer in
             [VolumeError::no_space("full"), VolumeError::Stopped("v".into()), VolumeError::Io(io_error(28))]

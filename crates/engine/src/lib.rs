@@ -44,7 +44,7 @@ pub const CANARIES: bool = cfg!(feature = "canary");
 
 pub use damage::{Damage, Flaw, KeyFlaw, NodeFlaw, NodeKeyFlaw};
 pub use data::{ChecksumCounters, ChecksumCoverage};
-pub use error::{EngineError, NoRoom};
+pub use error::{EngineError, NoSpace};
 pub use events::{Resolution, SetEvent};
 pub use refusal::{Cause, DeviceRefusal, MemoryLimit, Refusal};
 pub use scrub::{DamagedRange, ScrubFigures, ScrubReport};

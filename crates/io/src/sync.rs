@@ -309,6 +309,25 @@ pub async fn select<A, B>(
     .await
 }
 
+/// Waits for all futures; returns their outputs in the order of the futures.
+pub async fn join_all<F: Future + Unpin>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+    let mut waiting: Vec<(Option<F>, Option<F::Output>)> =
+        futures.into_iter().map(|f| (Some(f), None)).collect();
+    poll_fn(|cx| {
+        let mut waits = false;
+        for (future, output) in &mut waiting {
+            let Some(f) = future else { continue };
+            match Pin::new(f).poll(cx) {
+                Poll::Ready(v) => (*future, *output) = (None, Some(v)),
+                Poll::Pending => waits = true,
+            }
+        }
+        if waits { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    waiting.into_iter().filter_map(|(_, output)| output).collect()
+}
+
 /// Waits for both futures.
 pub async fn join<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
     let (mut a, mut b) = (std::pin::pin!(a), std::pin::pin!(b));
@@ -529,5 +548,29 @@ mod tests {
             }
             assert_eq!(task.try_take(), Some(('a', 'b')));
         }
+    }
+    /// Each future is polled when it is ready, not after those before it.
+    #[test]
+    fn join_all_waits_for_all_at_the_same_time() {
+        let Bench { rt, step, advance, .. } = &bench();
+        let ended = Rc::new(std::cell::RefCell::new(Vec::new()));
+        let sleep = |ns: u64| {
+            let (sleep, ended) = (rt.sleep(Nanos(ns)), ended.clone());
+            Box::pin(async move {
+                sleep.await;
+                ended.borrow_mut().push(ns);
+                ns
+            })
+        };
+        let task = rt.spawn(join_all([sleep(2), sleep(1), sleep(0), sleep(3)]));
+        step();
+        while advance() {
+            step();
+        }
+        assert_eq!(task.try_take(), Some(vec![2, 1, 0, 3]));
+        assert_eq!(*ended.borrow(), [0, 1, 2, 3]);
+        let none = rt.spawn(join_all(Vec::<std::future::Ready<()>>::new()));
+        step();
+        assert_eq!(none.try_take(), Some(Vec::new()));
     }
 }

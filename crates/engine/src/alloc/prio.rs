@@ -14,7 +14,7 @@ use super::{Allocator, Buckets, Purpose};
 use crate::canary::{Bug, bug};
 use crate::damage::Flaw;
 use crate::device::Reader;
-use crate::error::{EngineError, NoRoom};
+use crate::error::{EngineError, NoSpace};
 use crate::journal::Urgency;
 
 /// The content of the newest chain.
@@ -151,7 +151,7 @@ pub(super) async fn write_prios(alloc: &Allocator) -> Result<(), EngineError> {
                     }
                     alloc.pool.put_ready(chain);
                     let device = alloc.device.place().device.clone();
-                    return Err(NoRoom::Priorities { device, buckets: sets }.into());
+                    return Err(NoSpace::Priorities { device, buckets: sets }.into());
                 }
             }
         }

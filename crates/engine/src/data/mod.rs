@@ -22,6 +22,7 @@ use format::{BucketNr, FooterId, FooterKey, FooterLayout, Ptr, Sector, Sectors, 
 use io::{Buffer, IoError, Nanos};
 
 use crate::alloc::{Allocator, Use};
+use crate::canary::{Bug, bug};
 use crate::device::{CacheDevice, MeteredIo};
 
 use damaged::DamagedBlocks;
@@ -328,9 +329,25 @@ impl CachedData {
         }
     }
 
-    /// Ends the overwriting of data in place, after the flush gate has counted the write. After an error the content of the
-    /// place is not known.
-    pub(crate) fn end_overwrite(&self, at: Ptr, data: &[u8], written: &Result<(), IoError>) {
+    /// Starts to overwrite data in place, after [`CachedData::begin_overwrite`].
+    #[inline]
+    pub(crate) fn overwrite(
+        &self,
+        (at, sectors): (Ptr, Sectors),
+        buffer: Buffer,
+        offset_bytes: usize,
+        fua: bool,
+    ) -> MeteredIo {
+        self.device.write_data((at.offset(), sectors), buffer, offset_bytes, fua)
+    }
+
+    /// Ends the overwriting of data in place: unless it was durable, the next flush covers it. After an error the content of
+    /// the place is not known.
+    #[inline]
+    pub(crate) fn end_overwrite(&self, at: Ptr, data: &[u8], written: &Result<(), IoError>, fua: bool) {
+        if !fua && !bug(Bug::OverwriteNotFlushed) {
+            self.device.overwrote();
+        }
         if let Some(sums) = &self.sums {
             let tick = self.device.latest_write();
             sums.table.borrow_mut().overwrote(at, data, written.is_ok().then_some(tick));

@@ -39,7 +39,7 @@ struct Snapshot {
 
 /// The key that stands for an entry in a bset.
 pub(super) fn key_of(inode: Inode, e: Entry) -> Bkey {
-    if e.is_tombstone() {
+    if e.is_hole() {
         Bkey::hole(inode, e.end(), e.size())
     } else {
         Bkey::extent(inode, e.end(), e.size(), e.dirty(), e.ptr())
@@ -192,7 +192,7 @@ async fn append(index: &Index, id: NodeId, s: Snapshot) -> Result<(), EngineErro
                 && let Some(mut x) = tree.take_extents(id)
             {
                 // From now on the bset on disk hides the keys that these holes hide.
-                x.retain(|_, e| !e.is_tombstone() || e.is_unwritten());
+                x.retain(|_, e| !e.is_hole() || e.is_unwritten());
                 tree.set_extents(id, x);
                 tree.node_mut(id).leaf_mut().last_used = used;
             }
@@ -403,8 +403,7 @@ mod tests {
                 // The merged keys of the bsets on disk are the holes.
                 let mut on_disk = Extents::new(Sectors(16));
                 for n in 0..holes {
-                    on_disk
-                        .push_back(Inode(1), Entry::tombstone(Sector(16 * n + 8), Sectors(8), JournalSeq(0)));
+                    on_disk.push_back(Inode(1), Entry::hole(Sector(16 * n + 8), Sectors(8), JournalSeq(0)));
                 }
                 tree.node_mut(id).leaf_mut().merged = Merged::of_extents(&on_disk);
                 let taken = snapshot(&index, tree, id).map(|s| (s.buffer.len(), s.has_holes));

@@ -138,10 +138,7 @@ pub(super) fn drop_unsettled(index: &Index, tree: &mut Tree, id: NodeId) {
         return;
     }
     let is_copy = |inode: &Inode, e: &Entry| {
-        !e.is_tombstone()
-            && !e.dirty()
-            && !e.may_be_durable()
-            && unsettled.iter().any(|(late, _)| late == inode)
+        !e.is_hole() && !e.dirty() && !e.may_be_durable() && unsettled.iter().any(|(late, _)| late == inode)
     };
     let node = tree.node(id);
     let found: Vec<(Inode, Sector, Sector)> = node

@@ -4,7 +4,7 @@
 //! bcache's layout (generation, sector), with three flags in the bits that a pointer on disk uses for the device index,
 //! which is always 0 in a set with one cache device.
 //!
-//! Invariants: `size` is at least 1 and at most 65535; `end >= size`; a tombstone has the sequence number of the
+//! Invariants: `size` is at least 1 and at most 65535; `end >= size`; a hole has the sequence number of the
 //! journal entry that made the range a hole in place of a pointer.
 
 use format::{Gen, JournalSeq, Ptr, Sector, Sectors};
@@ -19,7 +19,7 @@ pub(crate) const MAX_POSITION: Sector = Sector((1 << 47) - 1);
 
 const UNWRITTEN: u64 = 1 << 51;
 const JOURNALED: u64 = 1 << 52;
-const TOMBSTONE: u64 = 1 << 53;
+const HOLE: u64 = 1 << 53;
 const PTR_MASK: u64 = (1 << 51) - 1;
 
 /// A cached extent, or a hole that a bset must record.
@@ -38,9 +38,9 @@ impl Entry {
     }
 
     /// Makes the entry of a hole that journal entry `seq` made.
-    pub(crate) fn tombstone(end: Sector, size: Sectors, seq: JournalSeq) -> Entry {
+    pub(crate) fn hole(end: Sector, size: Sectors, seq: JournalSeq) -> Entry {
         assert!(seq.0 <= PTR_MASK, "journal sequence number {seq} does not fit in 51 bits");
-        Entry { place: place(end, size, false), target: seq.0 | TOMBSTONE }
+        Entry { place: place(end, size, false), target: seq.0 | HOLE }
     }
 
     /// Returns the entry marked as not yet in any written bset of its node.
@@ -72,8 +72,8 @@ impl Entry {
         self.place & 1 != 0
     }
 
-    pub(crate) fn is_tombstone(self) -> bool {
-        self.target & TOMBSTONE != 0
+    pub(crate) fn is_hole(self) -> bool {
+        self.target & HOLE != 0
     }
 
     pub(crate) fn is_unwritten(self) -> bool {
@@ -84,7 +84,7 @@ impl Entry {
     /// entries need no branch.
     pub(crate) fn count_unwritten(self) -> (usize, usize) {
         let unwritten = (self.target / UNWRITTEN) & 1;
-        let hole = (self.target / TOMBSTONE) & unwritten;
+        let hole = (self.target / HOLE) & unwritten;
         (unwritten as usize, hole as usize)
     }
 
@@ -94,9 +94,9 @@ impl Entry {
         self.target & (UNWRITTEN | JOURNALED) != UNWRITTEN
     }
 
-    /// The place of the data. The caller has checked that the entry is not a tombstone.
+    /// The place of the data. The caller has checked that the entry is not a hole.
     pub(crate) fn ptr(self) -> Ptr {
-        debug_assert!(!self.is_tombstone());
+        debug_assert!(!self.is_hole());
         Ptr(self.target & PTR_MASK)
     }
 
@@ -104,9 +104,9 @@ impl Entry {
         self.ptr().generation()
     }
 
-    /// The journal entry that made this hole. The caller has checked that the entry is a tombstone.
+    /// The journal entry that made this hole. The caller has checked that the entry is a hole.
     pub(crate) fn hole_seq(self) -> JournalSeq {
-        debug_assert!(self.is_tombstone());
+        debug_assert!(self.is_hole());
         JournalSeq(self.target & PTR_MASK)
     }
 
@@ -125,7 +125,7 @@ impl Entry {
     pub(crate) fn cut_front(&mut self, n: Sectors) {
         assert!(n < self.size(), "cutting {n} of {} sectors leaves nothing", self.size());
         self.place = place(self.end(), self.size() - n, self.dirty());
-        if !self.is_tombstone() {
+        if !self.is_hole() {
             self.target += n.0 << 8;
         }
     }
@@ -154,14 +154,14 @@ impl Entry {
         if self.end() != right.start() || self.dirty() != right.dirty() || size > MAX_EXTENT {
             return false;
         }
-        let expected = if self.is_tombstone() { self.target } else { self.target + (self.size().0 << 8) };
+        let expected = if self.is_hole() { self.target } else { self.target + (self.size().0 << 8) };
         if right.target != expected {
             return false;
         }
         // At the end of the largest cache `expected` overflows into the flags, and `right` may be a hole. The pointer
         // bits of `right` then name sector 0, which is in another bucket.
         let bucket = |e: Entry| Ptr(e.target & PTR_MASK).offset().0 >> bucket_shift;
-        if !self.is_tombstone() && bucket(*self) != bucket(right) && !bug(Bug::JoinedAcrossBuckets) {
+        if !self.is_hole() && bucket(*self) != bucket(right) && !bug(Bug::JoinedAcrossBuckets) {
             return false;
         }
         self.place = place(right.end(), size, self.dirty());
@@ -178,7 +178,7 @@ fn place(end: Sector, size: Sectors, dirty: bool) -> u64 {
 impl std::fmt::Debug for Entry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "[{}, {})", self.start(), self.end())?;
-        match (self.is_tombstone(), self.dirty()) {
+        match (self.is_hole(), self.dirty()) {
             (true, _) => write!(f, " hole of journal entry {}", self.hole_seq())?,
             (false, dirty) => {
                 let kind = if dirty { "dirty" } else { "clean" };

@@ -60,8 +60,8 @@ impl LeafChange {
                 Entry::extent(end, size, dirty, ptr).unwritten().journaled()
             }
             (Some((ptr, dirty)), Via::LeafOnly { .. }) => Entry::extent(end, size, dirty, ptr).unwritten(),
-            (None, Via::Journal(seq)) => Entry::tombstone(end, size, seq).unwritten().journaled(),
-            (None, Via::LeafOnly { .. }) => Entry::tombstone(end, size, JournalSeq(0)).unwritten(),
+            (None, Via::Journal(seq)) => Entry::hole(end, size, seq).unwritten().journaled(),
+            (None, Via::LeafOnly { .. }) => Entry::hole(end, size, JournalSeq(0)).unwritten(),
         }
     }
 }

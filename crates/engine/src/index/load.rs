@@ -186,7 +186,7 @@ fn extents_of(keys: &[Bkey], bucket_sectors: Sectors) -> Result<(Extents, Merged
         }
         let entry = match k.pointer() {
             Some(p) if p.is_available() => Entry::extent(k.offset(), k.size(), k.dirty(), p),
-            _ => Entry::tombstone(k.offset(), k.size(), JournalSeq(0)),
+            _ => Entry::hole(k.offset(), k.size(), JournalSeq(0)),
         };
         // All entries get the same flags, because entries with different flags would not be joined again.
         x.replace(k.inode(), start, k.offset(), Some(entry.unwritten()), |_| {});
@@ -194,7 +194,7 @@ fn extents_of(keys: &[Bkey], bucket_sectors: Sectors) -> Result<(Extents, Merged
     let merged = Merged::of_extents(&x);
     x.retain(|_, e| {
         e.mark_written();
-        !e.is_tombstone()
+        !e.is_hole()
     });
     Ok((x, merged))
 }

@@ -38,7 +38,7 @@ impl Merged {
 
     /// The merged keys of all bsets, as extents with their holes.
     pub(crate) fn of_extents(extents: &Extents) -> Merged {
-        let holes = extents.iter().filter(|(_, e)| e.is_tombstone()).count();
+        let holes = extents.iter().filter(|(_, e)| e.is_hole()).count();
         Merged { words: (extents.len() - holes) * EXTENT_WORDS + holes * HOLE_WORDS, holes }
     }
 
@@ -74,7 +74,7 @@ mod tests {
     fn entry(start: u64, size: u64, hole: bool, n: u64) -> Entry {
         let (end, size) = (Sector(start + size), Sectors(size));
         if hole {
-            return Entry::tombstone(end, size, JournalSeq(n));
+            return Entry::hole(end, size, JournalSeq(n));
         }
         Entry::extent(end, size, false, Ptr::new(0, Sector(n * 1000), Gen(0)))
     }
@@ -119,11 +119,11 @@ mod tests {
                 }
                 merged = merged.with_set(memory.count_unwritten(), memory.len());
                 for (_, e) in memory.iter_unwritten() {
-                    set_words += if e.is_tombstone() { HOLE_WORDS } else { EXTENT_WORDS };
+                    set_words += if e.is_hole() { HOLE_WORDS } else { EXTENT_WORDS };
                     put(&mut disk, e);
                 }
                 memory.mark_all_written();
-                memory.retain(|_, e| !e.is_tombstone());
+                memory.retain(|_, e| !e.is_hole());
                 let really = Merged::of_extents(&disk);
                 prop_assert!(merged.words >= really.words, "{merged:?} {really:?}");
                 prop_assert!(merged.holes >= really.holes, "{merged:?} {really:?}");

@@ -164,7 +164,7 @@ fn each_carried(index: &Index, tree: &Tree, ids: &[NodeId], mut visit: impl FnMu
     let (buckets, invalid) = (index.alloc.buckets(), index.invalid_slots.borrow());
     for id in ids {
         for (inode, e) in tree.node(*id).leaf().extents.iter().flat_map(Extents::iter) {
-            let wanted = match e.is_tombstone() {
+            let wanted = match e.is_hole() {
                 true => e.hole_seq() > durable,
                 false => buckets.is_current(e.ptr()) && (invalid.is_empty() || !invalid.contains(&inode)),
             };
@@ -273,7 +273,7 @@ fn new_leaf(
     let mut dirty_sectors = 0;
     for (inode, e) in group {
         let mut e = *e;
-        if e.is_tombstone() {
+        if e.is_hole() {
             // The journal entry of the hole may not be durable yet, so look-ups must still find the hole. It is in no
             // bset, because the write of a bset waits for the journal entry.
             debug_assert!(e.is_unwritten());
@@ -552,7 +552,7 @@ mod tests {
                 let tree = index.tree();
                 let id = tree.next_leaf(None).expect("a tree has a leaf");
                 let extents = tree.node(id).leaf().extents.iter().flat_map(Extents::iter);
-                (id, extents.filter(|(_, e)| e.is_tombstone()).count())
+                (id, extents.filter(|(_, e)| e.is_hole()).count())
             };
             for at in [0, 100, 200] {
                 let change =

@@ -254,7 +254,7 @@ impl Tree {
             return Ok(IndexSegment { end: e.start(), kind: Kind::Hole { seq: None } });
         }
         let here = e.clipped(start, end);
-        let kind = if here.is_tombstone() {
+        let kind = if here.is_hole() {
             Kind::Hole { seq: Some(here.hole_seq()) }
         } else if buckets.is_current(here.ptr()) {
             Kind::Hit { ptr: here.ptr(), dirty: here.dirty(), may_be_durable: here.may_be_durable() }
@@ -282,7 +282,7 @@ impl Tree {
         let by = via.seq();
         let (before, entries) = (extents.memory_bytes_hint(), extents.len());
         extents.replace(inode, start, end, Some(change.entry()), |old| {
-            if old.is_tombstone() {
+            if old.is_hole() {
                 // The hole hides an older key. A look-up that finds the copy would not know for which entry to wait.
                 let forgotten = matches!(via, Via::LeafOnly { durable, .. } if old.hole_seq() > durable);
                 assert!(
@@ -363,7 +363,7 @@ impl Tree {
         let mut found = Vec::new();
         if node.leaf().dirty_sectors > 0 {
             let extents = node.leaf().extents.as_ref().ok_or(NotLoaded(id))?;
-            let dirty = |e: &Entry| !e.is_tombstone() && e.dirty() && buckets.is_current(e.ptr());
+            let dirty = |e: &Entry| !e.is_hole() && e.dirty() && buckets.is_current(e.ptr());
             found.extend(extents.iter_from(inode, from).filter(dirty).map(|e| (e.start(), e.size())));
         }
         self.dirty.device_mut(inode).count_stripes(next.unwrap_or(Sector(u64::MAX)), found.into_iter());
@@ -378,7 +378,7 @@ impl Tree {
     /// Counts the extents of a leaf that was just read for the first time, in the bucket table and in the dirty counts.
     pub(crate) fn account_leaf(&mut self, id: NodeId, extents: &Extents, buckets: &mut Buckets) {
         let mut leaf_dirty = 0;
-        for (inode, e) in extents.iter().filter(|(_, e)| !e.is_tombstone()) {
+        for (inode, e) in extents.iter().filter(|(_, e)| !e.is_hole()) {
             buckets.note_footer_room(e.ptr(), e.size());
             if buckets.add(e.ptr(), e.size(), e.dirty()) && e.dirty() {
                 self.dirty.device_mut(inode).add(e.start(), e.size());
@@ -442,7 +442,7 @@ impl Tree {
                 let extents = leaf.extents.as_ref().ok_or(NotLoaded(*id))?;
                 let found = extents
                     .iter_from(inode, from)
-                    .find(|e| !e.is_tombstone() && e.dirty() && buckets.is_current(e.ptr()));
+                    .find(|e| !e.is_hole() && e.dirty() && buckets.is_current(e.ptr()));
                 if let Some(e) = found {
                     let e = if e.start() < from { e.clipped(from, e.end()) } else { e };
                     return Ok(Some((e.start(), e.size(), e.ptr())));
@@ -463,7 +463,7 @@ impl Tree {
     pub(crate) fn survey(&self, id: NodeId, buckets: &Buckets) -> Survey {
         let mut s = Survey { live: 0, stale: 0, max_age: 0 };
         let extents = self.node(id).leaf().extents.as_ref();
-        for (_, e) in extents.into_iter().flat_map(Extents::iter).filter(|(_, e)| !e.is_tombstone()) {
+        for (_, e) in extents.into_iter().flat_map(Extents::iter).filter(|(_, e)| !e.is_hole()) {
             let age = buckets.generation(buckets.bucket_of(e.ptr())).age_of(e.generation());
             if age == 0 {
                 s.live += 1;
@@ -478,7 +478,7 @@ impl Tree {
     /// Lowers `oldest` to the generations of the pointers in a leaf.
     pub(crate) fn oldest_pointers(&self, id: NodeId, buckets: &Buckets, oldest: &mut [Gen]) {
         let extents = self.node(id).leaf().extents.as_ref();
-        for (_, e) in extents.into_iter().flat_map(Extents::iter).filter(|(_, e)| !e.is_tombstone()) {
+        for (_, e) in extents.into_iter().flat_map(Extents::iter).filter(|(_, e)| !e.is_hole()) {
             let slot = oldest.get_mut(buckets.bucket_of(e.ptr()).0 as usize);
             if let Some(o) = slot.filter(|o| o.age_of(e.generation()) > 0) {
                 *o = e.generation();
@@ -532,7 +532,7 @@ impl Tree {
             if wanted(inode, e) {
                 return true;
             }
-            if !e.is_tombstone() && buckets.sub(e.ptr(), e.size(), e.dirty()) && e.dirty() {
+            if !e.is_hole() && buckets.sub(e.ptr(), e.size(), e.dirty()) && e.dirty() {
                 dirty_removed += e.size().0;
                 dirty.device_mut(inode).remove(e.start(), e.size(), JournalSeq(0));
             }
@@ -555,7 +555,7 @@ impl Tree {
         extents
             .into_iter()
             .flat_map(Extents::iter)
-            .filter(|(_, e)| !e.is_tombstone() && buckets.is_current(e.ptr()))
+            .filter(|(_, e)| !e.is_hole() && buckets.is_current(e.ptr()))
             .map(|(inode, e)| (inode, e.start(), e.size(), e.ptr(), e.dirty()))
     }
 }

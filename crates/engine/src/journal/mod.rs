@@ -29,7 +29,7 @@ use io::{Histogram, Nanos};
 
 use crate::canary::{Bug, bug};
 use crate::device::CacheDevice;
-use crate::error::{EngineError, NoRoom};
+use crate::error::{EngineError, NoSpace};
 pub(crate) use crash_log::newer_entries;
 pub(crate) use pins::Pins;
 pub(crate) use replay::scan;
@@ -499,7 +499,7 @@ impl Journal {
             let last_seq = s.pins.oldest(s.open);
             if !s.ring.has_room(bytes, 0, last_seq) {
                 let device = self.device.disk().info().name.clone();
-                return Err(NoRoom::Journal { device, entry: s.open, bytes }.into());
+                return Err(NoSpace::Journal { device, entry: s.open, bytes }.into());
             }
             let seq = s.open;
             let slot = s.ring.take(bytes, seq);

@@ -17,7 +17,7 @@ use crate::alloc::{Allocator, Eviction, refill_task};
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::data::{CachedData, footer_task};
 use crate::device::{BackingDevices, CacheDevice, read_cache};
-use crate::error::{EngineError, NoRoom, Place};
+use crate::error::{EngineError, NoSpace, Place};
 use crate::events::SetEvent;
 use crate::gc::Gc;
 use crate::index::{Index, evict_task, leaf_writer_task, reclaim_task, write_old_leaves_task};
@@ -99,7 +99,7 @@ async fn open_device(cache: Disk, options: SetOptions) -> Result<Rc<Core>, Engin
     if ready < needed {
         mark(Mark::NoBuckets);
         let device = core.cache.device.place().device.clone();
-        return Err(NoRoom::Start { device, ready, needed }.into());
+        return Err(NoSpace::Start { device, ready, needed }.into());
     }
     core.cache.data.erase_footers(core.cache.alloc.ready_buckets()).await?;
     {

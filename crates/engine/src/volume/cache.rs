@@ -256,4 +256,44 @@ mod tests {
             assert_eq!(favours(), (true, true), "the costs of the cache device are unknown");
         });
     }
+    /// The cost model of a cache device learnt the time of the disk: requests to both devices were polled one after the other.
+    /// Then the cache seemed to be as slow as the disk.
+    #[test]
+    fn a_request_to_the_cache_device_ends_before_the_one_to_a_slow_disk() {
+        run(|rt| async move {
+            let ssd = Watching::new(16_384);
+            let set = open_set(&ssd, &rt, (16, false), SetOptions::default()).await;
+            let disk = TestDisk::new(4096);
+            let volume = crate::set::attach(&set.core, backing_device(&disk, &rt)).await.unwrap();
+            let cache = components(set, &rt);
+            volume.settings_mut().cache_mode = format::CacheMode::Writethrough;
+            let buffer = |bytes| rt.pool().zeroed(bytes);
+            volume.read(Sector(0), Sectors(8), buffer(4096), 0).await.1.unwrap();
+            while cache.tasks.under_way() > 0 {
+                rt.yield_now().await;
+            }
+            let requests = || cache.device.model(CostModel::in_flight);
+            for writes in [false, true] {
+                let before = ssd.requests.borrow().len();
+                disk.hold(true);
+                let (volume, data) = (volume.clone(), buffer(8192));
+                let request = rt.spawn(async move {
+                    match writes {
+                        true => {
+                            volume.write(Sector(0), Sectors(16), data, 0, io::WriteFlags::default()).await
+                        }
+                        false => volume.read(Sector(0), Sectors(16), data, 0).await.1,
+                    }
+                });
+                disk.held(1, &rt).await;
+                for _ in 0..3 {
+                    rt.yield_now().await;
+                }
+                assert!(ssd.requests.borrow().len() > before, "writes: {writes}");
+                assert_eq!(requests(), 0, "writes: {writes}");
+                disk.hold(false);
+                request.await.unwrap();
+            }
+        });
+    }
 }

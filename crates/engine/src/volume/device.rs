@@ -11,10 +11,10 @@ use io::{BlockVolume, Buffer, Handle, Nanos, RangeStatus, ReadFlags, VolumeError
 
 use super::direct::Direct;
 use super::ranges::Ranges;
-use super::read::Read;
+use super::request::Read;
 use super::write::Write;
 use super::writeback_state::WritebackState;
-use super::{Volume, direct, lost, read, write};
+use super::{Volume, backing, direct, lost, read, write};
 use crate::canary::{Bug, bug};
 use crate::index::Kind;
 use crate::policy::bypass::BypassReason;
@@ -108,7 +108,8 @@ impl Volume {
         loop {
             let Some((cache, inode)) = self.attached() else {
                 let start = sector + Sectors(self.offset.0);
-                let (buffer, result) = read::read_settled(self, start, sectors, buffer, offset_bytes).await;
+                let (buffer, result) =
+                    backing::read_settled(self, start, sectors, buffer, offset_bytes).await;
                 return (buffer, self.passed_through(OpKind::Read, sectors, began, result));
             };
             if !cache.device.is_failed() {

@@ -14,6 +14,7 @@
 use std::rc::Rc;
 
 use format::{JournalSeq, Sector, Sectors};
+use io::sync::{join, join_all};
 use io::{Op, VolumeError, ZeroFlags};
 
 use super::Blocks;
@@ -43,28 +44,16 @@ pub(super) async fn write_direct(
     copy: bool,
     over_dirty: bool,
 ) -> Result<(), EngineError> {
-    let Target { volume, cache, inode } = target;
+    let Target { volume, cache, .. } = target;
     let Some(backing) = volume.backing() else { return Ok(()) };
     volume.ranges.writeback_done(write.start, write.end).await;
     let (outer_start, outer_end) = widened(volume, cache, write.range());
     invalidate_clean(target, outer_start, outer_end).await?;
-    let mut copies: Vec<(Sector, Placed, MeteredIo)> = Vec::new();
-    if copy {
-        let mut at = write.start;
-        while at < write.end {
-            let Some(placed) = cache.alloc.try_place(DataKind::Clean, (inode, at), write.end - at) else {
-                volume.not_cached(write.end - at);
-                break;
-            };
-            let offset = write.offset_bytes + (at - write.start).bytes() as usize;
-            let data = write.buffer.clone();
-            let future = cache.data.write(placed.ptr, placed.size, data, offset);
-            copies.push((at, placed, future));
-            at += placed.size;
-        }
-    }
+    let (places, copies) = if copy { start_copies(target, write) } else { Default::default() };
     let (sectors, data) = (write.sectors(), write.buffer.clone());
-    let done = backing.write_data(write.start, sectors, data, write.offset_bytes, write.fua).await;
+    let written = backing.write_data(write.start, sectors, data, write.offset_bytes, write.fua);
+    // The requests are polled together, so that the time of a copy does not include that of the backing device.
+    let (done, copied) = join(written, join_all(copies)).await;
     backing.wrote_directly();
     let result = match done.result {
         Err(e) => {
@@ -74,10 +63,9 @@ pub(super) async fn write_direct(
         Ok(()) if over_dirty => drop_dirty(target, write.start, write.end, write.fua).await,
         Ok(()) => Ok(()),
     };
-    for (at, placed, future) in copies {
-        let copied = future.await.result;
-        cache.device.observe_data(&copied);
-        if copied.is_ok() && result.is_ok() {
+    for ((at, placed), copied) in places.into_iter().zip(copied) {
+        cache.device.observe_data(&copied.result);
+        if copied.result.is_ok() && result.is_ok() {
             cache.device.counters().count_written(placed.size);
             // A clean copy that is not inserted does not make the write fail.
             let _ = insert_written(target, at, placed.size, placed.ptr).await;
@@ -85,6 +73,23 @@ pub(super) async fn write_direct(
         cache.alloc.release(placed);
     }
     result
+}
+
+/// Starts to write clean copies of the data into the cache, as far as there is room.
+fn start_copies(target: Target<'_>, write: &Write) -> (Vec<(Sector, Placed)>, Vec<MeteredIo>) {
+    let Target { volume, cache, inode } = target;
+    let (mut places, mut copies, mut at) = (Vec::new(), Vec::new(), write.start);
+    while at < write.end {
+        let Some(placed) = cache.alloc.try_place(DataKind::Clean, (inode, at), write.end - at) else {
+            volume.not_cached(write.end - at);
+            break;
+        };
+        let offset = write.offset_bytes + (at - write.start).bytes() as usize;
+        copies.push(cache.data.write(placed.ptr, placed.size, write.buffer.clone(), offset));
+        places.push((at, placed));
+        at += placed.size;
+    }
+    (places, copies)
 }
 
 /// Discards or zeroes a range of a cached device or flash-only volume.

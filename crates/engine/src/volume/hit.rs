@@ -1,19 +1,65 @@
 //! Hits: what follows the read of an extent from the cache.
 //!
 //! After a read the generation of the bucket is checked: if it has changed, the bucket may have been reused during the read.
-//! A hit is recorded, and its data is promoted if its bucket will be evicted soon. If the cache device fails, clean data is
-//! read from the backing device. Must not know requests of several pieces.
+//! Then the checksums are compared, if the set has them. A hit is recorded, and its data is promoted if its bucket will be
+//! evicted soon.
+//!
+//! Owns these steps, for requests of one extent and of several pieces. Must not know what else the request reads.
 
 use format::{Ptr, Sector, Sectors};
 use io::{Buffer, Nanos};
 
-use super::read::{Read, read_settled};
-use super::{Blocks, Cache, Target, Volume};
+use super::request::Read;
+use super::{Blocks, Cache, CachedPiece, Target, is_sound};
 use crate::canary::{Bug, bug};
+use crate::data::ReadToken;
 use crate::device::ReadEpoch;
 use crate::error::EngineError;
 use crate::policy::congestion::Direction;
-use crate::stats::{OpKind, Outcome};
+
+/// An extent, or a part of one, that a request reads from the cache.
+#[derive(Clone, Copy)]
+pub(super) struct CachedExtent {
+    pub(super) ptr: Ptr,
+    pub(super) dirty: bool,
+}
+
+/// The moment at which a request looked its extents up and began to read them.
+#[derive(Clone, Copy)]
+pub(super) struct ReadStart {
+    time: Nanos,
+    token: ReadToken,
+    epoch: ReadEpoch,
+}
+
+impl ReadStart {
+    /// The present moment. `epoch`: the epoch of the look-up.
+    #[inline]
+    pub(super) fn now(target: Target<'_>, epoch: ReadEpoch) -> ReadStart {
+        ReadStart { time: target.volume.rt.turn_time(), token: target.cache.data.read_token(), epoch }
+    }
+}
+
+/// The data that was read for an extent: the whole blocks in which it was read, and the bytes of the extent in them.
+#[derive(Clone, Copy)]
+pub(super) struct ReadData<'d> {
+    pub(super) blocks: &'d [u8],
+    pub(super) skip_bytes: usize,
+    pub(super) sectors: Sectors,
+}
+
+impl<'d> ReadData<'d> {
+    /// Data that was read as it was asked for.
+    pub(super) fn exact(buffer: &'d Buffer, offset_bytes: usize, sectors: Sectors) -> ReadData<'d> {
+        ReadData { blocks: bytes_of(buffer, offset_bytes, sectors), skip_bytes: 0, sectors }
+    }
+
+    /// The bytes of the extent.
+    pub(super) fn bytes(self) -> &'d [u8] {
+        let end = self.skip_bytes + self.sectors.bytes() as usize;
+        self.blocks.get(self.skip_bytes..end).unwrap_or_default()
+    }
+}
 
 /// The bytes of a part of a buffer.
 pub(super) fn bytes_of(buffer: &Buffer, offset_bytes: usize, sectors: Sectors) -> &[u8] {
@@ -21,49 +67,66 @@ pub(super) fn bytes_of(buffer: &Buffer, offset_bytes: usize, sectors: Sectors) -
     buffer.as_slice().get(offset_bytes..end).unwrap_or_default()
 }
 
-/// Reads clean data from the backing device after the cache device has failed to read it.
-pub(super) async fn read_instead(
-    volume: &Volume,
+/// The bytes of a part of a buffer, to write to.
+///
+/// # Panics
+/// If the buffer is shorter.
+pub(super) fn bytes_of_mut(buffer: &mut Buffer, offset_bytes: usize, sectors: Sectors) -> &mut [u8] {
+    &mut buffer.as_mut()[offset_bytes..offset_bytes + sectors.bytes() as usize]
+}
+
+/// Ends a read of one extent whose data is sound: records the hit, and promotes the data if its bucket will be evicted soon.
+/// `ended`: when the device answered. Returns false if the request must look up and read again, because the data may not be
+/// that of the look-up.
+#[inline]
+pub(super) fn accept<'d>(
+    target: Target<'_>,
     read: &Read,
-    buffer: Buffer,
-    arrived: Nanos,
-) -> (Buffer, Result<(), EngineError>) {
-    let sectors = read.sectors();
-    let (buffer, result) = read_settled(volume, read.start, sectors, buffer, read.offset_bytes).await;
-    if result.is_ok() {
-        volume.answered(OpKind::Read, Outcome::Miss, sectors, arrived);
+    extent: CachedExtent,
+    (began, ended): (&ReadStart, Nanos),
+    data: impl FnOnce() -> ReadData<'d>,
+) -> bool {
+    let Target { volume, cache, .. } = target;
+    cache.congestion().observe_latency(Direction::Read, ended.since(began.time), ended);
+    if !is_still_valid(cache, extent.ptr, began.epoch) {
+        return false;
     }
-    (buffer, result.map_err(EngineError::from))
+    if cache.alloc.used(extent.ptr, read.sectors(), volume.saving_of(read.meta)) && !extent.dirty {
+        promote(target, read.start, extent.ptr, data().bytes());
+    }
+    true
+}
+
+/// Compares the data of an extent with its checksums, if the set has them, and then does as [`accept`].
+///
+/// # Errors
+/// If dirty data is damaged, or the set has failed.
+pub(super) async fn verify_and_accept(
+    target: Target<'_>,
+    read: &Read,
+    extent: CachedExtent,
+    (began, ended): (&ReadStart, Nanos),
+    data: ReadData<'_>,
+) -> Result<bool, EngineError> {
+    let Target { cache, .. } = target;
+    if cache.data.has_checksums() {
+        let skip = Sectors::from_bytes_floor(data.skip_bytes as u64);
+        let first = CachedPiece { start: read.start - skip, ptr: extent.ptr.rewound(skip) };
+        let is_valid = is_still_valid(cache, extent.ptr, began.epoch);
+        if !is_valid || !Box::pin(is_sound(target, first, data.blocks, began.token)).await? {
+            return Ok(false);
+        }
+    }
+    Ok(accept(target, read, extent, (began, ended), || data))
 }
 
 /// Whether data that was read from `ptr` is still the data to which the key pointed when it was looked up, at `epoch`.
-pub(super) fn is_still_valid(cache: &Cache, ptr: Ptr, epoch: ReadEpoch) -> bool {
+fn is_still_valid(cache: &Cache, ptr: Ptr, epoch: ReadEpoch) -> bool {
     let reused = !cache.alloc.buckets().is_current(ptr) && !bug(Bug::StaleGenerationRead);
-    let valid = !reused && cache.device.read_epoch() == epoch;
-    if !valid {
-        cache.device.counters().cache_read_races += 1;
-    }
-    valid
+    !reused && cache.device.read_epoch() == epoch
 }
 
-/// Records that a range was read from the cache, and promotes the data if its bucket will be evicted soon. `data`
-/// returns bytes that begin with the data that was read.
-#[inline]
-pub(super) fn hit<'d>(
-    target: Target<'_>,
-    meta: bool,
-    (start, sectors): (Sector, Sectors),
-    (ptr, dirty): (Ptr, bool),
-    data: impl FnOnce() -> &'d [u8],
-) {
-    let Target { volume, cache, .. } = target;
-    if cache.alloc.used(ptr, sectors, volume.saving_of(meta)) && !dirty {
-        let data = data().get(..sectors.bytes() as usize).unwrap_or_default();
-        promote(target, start, ptr, data);
-    }
-}
-
-/// Promotes the whole blocks of clean data that was just read from `ptr`. `data` is the data at `start`.
+/// Promotes the whole blocks of clean data that was just read.
 #[cold]
 fn promote(target: Target<'_>, start: Sector, ptr: Ptr, data: &[u8]) {
     let Target { cache, inode, .. } = target;
@@ -73,9 +136,4 @@ fn promote(target: Target<'_>, start: Sector, ptr: Ptr, data: &[u8]) {
     if let Some(data) = data.get(skip.bytes() as usize..(last - start).bytes() as usize) {
         crate::gc::promote(&cache.gc, (inode, first), ptr.advanced(skip), data);
     }
-}
-
-pub(super) fn observe_latency(volume: &Volume, cache: &Cache, direction: Direction, began: io::Nanos) {
-    let now = volume.rt.turn_time();
-    cache.congestion().observe_latency(direction, now.since(began), now);
 }

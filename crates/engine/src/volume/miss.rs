@@ -12,7 +12,7 @@ use io::Buffer;
 use super::Blocks;
 use super::RangeGuard;
 use super::Target;
-use super::read::flush_has_failed;
+use super::backing::flush_has_failed;
 use crate::alloc::{DataKind, Purpose};
 use crate::canary::{Bug, bug};
 use crate::index::{Blocked, Durability, IndexSegment, Kind};

@@ -1,13 +1,14 @@
 //! A volume: a cached device or a flash-only volume, as clients use it.
 //!
 //! Owns what all requests have in common (bounds, in-flight count, bypass decision, statistics) and the state of the
-//! volume (attached, detaching, pass-through, stopped). The paths are in `read`, `hit`, `write`, `direct`, `miss` and
-//! `overwrite`; `blocks` widens a request to whole blocks, or reduces it to them; `ranges` says which requests may
+//! volume (attached, detaching, pass-through, stopped). The paths are in `read`, `pieces`, `hit`, `backing`, `write`, `direct`,
+//! `miss` and `overwrite`; `blocks` widens a request to whole blocks, or reduces it to them; `ranges` says which requests may
 //! overlap; writeback is a separate task (`crate::writeback`).
 //!
 //! Invariants: positions handed to the index include the data offset; a volume with dirty data never serves requests
 //! without its cache.
 
+mod backing;
 mod blocks;
 mod cache;
 mod damaged;
@@ -18,8 +19,10 @@ mod hit;
 mod lost;
 mod miss;
 mod overwrite;
+mod pieces;
 mod ranges;
 mod read;
+mod request;
 mod settings;
 mod write;
 mod writeback_state;
@@ -31,6 +34,7 @@ use format::{BackingState, CacheMode, Inode, Sector, Sectors, Uuid};
 use io::sync::{Event, Mutex};
 use io::{Disk, Handle, Nanos, TraceFigures, VolumeError};
 
+pub(crate) use backing::is_usable;
 pub(crate) use blocks::Blocks;
 pub(crate) use cache::{Cache, Shared, VolumeLoad};
 pub(crate) use damaged::{
@@ -38,7 +42,7 @@ pub(crate) use damaged::{
 };
 pub use device::VolumeRef;
 pub(crate) use ranges::{RangeGuard, Ranges};
-pub(crate) use read::is_usable;
+
 pub(crate) use writeback_state::WritebackState;
 
 use crate::canary::{Mark, mark};

@@ -12,7 +12,7 @@
 //!   pinned;
 //! * a write that has begun runs to its end: if it were cancelled, its range would be released while the device still
 //!   writes. The same holds for writes past the cache;
-//! * [`CacheDevice::overwrote`](crate::device::CacheDevice::overwrote) makes the next flush cover it. A write with FUA
+//! * [`CachedData::end_overwrite`](crate::data::CachedData::end_overwrite) makes the next flush cover it. A write with FUA
 //!   is durable by itself, together with the keys that are not durable yet.
 
 use format::{JournalSeq, Ptr};
@@ -87,15 +87,10 @@ pub(super) async fn overwrite(target: Target<'_>, write: &Write, ptr: Ptr) -> Op
         }
     }
     let began = volume.rt.turn_time();
-    let (data, offset) = (write.buffer.clone(), write.offset_bytes);
-    let (at, sectors) = (ptr.offset(), write.sectors());
-    let done = cache.device.write_data((at, sectors), data, offset, write.fua).await;
-    if !write.fua && !bug(Bug::OverwriteNotFlushed) {
-        cache.device.overwrote();
-    }
-    if cache.data.has_checksums() {
-        cache.data.end_overwrite(ptr, bytes_of(&write.buffer, offset, sectors), &done.result);
-    }
+    let (data, offset, sectors) = (write.buffer.clone(), write.offset_bytes, write.sectors());
+    let done = cache.data.overwrite((ptr, sectors), data, offset, write.fua).await;
+    let data = bytes_of(&write.buffer, offset, sectors);
+    cache.data.end_overwrite(ptr, data, &done.result, write.fua);
     cache.alloc.unpin(bucket);
     cache.device.observe_data(&done.result);
     // After an error the content of the place is unknown. The caller writes the data to a new place and moves the key

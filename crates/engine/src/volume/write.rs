@@ -18,14 +18,15 @@ use super::Blocks;
 use super::Cache;
 use super::Target;
 use super::Volume;
+use super::backing::read_directly;
 use super::blocks::widened;
 use super::direct::write_direct;
 use super::overwrite::{overwrite, place_to_overwrite};
-use super::read::{read_directly, read_merged};
+use super::read::read_merged;
 use crate::alloc::{DataKind, Placed, Purpose};
 use crate::canary::{Bug, bug};
 use crate::device::{BackingDevice, MeteredIo};
-use crate::error::{EngineError, NoRoom};
+use crate::error::{EngineError, NoSpace};
 use crate::index::{Change, Durability, Kind, Progress};
 use crate::policy::bypass::{
     BypassReason, Decision, RequestHints, RequestKind, WriteInputs, WritePath, write_path,
@@ -458,7 +459,7 @@ pub(super) async fn write_flash_only(target: Target<'_>, write: &Write) -> Resul
 fn failure_of(volume: &Volume, not_taken: NotTaken) -> EngineError {
     match not_taken {
         NotTaken::Failed(e) => e,
-        NotTaken::ByCache => NoRoom::Data { volume: volume.name().to_string() }.into(),
+        NotTaken::ByCache => NoSpace::Data { volume: volume.name().to_string() }.into(),
     }
 }
 

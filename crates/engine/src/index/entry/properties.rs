@@ -31,7 +31,7 @@ struct Model {
 
 impl Model {
     fn of(e: Entry) -> Model {
-        let target = match e.is_tombstone() {
+        let target = match e.is_hole() {
             true => Target::Hole { seq: e.hole_seq().0 },
             false => Target::Cache { offset: e.ptr().offset().0, generation: e.generation().0 },
         };
@@ -88,7 +88,7 @@ fn build(model: (u64, u64, bool), target: Target, (unwritten, journaled): (bool,
         Target::Cache { offset, generation } => {
             Entry::extent(end, size, dirty, Ptr::new(0, Sector(offset), Gen(generation)))
         }
-        Target::Hole { seq } => Entry::tombstone(end, size, JournalSeq(seq)),
+        Target::Hole { seq } => Entry::hole(end, size, JournalSeq(seq)),
     };
     if unwritten {
         e = e.unwritten();
@@ -296,11 +296,11 @@ fn positions_end_at_47_bits() {
 #[test]
 #[should_panic(expected = "extent of 65536 sectors")]
 fn sizes_end_at_16_bits() {
-    let _ = Entry::tombstone(Sector(1 << 20), MAX_EXTENT + Sectors(1), JournalSeq(1));
+    let _ = Entry::hole(Sector(1 << 20), MAX_EXTENT + Sectors(1), JournalSeq(1));
 }
 
 #[test]
 #[should_panic(expected = "leaves nothing")]
 fn a_cut_leaves_a_sector() {
-    Entry::tombstone(Sector(8), Sectors(8), JournalSeq(1)).cut_front(Sectors(8));
+    Entry::hole(Sector(8), Sectors(8), JournalSeq(1)).cut_front(Sectors(8));
 }

@@ -133,8 +133,7 @@ impl Both {
             }
             Step::Hole { inode, start, size, known } => {
                 self.seq += 1;
-                let hole =
-                    Entry::tombstone(Sector(start + size), Sectors(size), JournalSeq(self.seq)).unwritten();
+                let hole = Entry::hole(Sector(start + size), Sectors(size), JournalSeq(self.seq)).unwritten();
                 self.replace(inode, (start, start + size), known.then_some(hole));
             }
             Step::MarkWritten => {
@@ -165,7 +164,7 @@ impl Both {
         let n = x.count_unwritten();
         assert_eq!(
             (n.keys, n.holes),
-            (all(|e| e.is_unwritten()).len(), all(|e| e.is_unwritten() && e.is_tombstone()).len())
+            (all(|e| e.is_unwritten()).len(), all(|e| e.is_unwritten() && e.is_hole()).len())
         );
         assert_eq!(x.len(), all(|_| true).len());
         // Each device with entries has one chunk, because all of its entries fit into one.
