@@ -400,7 +400,9 @@ async fn read_pieces(
         let done = future.await;
         match (done.result, done.buffer) {
             (Ok(()), Some(data)) => {
-                match check_piece(target, r.piece, r.skip, (data.as_slice(), token)).await {
+                let checked = check_piece(target, r.piece, r.skip, (data.as_slice(), token)).await;
+                let is_sound = matches!(checked, Ok(true));
+                match checked {
                     Ok(sound) => outcome = outcome.map(|whole| whole && sound),
                     Err(e) => outcome = Err(e),
                 }
@@ -410,7 +412,10 @@ async fn read_pieces(
                     (Some((ptr, dirty)), _) => {
                         cache.device.observe_data(&Ok(()));
                         if cache.alloc.buckets().is_current(ptr) || bug(Bug::StaleGenerationRead) {
-                            hit(target, read.meta, (r.piece.start, size), (ptr, dirty), || bytes);
+                            // A copy of damaged data in another bucket would get a checksum of the damage.
+                            if is_sound {
+                                hit(target, read.meta, (r.piece.start, size), (ptr, dirty), || bytes);
+                            }
                         } else if outcome.is_ok() {
                             outcome = Ok(false);
                         }
