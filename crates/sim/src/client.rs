@@ -5,18 +5,24 @@
 //! which ends the run and names the seed. Must not know which requests come.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use engine::Volume;
 use format::{Sector, Sectors};
-use io::sync::Event;
+use io::sync::{Either, Event, select};
 use io::{Handle, Nanos, VolumeError, WriteFlags, ZeroFlags};
 
 use crate::disk::Landmark;
 use crate::oracle::{ChangeKind, Oracle};
 use crate::stamp::{Content, SECTOR, decode, fill_data};
 use crate::world::World;
+
+/// Damaged sectors: the number of the volume and the position in it.
+pub type DamagedSectors = Rc<RefCell<BTreeSet<(u8, u64)>>>;
+
+/// The largest block of a set in sectors. A request of a part of a block may need the whole block.
+const LARGEST_BLOCK: u64 = 8;
 
 /// A request in flight.
 #[derive(Clone, Debug)]
@@ -46,13 +52,27 @@ pub struct Client {
     changed: Event,
     /// Whether failed requests are permitted.
     tolerant: Cell<bool>,
+    /// Sectors of all volumes whose data on the cache device is damaged: requests that need them may fail.
+    damaged: DamagedSectors,
     errors: Cell<u64>,
 }
 
 impl Client {
     /// A client without a volume yet.
     pub fn new(world: &World, rt: Handle, number: u8, oracle: Rc<RefCell<Oracle>>) -> Rc<Client> {
+        Client::with_damage(world, rt, number, oracle, DamagedSectors::default())
+    }
+
+    /// A client whose requests may fail if they need damaged sectors.
+    pub fn with_damage(
+        world: &World,
+        rt: Handle,
+        number: u8,
+        oracle: Rc<RefCell<Oracle>>,
+        damaged: DamagedSectors,
+    ) -> Rc<Client> {
         Rc::new(Client {
+            damaged,
             number,
             oracle,
             world: world.clone(),
@@ -112,6 +132,11 @@ impl Client {
         self.changed.notify_all();
     }
 
+    /// Waits until a read is in flight.
+    pub async fn read_begins(&self) {
+        self.changed.wait_until(|| self.in_flight.borrow().values().any(|r| r.reads)).await;
+    }
+
     /// The requests in flight.
     pub fn under_way(&self) -> Vec<UnderWay> {
         self.in_flight.borrow().values().cloned().collect()
@@ -128,6 +153,7 @@ impl Client {
         self.next.set(id + 1);
         let request = UnderWay { since: self.rt.now(), start, sectors, reads };
         self.in_flight.borrow_mut().insert(id, request);
+        self.changed.notify_all();
         Some((volume, InFlight(self.clone(), id)))
     }
 
@@ -137,10 +163,17 @@ impl Client {
         // A flash-only volume cannot grow beyond the cache.
         let no_space = matches!(e, VolumeError::NoSpace(_)) && self.is_flash_only();
         assert!(
-            self.tolerant.get() || no_space,
+            self.tolerant.get() || no_space || self.needs_damaged(start, sectors),
             "volume {}: {what} of {sectors} sectors at {start} failed: {e}",
             self.number
         );
+    }
+
+    /// Whether a block that a request touches has damaged data.
+    fn needs_damaged(&self, start: u64, sectors: u64) -> bool {
+        let range = start.saturating_sub(LARGEST_BLOCK)..start + sectors + LARGEST_BLOCK;
+        let from = (self.number, range.start);
+        self.damaged.borrow().range(from..(self.number, range.end)).next().is_some()
     }
 
     /// Reports a landmark: the answer to a change or a flush.
@@ -243,6 +276,25 @@ impl Client {
             self.failed("flush", 0, 0, e);
         }
         result.is_ok()
+    }
+
+    /// Flushes the volume, and gives that up after some time.
+    pub async fn give_up_flush(self: &Rc<Self>, after: Nanos) {
+        let Some((volume, _guard)) = self.enter((0, 0), false).await else { return };
+        let flushing = self.oracle.borrow_mut().begin_flush();
+        self.log("flush", 0, 0, 0, "begins");
+        let result = match select(std::pin::pin!(volume.flush()), self.rt.sleep(after)).await {
+            Either::Left(result) => Some(result),
+            Either::Right(()) => None,
+        };
+        let ok = matches!(result, Some(Ok(())));
+        self.log("flush", 0, 0, 0, if result.is_some() { "ends" } else { "is given up" });
+        self.world.note(u64::from(ok));
+        self.oracle.borrow_mut().end_flush(flushing, ok);
+        self.answered(ok);
+        if let Some(Err(e)) = &result {
+            self.failed("flush", 0, 0, e);
+        }
     }
 
     /// Discards sectors. Returns whether the discard succeeded.

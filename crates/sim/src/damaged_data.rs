@@ -9,12 +9,10 @@ use std::rc::Rc;
 use engine::tunables::Overwrite;
 use engine::{SetEvent, SetOptions};
 use format::checksum::crc32c;
-use format::{
-    BucketNr, CacheMode, FooterId, FooterKey, FooterLayout, Gen, Geometry, Sector, Sectors, parse_footer,
-};
+use format::{BucketNr, CacheMode, FooterId, FooterLayout, Gen, Geometry, Sector, Sectors, parse_footer};
 use io::Rng;
 
-use crate::hardware::{Layout, SET_UUID};
+use crate::hardware::{CHECKSUM_KEY, Layout, SET_UUID};
 use crate::image::Image;
 use crate::scenario::{Boot, Scenario};
 use crate::stamp::{Content, SECTOR, decode};
@@ -149,10 +147,10 @@ pub fn damage(events: Vec<SetEvent>) -> Vec<(u64, bool)> {
 }
 
 /// The first sectors of the blocks whose checksum is on the device and matches.
-fn verified_blocks(image: &Image, l: &Layout) -> Vec<u64> {
+pub(crate) fn blocks_with_checksums(image: &Image, l: &Layout) -> Vec<u64> {
     let geometry = Geometry::new(Sectors(l.bucket_sectors), Sectors(l.block_sectors), l.nbuckets, 4, 8);
-    let layout = geometry.ok().and_then(|g| FooterLayout::of(&g));
-    let layout = layout.unwrap_or_else(|| panic!("{l:?} has no room for footers"));
+    // Small buckets have no room for footers.
+    let Some(layout) = geometry.ok().and_then(|g| FooterLayout::of(&g)) else { return Vec::new() };
     let mut found = Vec::new();
     for bucket in 0..l.nbuckets {
         let start = bucket * l.bucket_sectors;
@@ -160,7 +158,7 @@ fn verified_blocks(image: &Image, l: &Layout) -> Vec<u64> {
         let footer = read(image, at.0, size.0);
         let id =
             FooterId { set_uuid: SET_UUID, bucket: BucketNr(bucket as u32), generation: Gen(footer[40]) };
-        let Ok(sums) = parse_footer(&layout, FooterKey(0x5eed), id, &footer) else { continue };
+        let Ok(sums) = parse_footer(&layout, CHECKSUM_KEY, id, &footer) else { continue };
         for block in 0..layout.blocks() {
             let at = start + block as u64 * l.block_sectors;
             if sums.get(block) == Some(crc32c(&read(image, at, l.block_sectors))) {
@@ -175,33 +173,52 @@ fn read(image: &Image, at: u64, sectors: u64) -> Vec<u8> {
     image.read_vec(Sector(at), Sectors(sectors))
 }
 
+/// Contents to which a block can be damaged: a flipped bit, the data of another one of these blocks, or zeros.
+pub(crate) fn damaged_contents(
+    image: &Image,
+    blocks: &[u64],
+    (at, bytes): (u64, &[u8]),
+    rng: &mut Rng,
+) -> Vec<u8> {
+    let other = blocks.get(rng.below(blocks.len().max(1) as u64) as usize).copied().unwrap_or(at);
+    match rng.below(4) {
+        0 => read(image, other, (bytes.len() / SECTOR) as u64),
+        1 => vec![0; bytes.len()],
+        _ => flipped(bytes, rng),
+    }
+}
+
+/// The same bytes with a flipped bit.
+fn flipped(bytes: &[u8], rng: &mut Rng) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    let (at, bit) = (rng.below(bytes.len() as u64) as usize, rng.below(8));
+    if let Some(byte) = bytes.get_mut(at) {
+        *byte ^= 1 << bit;
+    }
+    bytes
+}
+
 /// Damages a third of the blocks that have a checksum: a flipped bit, a write to the wrong place, or a write that was lost.
 fn damage_blocks(b: &Boot, earlier: &Image, l: &Layout, rng: &mut Rng) -> Tally {
     let image = b.cache.image();
-    let blocks = verified_blocks(&image, l);
+    let blocks = blocks_with_checksums(&image, l);
     let mut tally = Tally { sets: 1, blocks: blocks.len() as u64, ..Tally::default() };
     for &at in &blocks {
         if !rng.chance(1, 3) {
             continue;
         }
-        let mut bytes = read(&image, at, l.block_sectors);
-        let before = bytes.clone();
-        let kind = match rng.below(4) {
+        let before = read(&image, at, l.block_sectors);
+        let (bytes, kind) = match rng.below(4) {
             0 => {
-                bytes = read(&image, blocks[rng.below(blocks.len() as u64) as usize], l.block_sectors);
-                &mut tally.misdirected
+                let other = blocks[rng.below(blocks.len() as u64) as usize];
+                (read(&image, other, l.block_sectors), &mut tally.misdirected)
             }
             1 => {
-                bytes = read(earlier, at, l.block_sectors);
-                if bytes == before {
-                    bytes.fill(0);
-                }
-                &mut tally.lost
+                let old = read(earlier, at, l.block_sectors);
+                let lost = if old == before { vec![0; old.len()] } else { old };
+                (lost, &mut tally.lost)
             }
-            _ => {
-                bytes[rng.below(before.len() as u64) as usize] ^= 1 << rng.below(8);
-                &mut tally.flipped
-            }
+            _ => (flipped(&before, rng), &mut tally.flipped),
         };
         // Another block may have the same data.
         *kind += u64::from(bytes != before);

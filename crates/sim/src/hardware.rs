@@ -20,6 +20,9 @@ use crate::plan::Cut;
 use crate::stamp::{SECTOR, fill_data};
 use crate::world::{Machine, Order, World};
 
+/// The key of the checksums of every set that has them.
+pub const CHECKSUM_KEY: FooterKey = FooterKey(0x5eed);
+
 /// The place of every superblock.
 const SUPERBLOCK: Sector = Sector(8);
 
@@ -54,7 +57,7 @@ impl Hardware {
             discard: l.discard,
         });
         let mut superblock = superblock.unwrap_or_else(|e| panic!("{layout:?}: {e}"));
-        superblock.set_checksum_key(l.checksums.then_some(FooterKey(0x5eed)));
+        superblock.set_checksum_key(l.checksums.then_some(CHECKSUM_KEY));
         cache.put(SUPERBLOCK, &superblock.encode());
         cache.recognise(superblock.set_magic(), Sectors(l.bucket_sectors));
         let backings = l.backings.iter().enumerate().map(|(i, b)| new_backing(world, l, i, b)).collect();
@@ -77,6 +80,19 @@ impl Hardware {
         self.power_cut(machine, Retained::Nothing);
         let image = self.cache.image();
         set_generations(&image, Gen(generation)).into_iter().for_each(|(at, set)| self.cache.put(at, &set));
+    }
+
+    /// Turns checksums on in the superblock of the cache device, if it is valid and has none.
+    pub fn turn_checksums_on(&self) {
+        let image = self.cache.image();
+        let head = image.read_vec(SUPERBLOCK, Sectors(8));
+        let checked = RawSuperblock::from_prefix(&head).and_then(|raw| raw.check_cache(image.size(), 512));
+        if let Ok(mut superblock) = checked
+            && superblock.checksum_key().is_none()
+        {
+            superblock.set_checksum_key(Some(CHECKSUM_KEY));
+            self.cache.put_durably(SUPERBLOCK, &superblock.encode());
+        }
     }
 
     /// The cache device and the backing devices.

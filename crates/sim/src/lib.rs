@@ -16,6 +16,7 @@ pub mod crash_log;
 pub mod damaged_data;
 pub mod disk;
 pub mod edit;
+mod faults;
 #[cfg(feature = "canary")]
 pub mod first_seeds;
 pub mod generate;

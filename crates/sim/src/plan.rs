@@ -123,6 +123,28 @@ pub struct Loss {
     pub retained: Retained,
 }
 
+/// A fault in which writes of data to a backing device fail.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FailedWrites {
+    /// The device, which is a backing device.
+    pub device: DeviceNumber,
+    /// Number of such writes that succeed before.
+    pub after: u32,
+    /// Number of such writes that fail.
+    pub count: u32,
+}
+
+/// A fault in which the cache device returns other data than was written, until the data is written again.
+///
+/// Only data of clients is damaged whose block has a checksum on the device: nothing else protects data.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Damage {
+    /// Number of effects of devices in the boot before it.
+    pub after: u64,
+    /// One in this many blocks is damaged.
+    pub one_in: u64,
+}
+
 /// The faults of a boot.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Faults {
@@ -146,6 +168,12 @@ pub struct Faults {
     /// A device alone loses its power, fails every request from then on, and is back in the next boot.
     #[serde(default)]
     pub pull: Option<Loss>,
+    /// Writes of data to a backing device fail.
+    #[serde(default)]
+    pub failed_writes: Option<FailedWrites>,
+    /// Cached data is damaged.
+    #[serde(default)]
+    pub damage: Option<Damage>,
 }
 
 /// A request of a client. Positions and lengths are in sectors.
@@ -176,7 +204,22 @@ pub enum Request {
     Pause {
         ns: u64,
     },
+    /// A flush whose client gives it up after this many nanoseconds.
+    FlushGivenUp {
+        ns: u64,
+    },
+    /// A pause until a request to the backing device of the volume fails, of at most this many nanoseconds.
+    PauseUntilFailure {
+        ns: u64,
+    },
+    /// A pause until another client of the volume reads, and of this many nanoseconds after that.
+    PauseUntilRead {
+        ns: u64,
+    },
 }
+
+/// The pause after which a released device is not registered again.
+pub const NOT_AGAIN: u64 = u64::MAX;
 
 /// An operator action.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -212,7 +255,7 @@ pub enum OperatorAction {
     Release {
         /// The device.
         volume: usize,
-        /// The pause in ns.
+        /// The pause in ns; [`NOT_AGAIN`] if it is not registered again in this boot.
         ns: u64,
     },
     /// Begins to detach a device, and cancels that after `ns` nanoseconds.
@@ -239,6 +282,13 @@ pub enum OperatorAction {
         /// Time until the cancellation in ns.
         ns: u64,
     },
+    /// The next flush of a device fails, and the device loses all data that is not durable then. The boot has faults.
+    NextFlushLoses {
+        /// The device.
+        device: DeviceNumber,
+    },
+    /// The power fails, or the process dies, as the end of the boot says.
+    PowerFails,
     /// Registers a device that was absent when the set was opened.
     Attach {
         /// The device.
@@ -325,6 +375,22 @@ pub struct BootPlan {
     pub off_seconds: u64,
 }
 
+impl BootPlan {
+    /// Whether a device loses data in a flush that fails, while the process lives.
+    pub fn loses_in_flush(&self) -> bool {
+        let loses = |a: &OperatorAction| matches!(a, OperatorAction::NextFlushLoses { .. });
+        self.faults.as_ref().is_some_and(|f| f.lossy_flush.is_some())
+            || self.actions.iter().any(|(_, a)| loses(a))
+    }
+
+    /// Whether damaged data is the only fault: then only requests that need damaged data may fail.
+    pub fn only_damages(&self) -> bool {
+        let only =
+            |f: &Faults| f.damage.is_some() && Faults { damage: None, ..f.clone() } == Faults::default();
+        self.faults.as_ref().is_some_and(only) && !self.loses_in_flush()
+    }
+}
+
 /// A whole run.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Plan {
@@ -341,6 +407,9 @@ pub struct Plan {
     /// Initial generation of the buckets; 0 for a set that is initialised in the first boot.
     #[serde(default)]
     pub first_gen: u8,
+    /// Number of boots before the set gets checksums, if it has them: until then it is written as a kernel writes it.
+    #[serde(default)]
+    pub kernel_boots: u64,
     /// Whether there is memory that outlives the process, but not the machine.
     #[serde(default)]
     pub crash_log: bool,

@@ -12,10 +12,11 @@ use std::sync::Once;
 
 use io::{Nanos, Rng};
 
-use crate::client::Client;
+use crate::client::{Client, DamagedSectors};
 use crate::crash_log::Memory;
-use crate::disk::{Counters, Fault, Kind, Matching};
-use crate::hardware::Hardware;
+use crate::disk::Counters;
+use crate::faults;
+use crate::hardware::{Hardware, Layout};
 use crate::image::Image;
 use crate::judge;
 use crate::oracle::Oracle;
@@ -157,7 +158,8 @@ impl<'a> Run<'a> {
         let mut rng = Rng::new(plan.seed);
         let world = World::new(rng.next_u64());
         world.set_verbose(verbose);
-        let hardware = Hardware::new(&world, plan.layout.clone());
+        let checksums = plan.layout.checksums && plan.kernel_boots == 0;
+        let hardware = Hardware::new(&world, Layout { checksums, ..plan.layout.clone() });
         let mut oracles = Vec::new();
         for (i, b) in plan.layout.backings.iter().enumerate() {
             let size = b.data_sectors / b.block_sectors * b.block_sectors;
@@ -222,19 +224,28 @@ impl<'a> Run<'a> {
         self.count_faults(boot);
         let judged = self.judge_crashed()?;
         self.substitute(boot)?;
+        self.end_of_kernel();
         let mut machine = self.hardware.boot(self.plan.order);
         self.forget_other_device();
         let late = self.late.take();
         let older = self.prepare(boot, late);
+        let damaged = DamagedSectors::default();
+        if let Some(damage) = boot.faults.as_ref().and_then(|f| f.damage.as_ref()) {
+            faults::damage_later(&self.hardware, damage, &damaged);
+        }
         let clients: Vec<Rc<Client>> = self
             .oracles
             .iter()
             .enumerate()
-            .map(|(i, o)| Client::new(&self.world, machine.handle(), i as u8, o.clone()))
+            .map(|(i, o)| {
+                let (rt, damaged) = (machine.handle(), damaged.clone());
+                Client::with_damage(&self.world, rt, i as u8, o.clone(), damaged)
+            })
             .collect();
         let given = Given {
             world: self.world.clone(),
             parts: self.hardware.parts(&machine),
+            cache: self.hardware.cache.clone(),
             backings: self.hardware.backings.clone(),
             clients,
             judged: if self.knows_more || late.is_some() { Vec::new() } else { judged },
@@ -267,6 +278,14 @@ impl<'a> Run<'a> {
         Ok(in_order)
     }
 
+    /// Turns checksums on in the superblock, if kernels have used the set so far and do not use it any more.
+    fn end_of_kernel(&self) {
+        let boots = self.plan.kernel_boots;
+        if self.plan.layout.checksums && boots > 0 && self.report.boots > boots {
+            self.hardware.turn_checksums_on();
+        }
+    }
+
     /// Gives the engine a substitute of the cache device, if the boot has one.
     fn substitute(&mut self, boot: &BootPlan) -> Result<(), String> {
         let number = self.copies.len();
@@ -288,7 +307,7 @@ impl<'a> Run<'a> {
         self.hardware.cache.set_speed(boot.cache_speed);
         self.hardware.backings.iter().for_each(|b| b.set_speed(boot.backing_speed));
         if let Some(faults) = &boot.faults {
-            self.inject(faults);
+            faults::inject(&self.hardware, faults);
         }
         match self.plan.lying {
             Some(Lying::Cache) => self.hardware.cache.lie(),
@@ -358,32 +377,6 @@ impl<'a> Run<'a> {
         r.outages_that_end += u64::from(f.outage.as_ref().is_some_and(|o| o.requests.is_some()));
     }
 
-    fn inject(&mut self, faults: &Faults) {
-        self.hardware.cache.set_errors(faults.cache_one_in);
-        self.hardware.backings.iter().for_each(|b| b.set_errors(faults.backing_one_in));
-        if let Some(o) = &faults.outage
-            && let Some(disk) = self.hardware.disks().nth(o.device)
-        {
-            disk.fail_between(o.after, o.requests);
-        }
-        let disk = |number: usize| self.hardware.disks().nth(number);
-        if let Some((l, disk)) = faults.lossy_flush.as_ref().and_then(|l| Some((l, disk(l.device)?))) {
-            disk.lose_in_flush(l.after, l.retained);
-        }
-        if let Some((p, disk)) = faults.pull.as_ref().and_then(|p| Some((p, disk(p.device)?))) {
-            disk.pull_after(p.after, p.retained);
-        }
-        let unreadable = [(Some(&self.hardware.cache), faults.unreadable)]
-            .into_iter()
-            .chain([(self.hardware.backings.first(), faults.unreadable_backing)]);
-        for (disk, range) in unreadable {
-            if let (Some(disk), Some((at, sectors))) = (disk, range) {
-                let matching = Matching { kind: Kind::Read, range: at..at + sectors };
-                disk.set_faults(vec![Fault { matching, skip: 0, count: u32::MAX }]);
-            }
-        }
-    }
-
     fn end_boot(&mut self, machine: Machine, session: &Rc<Session>, boot: &BootPlan, in_order: bool) {
         self.check_no_damage(session, boot);
         if in_order {
@@ -426,9 +419,10 @@ impl<'a> Run<'a> {
 
     /// Checks that no data was taken for damaged, unless a device of the plan loses data that it has acknowledged.
     fn check_no_damage(&self, session: &Session, boot: &BootPlan) {
-        let loses = |f: &Faults| f.lossy_flush.is_some() || f.pull.is_some();
+        let loses = |f: &Faults| f.pull.is_some() || f.damage.is_some();
         if self.plan.lying.is_none()
             && !boot.faults.as_ref().is_some_and(loses)
+            && !boot.loses_in_flush()
             && let Some(set) = session.set()
         {
             let damaged = set.checksum_counters().damaged_blocks;

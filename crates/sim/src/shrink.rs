@@ -114,7 +114,7 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
 
     /// Removes the faults of a boot, one after the other.
     fn drop_faults(&mut self, boot: usize) {
-        let drops: [fn(&mut Faults); 8] = [
+        let drops: [fn(&mut Faults); 10] = [
             |f| f.cache_one_in = 0,
             |f| f.backing_one_in = 0,
             |f| f.outage = None,
@@ -123,6 +123,8 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
             |f| f.hang = None,
             |f| f.lossy_flush = None,
             |f| f.pull = None,
+            |f| f.failed_writes = None,
+            |f| f.damage = None,
         ];
         for drop in drops {
             self.change(|p| {
@@ -139,6 +141,7 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
         self.change(|p| p.order = Order::Fifo);
         self.change(|p| p.flash_sectors = 0);
         self.change(|p| p.first_gen = 0);
+        self.change(|p| p.kernel_boots = 0);
         self.change(|p| p.crash_log = false);
         self.change(|p| p.layout.backings.truncate(1));
         self.change(|p| p.layout.discard = false);
@@ -190,7 +193,10 @@ fn simpler(request: &mut Request) {
             *fua = false;
         }
         Request::Zeroes { sectors, .. } => *sectors = sectors.div_ceil(2),
-        Request::Pause { ns } => *ns = Nanos::from_ms(Nanos(*ns).as_ms() / 2).0,
+        Request::Pause { ns }
+        | Request::FlushGivenUp { ns }
+        | Request::PauseUntilRead { ns }
+        | Request::PauseUntilFailure { ns } => *ns = Nanos::from_ms(Nanos(*ns).as_ms() / 2).0,
         Request::Flush => {}
     }
 }

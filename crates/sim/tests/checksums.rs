@@ -298,6 +298,58 @@ fn damaged_data_that_is_overwritten_in_place_is_written_back() {
     });
 }
 
+/// Writes two full buckets of dirty data, and their footers.
+async fn fill_two_buckets(b: Boot) {
+    open(&b).await;
+    assert!(b.clients[0].write(0, 7, true).await && b.clients[0].write(100, 7, true).await);
+    b.stop().await;
+}
+
+/// The first overwriting in place of a bucket replaces its footer by zeros. The checksums of its other blocks stay known, also if
+/// nothing has read the footer since the start.
+#[test]
+fn damage_beside_data_that_is_overwritten_in_place_is_noticed() {
+    let mut scenario = Scenario::new(1, layout(CacheMode::Writeback), 0);
+    scenario.boot_and_stop(fill_two_buckets);
+    scenario.boot(|b| async move {
+        open_with(&b, |options| options.tunables.overwrite_in_place = Overwrite::Always).await;
+        assert_eq!(flip(&b, 3..4), 1);
+        assert!(b.clients[0].write(0, 1, false).await);
+        assert_eq!(b.set().counters().overwrites, 1);
+        b.clients[0].set_tolerant(true);
+        assert!(b.clients[0].read(3, 1).await.is_none(), "the damage was served");
+        assert!(b.clients[0].write(3, 1, true).await);
+    });
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
+}
+
+/// A read waits for the footer of its bucket while the footer of another bucket is replaced by zeros.
+#[test]
+fn damage_is_noticed_while_another_bucket_is_overwritten_in_place() {
+    let mut scenario = Scenario::new(1, layout(CacheMode::Writeback), 0);
+    scenario.boot_and_stop(fill_two_buckets);
+    scenario.boot(|b| async move {
+        open_with(&b, |options| options.tunables.overwrite_in_place = Overwrite::Always).await;
+        let image = b.cache.image();
+        let is_third =
+            |at: &u64| matches!(decode(&read(&image, *at, 1)), Content::Data { volume: 0, sector: 3, .. });
+        let footer = (0..256 * 8).find(is_third).unwrap() / 8 * 8 + 7;
+        assert_eq!(flip(&b, 3..4), 1);
+        b.clients[0].set_tolerant(true);
+        b.cache.hold(Matching { kind: Kind::Read, range: footer..footer + 1 });
+        let reader = b.clients[0].clone();
+        let reading = b.rt.spawn(async move { reader.read(3, 1).await });
+        b.sleep_ms(100).await;
+        assert_eq!(b.cache.held(), 1);
+        assert!(b.clients[0].write(100, 1, false).await);
+        assert_eq!(b.set().counters().overwrites, 1);
+        b.cache.release();
+        assert!(reading.await.is_none(), "the damage was served");
+        assert!(b.clients[0].write(3, 1, true).await);
+    });
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
+}
+
 fn read(image: &Image, at: u64, sectors: u64) -> Vec<u8> {
     image.read_vec(Sector(at), Sectors(sectors))
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sim::disk::Landmark;
-use sim::plan::{BootPlan, Cut, Faults, OperatorAction, Plan, Request, Substitute};
+use sim::plan::{BootPlan, Cut, Faults, NOT_AGAIN, OperatorAction, Plan, Request, Substitute};
 
 const PLANS: u64 = 10_000;
 
@@ -33,6 +33,10 @@ const NOT_TOGETHER: &[(&str, &str, &str)] = &[
     ("released", "hang ", "the same fault"),
     ("first mode ", "first mode ", "counted for the first device"),
     ("mode setting ", "mode setting ", "a boot has one"),
+    ("damaged data", "cache errors", "a footer that cannot be read leaves data without a checksum"),
+    ("damaged data", "unreadable cache", "a footer that cannot be read leaves data without a checksum"),
+    ("damaged data", "action wipe", "a wipe overwrites footers, and data without a checksum is not verified"),
+    ("used by a kernel", "after a kernel", "a kernel uses the first boots"),
 ];
 
 type Set = BTreeSet<String>;
@@ -47,7 +51,10 @@ fn of_request(r: &Request) -> Option<String> {
         Request::Zeroes { sectors, fua: f, .. } => {
             format!("{} zeroes{}", if *sectors > 128 { "large" } else { "small" }, fua(*f))
         }
-        Request::Pause { .. } => return None,
+        Request::FlushGivenUp { .. } => "given-up flush".into(),
+        Request::Pause { .. } | Request::PauseUntilFailure { .. } | Request::PauseUntilRead { .. } => {
+            return None;
+        }
     })
 }
 
@@ -57,7 +64,11 @@ fn range(r: &Request) -> Option<(u64, u64)> {
         | Request::Write { start, sectors, .. }
         | Request::Discard { start, sectors }
         | Request::Zeroes { start, sectors, .. } => Some((*start, start + sectors)),
-        Request::Flush | Request::Pause { .. } => None,
+        Request::Flush
+        | Request::FlushGivenUp { .. }
+        | Request::Pause { .. }
+        | Request::PauseUntilFailure { .. }
+        | Request::PauseUntilRead { .. } => None,
     }
 }
 
@@ -76,6 +87,7 @@ fn of_action(action: &OperatorAction) -> String {
         OperatorAction::Gc => "action gc".into(),
         OperatorAction::Detach { .. } => "action detach".into(),
         OperatorAction::Recreate => "action recreate".into(),
+        OperatorAction::Release { ns: NOT_AGAIN, .. } => "action release for the boot".into(),
         OperatorAction::Release { .. } => "action release".into(),
         OperatorAction::GiveUpDetach { .. } => "action detach given up".into(),
         OperatorAction::Scrub { ns: 0 } => "action scrub".into(),
@@ -84,6 +96,9 @@ fn of_action(action: &OperatorAction) -> String {
         OperatorAction::Wipe { .. } => "action wipe given up".into(),
         OperatorAction::Drain { .. } => "action drain given up".into(),
         OperatorAction::Attach { .. } => "action attach".into(),
+        OperatorAction::PowerFails => "action power fails".into(),
+        OperatorAction::NextFlushLoses { device: 0 } => "action next flush of the cache fails".into(),
+        OperatorAction::NextFlushLoses { .. } => "action next flush of a backing device fails".into(),
     }
 }
 
@@ -111,9 +126,11 @@ fn of_faults(f: &Faults, all: &mut Set) {
     if let Some(p) = &f.pull {
         add(true, &format!("pull {}", at(p.device)));
     }
+    add(f.damage.is_some(), "damaged data");
+    add(f.failed_writes.is_some(), "failed writes");
 }
 
-fn of_boot(plan: &Plan, b: &BootPlan) -> Set {
+fn of_boot(plan: &Plan, (number, b): (usize, &BootPlan)) -> Set {
     let mut all: Set = b.requests.iter().filter_map(|(_, r)| of_request(r)).collect();
     all.extend(b.actions.iter().map(|(_, a)| of_action(a)));
     if let Some(f) = &b.faults {
@@ -139,6 +156,9 @@ fn of_boot(plan: &Plan, b: &BootPlan) -> Set {
         (!b.absent.is_empty(), "absent"),
         (plan.crash_log, "crash log"),
         (plan.first_gen > 0, "aged"),
+        (plan.layout.checksums, "checksums"),
+        ((number as u64) < plan.kernel_boots, "used by a kernel"),
+        (plan.kernel_boots > 0 && number as u64 >= plan.kernel_boots, "after a kernel"),
         (plan.flash_sectors > 0, "flash-only volume"),
     ];
     all.extend(flags.into_iter().filter(|(is, _)| *is).map(|(_, what)| what.to_owned()));
@@ -199,8 +219,8 @@ fn every_pair_is_drawn() {
     let (mut pairs, mut known) = (BTreeMap::<(String, String), u64>::new(), Set::new());
     let (mut near, mut last) = (BTreeMap::new(), BTreeMap::new());
     for plan in (0..PLANS).map(Plan::from_seed) {
-        for b in &plan.boots {
-            let all: Vec<String> = of_boot(&plan, b).into_iter().collect();
+        for (number, b) in plan.boots.iter().enumerate() {
+            let all: Vec<String> = of_boot(&plan, (number, b)).into_iter().collect();
             for (i, a) in all.iter().enumerate() {
                 known.insert(a.clone());
                 for c in &all[i + 1..] {
@@ -210,7 +230,7 @@ fn every_pair_is_drawn() {
             follow(b, &mut near, &mut last);
         }
     }
-    assert!(known.len() >= 75, "{} ingredients: {known:?}", known.len());
+    assert!(known.len() >= 85, "{} ingredients: {known:?}", known.len());
     let all: Vec<&String> = known.iter().collect();
     let mut missing = Vec::new();
     for (i, a) in all.iter().enumerate() {

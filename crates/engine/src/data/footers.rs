@@ -133,7 +133,8 @@ impl CachedData {
         Some((generation, entry.overwritten))
     }
 
-    /// Reads the footer of the bucket of `ptr` into the table. A bucket without a footer has no known checksums.
+    /// Reads the footer of the bucket of `ptr` into the table. A bucket without a footer has no known checksums. After an error
+    /// the table has nothing.
     pub(super) async fn load_footer(&self, sums: &Checksums, ptr: Ptr) {
         let id = sums.id(&self.alloc, ptr);
         if !has_room(&self.alloc.buckets(), id.bucket) {
@@ -141,31 +142,20 @@ impl CachedData {
             return;
         }
         let (sector, size) = sums.layout.place(self.device.geometry().bucket_start(id.bucket));
-        let changes = sums.changes.get();
-        let buffer = self.device.disk().runtime().pool().take(size.bytes() as usize);
-        let (bytes, read) = self.device.disk().read(sector, buffer).await;
-        sums.count(|c| c.footers_read += 1);
-        self.device.observe_data(&read);
-        if read.is_err() {
-            return;
-        }
-        let is_current = self.alloc.buckets().is_current(ptr) && sums.changes.get() == changes;
-        if !is_current || sums.table.borrow_mut().of_ptr(ptr).is_some() {
-            return;
-        }
-        match parse_footer(&sums.layout, sums.key, id, bytes.as_slice()) {
-            Ok(found) => {
-                sums.table.borrow_mut().put(id.bucket, id.generation, found, FooterState::Written);
+        loop {
+            let (changes, drops) = (sums.changes.get(), sums.table.borrow().drops());
+            let buffer = self.device.disk().runtime().pool().take(size.bytes() as usize);
+            let (bytes, read) = self.device.disk().read(sector, buffer).await;
+            sums.count(|c| c.footers_read += 1);
+            self.device.observe_data(&read);
+            let is_known = sums.table.borrow_mut().of_ptr(ptr).is_some();
+            if read.is_err() || is_known || !self.alloc.buckets().is_current(ptr) {
+                return;
             }
-            // The device may still have an older state of this block durably, with a footer that a wipe has overwritten. The
-            // first overwriting in place replaces it by zeros, durably.
-            Err(_) => {
-                let unknown = BlockSums::unknown(sums.layout.blocks());
-                let footer = match bug(Bug::MissingFooterTakenForAbsent) {
-                    true => FooterState::Absent,
-                    false => FooterState::Written,
-                };
-                sums.table.borrow_mut().put(id.bucket, id.generation, unknown, footer);
+            // A footer that is changed has its sums in the table. If the table has dropped none since then, another footer was
+            // changed.
+            if sums.changes.get() == changes || sums.table.borrow().drops() == drops {
+                return sums.loaded(id, bytes.as_slice());
             }
         }
     }
@@ -238,8 +228,12 @@ fn has_room(buckets: &Buckets, bucket: BucketNr) -> bool {
 impl Checksums {
     /// See [`CachedData::begin_overwrite`].
     pub(super) async fn prepare_overwrite(&self, data: &CachedData, at: Ptr, sectors: Sectors) -> bool {
-        let state = self.table.borrow_mut().of_ptr(at).map(|e| e.footer);
         let id = self.id(&data.alloc, at);
+        if self.table.borrow_mut().of_ptr(at).is_none() {
+            // Otherwise the other blocks of the bucket would lose their checksums with the footer.
+            data.load_footer(self, at).await;
+        }
+        let state = self.table.borrow_mut().of_ptr(at).map(|e| e.footer);
         match state {
             Some(FooterState::Absent) => {}
             None if !has_room(&data.alloc.buckets(), id.bucket) => self.without_footer(id, at),
@@ -262,6 +256,24 @@ impl Checksums {
         }
         table.overwrites(at, sectors);
         true
+    }
+
+    /// Puts what the device has returned in the place of a footer into the table.
+    fn loaded(&self, id: FooterId, bytes: &[u8]) {
+        let (sums, footer) = match parse_footer(&self.layout, self.key, id, bytes) {
+            Ok(found) => (found, FooterState::Written),
+            // The device may still have an older state of this block durably, with a footer that a wipe has overwritten. The
+            // first overwriting in place replaces it by zeros, durably.
+            Err(_) => {
+                let unknown = BlockSums::unknown(self.layout.blocks());
+                let footer = match bug(Bug::MissingFooterTakenForAbsent) {
+                    true => FooterState::Absent,
+                    false => FooterState::Written,
+                };
+                (unknown, footer)
+            }
+        };
+        self.table.borrow_mut().put(id.bucket, id.generation, sums, footer);
     }
 
     /// Puts into the table that a bucket has no footer, and no known checksum. That is no reason to write a footer before the

@@ -87,6 +87,8 @@ pub(crate) struct SumsTable {
     /// The number of buckets in the table, and its limit.
     len: usize,
     most: usize,
+    /// Counts sums that were dropped from memory.
+    drops: u64,
     /// The bucket at which the next search for sums to drop begins.
     hand: usize,
     /// Counts beginnings and ends of overwriting in place.
@@ -111,6 +113,7 @@ impl SumsTable {
             blocks: layout.blocks(),
             len: 0,
             most,
+            drops: 0,
             hand: 0,
             now: ReadToken(0),
             dropped: vec![NOTHING_DROPPED; geometry.nbuckets as usize],
@@ -176,7 +179,13 @@ impl SumsTable {
     pub(super) fn remove(&mut self, bucket: BucketNr) {
         if self.table.get_mut(bucket.0 as usize).and_then(Option::take).is_some() {
             self.len -= 1;
+            self.drops += 1;
         }
+    }
+
+    /// A count that changes whenever sums are dropped from memory.
+    pub(super) fn drops(&self) -> u64 {
+        self.drops
     }
 
     /// The buckets whose sums have no footer on the device.
@@ -212,6 +221,7 @@ impl SumsTable {
                 }
                 *place = None;
                 self.len -= 1;
+                self.drops += 1;
             }
         }
     }

@@ -9,6 +9,7 @@ use format::{Sector, Sectors};
 use io::Rng;
 
 use super::Retained;
+use super::damage::DamagedBlocks;
 use crate::image::Image;
 use crate::stamp::SECTOR;
 
@@ -38,13 +39,21 @@ pub struct Medium {
     pub(super) live: Image,
     pub(super) durable: Image,
     pub(super) unflushed: Vec<Unflushed>,
+    pub(super) damaged: DamagedBlocks,
     pub(super) block_sectors: u64,
 }
 
 impl Medium {
     pub(super) fn zeros(name: &str, sectors: Sectors, block_sectors: u64) -> Medium {
         let image = Image::zeros(name, sectors);
-        Medium { live: image.clone(), durable: image, unflushed: Vec::new(), block_sectors }
+        let (live, damaged) = (image.clone(), DamagedBlocks::default());
+        Medium { live, durable: image, unflushed: Vec::new(), damaged, block_sectors }
+    }
+
+    /// What a read of the device returns.
+    pub(super) fn read(&self, at: Sector, into: &mut [u8]) {
+        self.live.read(at, into);
+        self.damaged.read(at, into);
     }
 
     /// The contents that reads return.
@@ -76,6 +85,7 @@ impl Medium {
 
     pub(super) fn apply(&mut self, op: u64, sector: Sector, data: Rc<[u8]>) {
         self.live.write(sector, &data);
+        self.damaged.wrote(sector, data.len());
         self.unflushed.push(Unflushed { op, sector, data, ended: None });
     }
 

@@ -21,6 +21,7 @@
 //! * **Lossy flushes.** A flush fails, and data that is not durable is lost at once; later flushes succeed.
 //! * **Pulled devices.** The device alone loses its power while the host stays up: every request fails from then on, and
 //!   the device is back in the next boot as another incarnation.
+//! * **Damage.** A block is read with other contents than were written, until a part of it is written or the process ends.
 //! * **Late writes.** A write that was in flight when the process died takes effect later (`kill_late`).
 //!
 //! The cache device recognises what the engine writes to it (`probe`), so that a crash can be aimed.
@@ -30,6 +31,7 @@
 //! applied to images at rest (`rot`). The engine does not claim to survive devices that report false flushes: these test
 //! the simulator (`tests/lying_devices.rs`). Must not know the engine.
 
+mod damage;
 mod holes;
 mod kinds;
 mod medium;
@@ -186,6 +188,15 @@ impl SimDisk {
         s.medium.durable.write(at, bytes);
     }
 
+    /// Writes bytes durably, as a command beside the process does. Nothing older can come back.
+    pub fn put_durably(&self, at: Sector, bytes: &[u8]) {
+        let s = &mut *self.state.borrow_mut();
+        let op = s.next_op;
+        s.next_op += 1;
+        s.medium.apply(op, at, Rc::from(bytes));
+        s.medium.make_durable(|u| u.op == op);
+    }
+
     /// A copy of the medium.
     pub fn medium(&self) -> Medium {
         self.state.borrow().medium.clone()
@@ -195,6 +206,7 @@ impl SimDisk {
     pub fn load(&self, image: Image) {
         let s = &mut *self.state.borrow_mut();
         s.medium.restart(image);
+        s.medium.damaged.clear();
         s.late.clear();
         s.running.clear();
     }
@@ -441,7 +453,7 @@ impl SimDisk {
                 if let Some(target) = r.request.buffer.as_mut().and_then(Buffer::get_mut) {
                     match &r.snapshot {
                         Some(bytes) => target[range].copy_from_slice(bytes),
-                        None => s.medium.live.read(r.request.sector, &mut target[range]),
+                        None => s.medium.read(r.request.sector, &mut target[range]),
                     }
                 }
             }
@@ -497,7 +509,9 @@ impl SimDisk {
             }
         }
         if r.request.op == Op::Read && looks_now && !r.held {
-            r.snapshot = Some(s.medium.live.read_vec(r.request.sector, r.request.sectors));
+            let mut bytes = vec![0; r.request.sectors.bytes() as usize];
+            s.medium.read(r.request.sector, &mut bytes);
+            r.snapshot = Some(bytes);
         }
         delay
     }

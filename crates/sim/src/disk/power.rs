@@ -146,6 +146,7 @@ impl SimDisk {
     fn forget_requests(&self, s: &mut State) {
         s.running.clear();
         s.holds.clear();
+        s.medium.damaged.clear();
         s.faults.clear();
         s.errors_one_in = 0;
         s.outage = 0..0;

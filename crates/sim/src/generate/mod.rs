@@ -6,10 +6,13 @@
 //! most mistakes show there. Must not know how a plan is carried out.
 //!
 //! `devices` draws the hardware, `settings` the settings of a boot, `mix` the weights of a plan, `requests` the requests of
-//! clients, `operator` the operator actions, `faults` failures and the ends of boots, `later` later additions.
+//! clients, `operator` the operator actions, `faults` failures and the ends of boots, `later` and `ingredients` later
+//! additions, `episodes` short sequences that only make sense together.
 
 mod devices;
+mod episodes;
 mod faults;
+mod ingredients;
 mod later;
 mod mix;
 mod operator;
@@ -150,15 +153,19 @@ impl Plan {
             flash_sectors,
             order: one_of(rng, &[Order::Fifo, Order::Lifo, Order::Random, Order::Random]),
             depth,
+            kernel_boots: 0,
             first_gen: if rng.chance(1, 5) { one_of(rng, &[250, 254, 255]) } else { 0 },
             crash_log: drawn.mix.crash_log,
             lying: None,
             boots: (0..boots).map(|n| drawn.boot(rng, n)).collect(),
             layout: drawn.layout.clone(),
         };
+        episodes::add(&mut plan, &mut Rng::new(seed ^ 0x6570_6973_6f64_6573), life);
+        let boots = plan.boots.len();
         plan.end_well(rng, &drawn);
         later::add(&mut plan, &mut Rng::new(seed ^ 0x6c61_7465_7220_6f6e), &leanings);
         later::scrubs(&mut plan, &mut Rng::new(seed ^ 0x7363_7275_6200_6f6e));
+        ingredients::add(&mut plan, boots, &mut Rng::new(seed ^ 0x6e65_7720_6261_6421), &leanings);
         plan
     }
 

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use engine::tunables::{InPlaceOfLru, Overwrite};
 use engine::{CacheSet, DeviceRefusal, EngineError, Refusal, SetEvent, SetOptions, Volume};
 use format::{BackingState, Sectors};
-use io::sync::Event;
+use io::sync::{Event, select};
 use io::{CrashLogRef, Handle, JoinHandle, Nanos, Rng, ZeroFlags};
 
 use crate::client::Client;
@@ -31,6 +31,12 @@ const READ_BACK_SECTORS: u64 = 96;
 /// Number of leaves that a start may have in memory beyond the limit, in addition to those that the replay changes.
 const FEW_LEAVES: u64 = 4;
 
+/// Interval between checks whether a request to a device has failed.
+const FAILURE_CHECK_INTERVAL: Nanos = Nanos::from_ms(5);
+
+/// The longest time for which a client waits until another one reads.
+const LONGEST_WAIT_FOR_A_READ: Nanos = Nanos::from_secs(60);
+
 /// Number of the flash-only volume among the UUIDs.
 const FLASH: usize = 100;
 
@@ -40,6 +46,8 @@ pub struct Given {
     pub world: World,
     /// The devices, for the engine.
     pub parts: Parts,
+    /// The cache device itself.
+    pub cache: Rc<SimDisk>,
     /// The backing devices themselves.
     pub backings: Vec<Rc<SimDisk>>,
     /// Clients of the cached devices, then that of the flash-only volume.
@@ -149,7 +157,7 @@ impl Session {
     /// If the engine refused an operation that must succeed.
     pub async fn run(self: Rc<Self>) -> Result<bool, String> {
         for c in &self.given.clients {
-            c.set_tolerant(self.tolerant());
+            c.set_tolerant(self.tolerant() && !self.boot.only_damages());
         }
         let opened = if self.boot.alone { self.open_alone().await } else { self.open().await };
         match opened {
@@ -356,7 +364,23 @@ impl Session {
                     client.write_zeroes(start, sectors, ZeroFlags { fua, may_unmap }).await;
                 }
                 Request::Pause { ns } => self.rt.sleep(Nanos(ns)).await,
+                Request::FlushGivenUp { ns } => client.give_up_flush(Nanos(ns)).await,
+                Request::PauseUntilRead { ns } => {
+                    let read = client.read_begins();
+                    select(std::pin::pin!(read), self.rt.sleep(LONGEST_WAIT_FOR_A_READ)).await;
+                    self.rt.sleep(Nanos(ns)).await;
+                }
+                Request::PauseUntilFailure { ns } => self.pause_until_failure(i, Nanos(ns)).await,
             }
+        }
+    }
+
+    /// Waits until a request to the backing device of a volume fails, for at most `limit`.
+    async fn pause_until_failure(&self, volume: usize, limit: Nanos) {
+        let failed = || self.given.backings.get(volume).map_or(0, |b| b.counters().failed);
+        let (before, deadline) = (failed(), self.rt.now().after(limit));
+        while failed() == before && self.rt.now() < deadline {
+            self.rt.sleep(FAILURE_CHECK_INTERVAL).await;
         }
     }
 

@@ -10,8 +10,9 @@ use io::Nanos;
 use io::sync::{Either, select};
 
 use super::{FLASH, Session};
+use crate::disk::Retained;
 use crate::hardware::uuid_of;
-use crate::plan::OperatorAction;
+use crate::plan::{NOT_AGAIN, OperatorAction};
 
 impl Session {
     pub(super) async fn operate(self: &Rc<Self>) -> Result<(), String> {
@@ -77,6 +78,20 @@ impl Session {
                     Either::Right(()) => Ok(()),
                 }
             }
+            OperatorAction::NextFlushLoses { device } => {
+                let disk = match device.checked_sub(1) {
+                    Some(i) => self.given.backings.get(i),
+                    None => Some(&self.given.cache),
+                };
+                if let Some(disk) = disk.filter(|_| self.tolerant()) {
+                    disk.lose_in_flush(0, Retained::Nothing);
+                }
+                Ok(())
+            }
+            OperatorAction::PowerFails => {
+                self.given.world.cut_power();
+                Ok(())
+            }
             OperatorAction::Attach { volume: i } => self.attach(&set, *i).await,
         }
     }
@@ -100,6 +115,10 @@ impl Session {
             Ok(()) if says => client.oracle.borrow_mut().released(),
             Ok(()) => {}
             Err(_) => client.loss_reported(),
+        }
+        if pause_ns == NOT_AGAIN {
+            client.resume();
+            return released;
         }
         self.rt.sleep(Nanos(pause_ns)).await;
         let again = self.register(set, i).await;
