@@ -227,7 +227,7 @@ fn has_room(buckets: &Buckets, bucket: BucketNr) -> bool {
 
 impl Checksums {
     /// See [`CachedData::begin_overwrite`].
-    pub(super) async fn prepare_overwrite(&self, data: &CachedData, at: Ptr, sectors: Sectors) -> bool {
+    pub(super) async fn prepare_overwrite(&self, data: &CachedData, at: Ptr, new: &[u8]) -> bool {
         let id = self.id(&data.alloc, at);
         if self.table.borrow_mut().of_ptr(at).is_none() {
             // Otherwise the other blocks of the bucket would lose their checksums with the footer.
@@ -254,7 +254,7 @@ impl Checksums {
                 return false;
             }
         }
-        table.overwrites(at, sectors);
+        table.overwrites(at, new);
         true
     }
 

@@ -19,6 +19,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use format::{BucketNr, FooterId, FooterKey, FooterLayout, Ptr, Sector, Sectors, Uuid};
+use io::sync::Event;
 use io::{Buffer, IoError, Nanos};
 
 use crate::alloc::{Allocator, Use};
@@ -28,7 +29,7 @@ use crate::device::{CacheDevice, MeteredIo};
 use damaged::DamagedBlocks;
 pub(crate) use damaged::{DamagedBlock, Part};
 pub(crate) use footers::footer_task;
-use sums::{Checked, Known};
+use sums::{Checked, Known, Overwritten};
 pub(crate) use sums::{ReadSum, SumsTable};
 
 /// What the checksum says about data that was read.
@@ -102,6 +103,8 @@ struct Checksums {
     /// Counts footers that were replaced. A footer that was read before the count changed is not used.
     changes: Cell<u64>,
     damaged: RefCell<DamagedBlocks>,
+    /// An overwriting in place has ended.
+    overwrite_ended: Event,
     /// The coverage when it was counted last.
     coverage: Cell<Option<(Nanos, ChecksumCoverage)>>,
 }
@@ -135,6 +138,7 @@ impl CachedData {
                 counters: Cell::default(),
                 changes: Cell::new(0),
                 damaged: RefCell::default(),
+                overwrite_ended: Event::default(),
                 coverage: Cell::default(),
             }
         });
@@ -244,6 +248,10 @@ impl CachedData {
             Checked::Mismatch(mismatch) => self.read_second(sums, from, mismatch, began).await,
             Checked::Compared { unknown } => sums.count_compared(data.len(), unknown),
             Checked::NoSums => sums.count_compared(data.len(), u64::MAX),
+            Checked::Overwriting => {
+                sums.overwrites_ended(from, Sectors::from_bytes_floor(data.len() as u64)).await;
+                Verdict::ReadAgain
+            }
         }
     }
 
@@ -281,7 +289,9 @@ impl CachedData {
                 sums.count(|c| c.corrected_blocks += 1);
                 Verdict::ReadAgain
             }
-            Checked::Mismatch(_) | Checked::Compared { .. } | Checked::NoSums => Verdict::ReadAgain,
+            Checked::Mismatch(_) | Checked::Compared { .. } | Checked::NoSums | Checked::Overwriting => {
+                Verdict::ReadAgain
+            }
         }
     }
 
@@ -317,15 +327,15 @@ impl CachedData {
 
     /// Prepares the overwriting of dirty data in place: no footer for the present data may be on the device. Returns
     /// false if the data must go to a new place instead. The caller holds the range, and has pinned the bucket.
-    pub(crate) async fn begin_overwrite(&self, at: Ptr, sectors: Sectors) -> bool {
+    pub(crate) async fn begin_overwrite(&self, at: Ptr, new: &[u8]) -> bool {
         let Some(sums) = &self.sums else { return true };
-        sums.prepare_overwrite(self, at, sectors).await
+        sums.prepare_overwrite(self, at, new).await
     }
 
     /// Ends an overwriting in place that was prepared and not begun.
-    pub(crate) fn give_up_overwrite(&self, at: Ptr) {
+    pub(crate) fn give_up_overwrite(&self, at: Ptr, sectors: Sectors) {
         if let Some(sums) = &self.sums {
-            sums.table.borrow_mut().overwrote(at, &[], None);
+            sums.overwrote(at, sectors, Overwritten::NotBegun);
         }
     }
 
@@ -344,15 +354,18 @@ impl CachedData {
     /// Ends the overwriting of data in place: unless it was durable, the next flush covers it. After an error the content of
     /// the place is not known.
     #[inline]
-    pub(crate) fn end_overwrite(&self, at: Ptr, data: &[u8], written: &Result<(), IoError>, fua: bool) {
+    pub(crate) fn end_overwrite(&self, at: Ptr, sectors: Sectors, written: &Result<(), IoError>, fua: bool) {
         if !fua && !bug(Bug::OverwriteNotFlushed) {
             self.device.overwrote();
         }
         if let Some(sums) = &self.sums {
-            let tick = self.device.latest_write();
-            sums.table.borrow_mut().overwrote(at, data, written.is_ok().then_some(tick));
+            let end = match written {
+                Ok(()) => Overwritten::Written(self.device.latest_write()),
+                Err(_) => Overwritten::Failed,
+            };
+            sums.overwrote(at, sectors, end);
             if written.is_ok() {
-                sums.damaged.borrow_mut().overwrote(at, Sectors::from_bytes_floor(data.len() as u64));
+                sums.damaged.borrow_mut().overwrote(at, sectors);
             }
         }
     }
@@ -370,6 +383,18 @@ impl Checksums {
         let data = buffer.as_slice().get(offset_bytes..).unwrap_or_default();
         let data = data.get(..sectors.bytes() as usize).unwrap_or_default();
         self.table.borrow_mut().appended(to, data);
+    }
+
+    /// Ends an overwriting in place, and wakes the readers that wait for it.
+    fn overwrote(&self, at: Ptr, sectors: Sectors, end: Overwritten) {
+        self.table.borrow_mut().overwrote(at, sectors, end);
+        self.overwrite_ended.notify_all();
+    }
+
+    /// Waits until none of the blocks is being overwritten in place.
+    async fn overwrites_ended(&self, at: Ptr, sectors: Sectors) {
+        let ended = || !self.table.borrow_mut().is_being_overwritten(at, sectors);
+        self.overwrite_ended.wait_until(ended).await;
     }
 
     fn check(&self, from: Ptr, data: &[u8]) -> Checked {

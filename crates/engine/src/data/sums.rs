@@ -4,6 +4,8 @@
 //!
 //! Invariants: sums belong to one generation of their bucket; sums whose footer may be on the device do not change.
 
+use std::ops::Range;
+
 use format::{BlockSums, BucketNr, FooterLayout, Gen, Geometry, Ptr, Sectors};
 
 use super::{Mismatch, ReadToken};
@@ -29,6 +31,17 @@ pub(super) enum Checked {
     Compared { unknown: u64 },
     /// A block does not match.
     Mismatch(Mismatch),
+    /// A block that is being overwritten in place matches neither its old nor its new checksum: the device may have written a
+    /// part of it, or the old data is damaged.
+    Overwriting,
+}
+
+/// A block that is being overwritten in place.
+struct OverwrittenBlock {
+    block: usize,
+    /// The checksum of the data before, if it was known.
+    old: Option<u32>,
+    new: u32,
 }
 
 /// The sums of one bucket.
@@ -43,10 +56,21 @@ pub(super) struct BucketSums {
     /// Whether the sums are not complete, because the data was overwritten, or the device had no footer. They get a footer
     /// only when the set stops.
     pub(super) reopened: bool,
-    /// The number of overwritings in place under way.
-    overwriting: u32,
+    /// The blocks that are being overwritten in place. Their checksum is unknown meanwhile.
+    overwriting: Vec<OverwrittenBlock>,
     /// Set by each use, cleared by a search for sums to drop.
     used: bool,
+}
+
+/// The end of an overwriting in place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Overwritten {
+    /// The device has written the data. A flush covers it that begins at this moment or later.
+    Written(Tick),
+    /// The device has failed the write, so the content of the place is not known.
+    Failed,
+    /// Nothing was sent to the device.
+    NotBegun,
 }
 
 /// The checksum of a block that was read.
@@ -165,7 +189,7 @@ impl SumsTable {
             overwritten: Tick::default(),
             changed: ReadToken(0),
             reopened: false,
-            overwriting: 0,
+            overwriting: Vec::new(),
             used: true,
         };
         let Some(place) = self.table.get_mut(bucket.0 as usize) else { return };
@@ -211,7 +235,7 @@ impl SumsTable {
                 FooterState::Changing => false,
             };
             if is_spare
-                && entry.overwriting == 0
+                && entry.overwriting.is_empty()
                 && !std::mem::take(&mut entry.used)
                 && bucket != but.0 as usize
             {
@@ -252,8 +276,17 @@ impl SumsTable {
         let whole = data.get(skip.bytes() as usize..).unwrap_or_default();
         let mut unknown = u64::from(skip > Sectors::ZERO);
         for (i, bytes) in whole.chunks(block_bytes).enumerate() {
-            let Some(expected) = entry.sums.get(block + i).filter(|_| bytes.len() == block_bytes) else {
-                unknown += 1;
+            let is_whole = bytes.len() == block_bytes;
+            let Some(expected) = entry.sums.get(block + i).filter(|_| is_whole) else {
+                match entry.overwriting.iter().find(|b| b.block == block + i && is_whole) {
+                    Some(OverwrittenBlock { old: Some(old), new, .. }) => {
+                        let found = format::checksum::crc32c(bytes);
+                        if found != *old && found != *new {
+                            return Checked::Overwriting;
+                        }
+                    }
+                    _ => unknown += 1,
+                }
                 continue;
             };
             let found = format::checksum::crc32c(bytes);
@@ -281,29 +314,48 @@ impl SumsTable {
         self.now
     }
 
-    /// Makes the checksums of blocks unknown that will be overwritten in place.
-    pub(super) fn overwrites(&mut self, at: Ptr, sectors: Sectors) {
-        let (first, blocks) = (self.block(at), sectors.0.div_ceil(self.block_sectors) as usize);
+    /// Whether a part of the blocks is being overwritten in place.
+    pub(super) fn is_being_overwritten(&mut self, at: Ptr, sectors: Sectors) -> bool {
+        let blocks = self.blocks(at, sectors);
+        self.of_ptr(at).is_some_and(|e| e.overwriting.iter().any(|b| blocks.contains(&b.block)))
+    }
+
+    /// The numbers of blocks in their bucket.
+    fn blocks(&self, at: Ptr, sectors: Sectors) -> Range<usize> {
+        let first = self.block(at);
+        first..first + sectors.0.div_ceil(self.block_sectors) as usize
+    }
+
+    /// Makes the checksums of blocks unknown that will be overwritten in place with `data`.
+    pub(super) fn overwrites(&mut self, at: Ptr, data: &[u8]) {
+        let (first, block_bytes) = (self.block(at), self.block_bytes());
         let now = self.next_moment();
-        if let Some(entry) = self.of_ptr(at) {
-            assert!(entry.footer == FooterState::Absent, "data with a footer is overwritten in place");
-            entry.changed = now;
-            entry.overwriting += 1;
-            (first..first + blocks).for_each(|block| entry.sums.set(block, None));
+        let Some(entry) = self.of_ptr(at) else { return };
+        assert!(entry.footer == FooterState::Absent, "data with a footer is overwritten in place");
+        entry.changed = now;
+        for (block, bytes) in (first..).zip(data.chunks(block_bytes)) {
+            let (old, new) = (entry.sums.get(block), format::checksum::crc32c(bytes));
+            entry.overwriting.push(OverwrittenBlock { block, old, new });
+            entry.sums.set(block, None);
         }
     }
 
-    /// Records that blocks were overwritten in place. `tick`: the moment from which a flush covers the write; none if the
-    /// write has failed.
-    pub(super) fn overwrote(&mut self, at: Ptr, data: &[u8], tick: Option<Tick>) {
-        let (block, block_bytes) = (self.block(at), self.block_bytes());
+    /// Ends the overwriting in place of blocks.
+    pub(super) fn overwrote(&mut self, at: Ptr, sectors: Sectors, end: Overwritten) {
+        let blocks = self.blocks(at, sectors);
         let now = self.next_moment();
         let Some(entry) = self.of_ptr(at) else { return };
         entry.changed = now;
-        entry.overwriting = entry.overwriting.saturating_sub(1);
-        if let Some(tick) = tick {
+        for b in entry.overwriting.extract_if(.., |b| blocks.contains(&b.block)) {
+            let sum = match end {
+                Overwritten::Written(_) => Some(b.new),
+                Overwritten::Failed => None,
+                Overwritten::NotBegun => b.old,
+            };
+            entry.sums.set(b.block, sum);
+        }
+        if let Overwritten::Written(tick) = end {
             entry.overwritten = entry.overwritten.max(tick);
-            entry.sums.set_data(block, data, block_bytes);
         }
     }
 
@@ -325,7 +377,7 @@ impl SumsTable {
         }
         let mut new = 0;
         for (f, block) in found.iter().zip(places) {
-            let is_stable = entry.overwriting == 0 && entry.changed <= f.began;
+            let is_stable = entry.overwriting.is_empty() && entry.changed <= f.began;
             let is_new = match entry.sums.get(block) {
                 None => true,
                 Some(known) => replaces && known != f.sum,
@@ -409,21 +461,33 @@ mod tests {
         assert_eq!(t.len, 1);
     }
 
+    /// A reader got damaged data, because the checksum of a block was unknown while a client overwrote the block.
     #[test]
-    fn blocks_that_are_being_overwritten_are_unknown() {
+    fn blocks_that_are_being_overwritten_are_compared_with_the_data_before_and_after() {
         run(|rt| async move {
             let mut t = table(64);
-            let (old, new) = ([1; 1024], [2; 512]);
+            let (old, new, torn) = ([1; 1024], [2; 512], [3; 512]);
+            let (at, one) = (ptr(20, 1, 1), Sectors(1));
             t.appended(ptr(20, 0, 1), &old);
-            t.overwrites(ptr(20, 1, 1), Sectors(1));
-            assert_eq!(t.check(ptr(20, 0, 1), &old), Checked::Compared { unknown: 1 });
-            t.overwrote(ptr(20, 1, 1), &new, None);
+            t.overwrites(at, &new);
+            assert!(t.is_being_overwritten(ptr(20, 0, 1), Sectors(2)));
+            assert!(!t.is_being_overwritten(ptr(20, 0, 1), one));
+            assert_eq!(t.sum_of(at), None, "a footer would not match");
+            assert_eq!(t.check(ptr(20, 0, 1), &old), Checked::Compared { unknown: 0 });
+            assert_eq!(t.check(at, &new), Checked::Compared { unknown: 0 });
+            assert_eq!(t.check(at, &torn), Checked::Overwriting);
+            t.overwrote(at, one, Overwritten::NotBegun);
+            assert!(matches!(t.check(at, &new), Checked::Mismatch(_)), "the old data is there");
+            t.overwrites(at, &new);
+            t.overwrote(at, one, Overwritten::Failed);
             assert_eq!(t.check(ptr(20, 0, 1), &old), Checked::Compared { unknown: 1 }, "the write failed");
+            t.overwrites(at, &new);
+            assert_eq!(t.check(at, &torn), Checked::Compared { unknown: 1 }, "the data before is not known");
             let tick = cache_device(&TestDisk::new(4096), &rt, Sectors(16)).wrote();
-            t.overwrote(ptr(20, 1, 1), &new, Some(tick));
-            assert_eq!(t.check(ptr(20, 1, 1), &new), Checked::Compared { unknown: 0 });
+            t.overwrote(at, one, Overwritten::Written(tick));
+            assert_eq!(t.check(at, &new), Checked::Compared { unknown: 0 });
             assert!(matches!(t.check(ptr(20, 0, 1), &old), Checked::Mismatch(m) if m.at == Sectors(1)));
-            assert_eq!(t.of_ptr(ptr(20, 0, 1)).unwrap().overwritten, tick);
+            assert_eq!(t.of_ptr(at).unwrap().overwritten, tick);
         });
     }
 
@@ -436,14 +500,14 @@ mod tests {
             let read = |block, sum, began| [ReadSum { at: ptr(20, block, 1), sum, began }];
             let state = |t: &mut SumsTable| t.of_ptr(ptr(20, 0, 1)).map(|e| e.footer);
             let before = t.now();
-            t.overwrites(ptr(20, 3, 1), Sectors(1));
+            t.overwrites(ptr(20, 3, 1), &[5; 512]);
             let during = t.now();
             assert_eq!(
                 t.learn(&read(3, 7, during), false, tick),
                 Some((FooterState::Absent, 0)),
                 "under way"
             );
-            t.overwrote(ptr(20, 3, 1), &[5; 512], None);
+            t.overwrote(ptr(20, 3, 1), Sectors(1), Overwritten::Failed);
             for began in [before, during] {
                 assert_eq!(t.learn(&read(3, 7, began), false, tick), Some((FooterState::Absent, 0)));
             }

@@ -76,11 +76,12 @@ pub(super) async fn overwrite(target: Target<'_>, write: &Write, ptr: Ptr) -> Op
     let bucket = cache.alloc.buckets().bucket_of(ptr);
     cache.alloc.pin(bucket);
     if cache.data.has_checksums() {
-        let may = Box::pin(cache.data.begin_overwrite(ptr, write.sectors())).await;
+        let new = bytes_of(&write.buffer, write.offset_bytes, write.sectors());
+        let may = Box::pin(cache.data.begin_overwrite(ptr, new)).await;
         // The key may have moved during the wait.
         if !may || place_to_overwrite(target, write) != Some(ptr) {
             if may {
-                cache.data.give_up_overwrite(ptr);
+                cache.data.give_up_overwrite(ptr, write.sectors());
             }
             cache.alloc.unpin(bucket);
             return None;
@@ -89,8 +90,7 @@ pub(super) async fn overwrite(target: Target<'_>, write: &Write, ptr: Ptr) -> Op
     let began = volume.rt.turn_time();
     let (data, offset, sectors) = (write.buffer.clone(), write.offset_bytes, write.sectors());
     let done = cache.data.overwrite((ptr, sectors), data, offset, write.fua).await;
-    let data = bytes_of(&write.buffer, offset, sectors);
-    cache.data.end_overwrite(ptr, data, &done.result, write.fua);
+    cache.data.end_overwrite(ptr, sectors, &done.result, write.fua);
     cache.alloc.unpin(bucket);
     cache.device.observe_data(&done.result);
     // After an error the content of the place is unknown. The caller writes the data to a new place and moves the key
