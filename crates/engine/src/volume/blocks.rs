@@ -41,7 +41,7 @@ impl Blocks {
     }
 
     /// The logical blocks of a device, the smallest that it accesses.
-    pub(super) fn of_disk(disk: &Disk) -> Blocks {
+    pub(crate) fn of_disk(disk: &Disk) -> Blocks {
         Blocks::of_size(Sectors::from_bytes_floor(u64::from(disk.info().logical_block_bytes)))
     }
 
@@ -56,12 +56,12 @@ impl Blocks {
     }
 
     /// Whether a range is whole blocks.
-    pub(super) fn are_whole(self, start: Sector, sectors: Sectors) -> bool {
+    pub(crate) fn are_whole(self, start: Sector, sectors: Sectors) -> bool {
         start.0.is_multiple_of(self.0) && sectors.0.is_multiple_of(self.0)
     }
 
     /// The whole blocks around a range.
-    pub(super) fn around(self, (start, end): (Sector, Sector)) -> (Sector, Sector) {
+    pub(crate) fn around(self, (start, end): (Sector, Sector)) -> (Sector, Sector) {
         (Sector(start.0 / self.0 * self.0), Sector(end.0.next_multiple_of(self.0)))
     }
 

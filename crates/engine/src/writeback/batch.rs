@@ -21,14 +21,14 @@ use std::rc::Rc;
 use format::{Inode, Ptr, Sector, Sectors};
 use io::{Buffer, JoinHandle, Nanos};
 
-use super::runs::{Extent, Filling, Run, collect, groups};
+use super::runs::{Extent, Filling, Run, collect, groups, whole_blocks};
 use crate::canary::{Bug, bug};
 use crate::data::ReadToken;
 use crate::device::BackingDevice;
 use crate::error::EngineError;
 use crate::index::{Durability, Kind};
 use crate::refusal::Refusal;
-use crate::volume::Cache;
+use crate::volume::{Blocks, Cache};
 use crate::volume::{CachedPiece, RangeGuard, Volume, damaged_left, is_sound};
 
 /// The limits for the number of runs under way: at least and at most.
@@ -232,10 +232,8 @@ async fn write_groups(
     let mut cleaned = Vec::new();
     let mut result = Ok(());
     for extents in groups(&run.extents) {
-        let Some(first) = extents.first() else { continue };
-        let start = first.start;
-        let size = extents.iter().fold(Sectors::ZERO, |n, e| n + e.size);
-        let filling = Filling { epoch: run.filling.epoch, ..Filling::default() };
+        let (start, size, around) = whole_blocks(Blocks::of_disk(backing.disk()), &extents);
+        let filling = Filling { epoch: run.filling.epoch, ..around.unwrap_or_default() };
         let span = Span { start, size, extents: &extents, filling: &filling };
         match write_span(volume, cache, backing, &span).await {
             Ok(_) => cleaned.extend(extents),
@@ -293,7 +291,8 @@ async fn write_span(
     if cache.data.has_checksums() && !bug(Bug::WrittenBackUnverified) {
         check_pieces(volume, cache, span, (whole.as_slice(), token)).await?;
     }
-    if backing.disk().info().sparse {
+    // A range that was read as a whole has extents that are not whole blocks of the device.
+    if backing.disk().info().sparse && filling.disk != Some((start, size)) {
         let parts = between_holes(start, extents, whole.as_slice());
         if parts.len() > 1 {
             return write_parts(volume, backing, start, &parts, whole.as_slice()).await;

@@ -18,7 +18,7 @@ use crate::index::{Kind, MAX_POSITION, NotLoaded};
 use crate::policy::bridging::{Bridging, Shape};
 use crate::policy::cost::Costs;
 use crate::policy::stripes::StripeGeometry;
-use crate::volume::{Cache, RangeGuard, Target, Volume, is_usable};
+use crate::volume::{Blocks, Cache, RangeGuard, Target, Volume, is_usable};
 
 /// The largest number of keys in one batch: 32 MiB if each is one block of 4 KiB.
 const MAX_KEYS: usize = 8192;
@@ -81,6 +81,8 @@ pub(super) struct Picked {
     /// The costs of requests to the backing device, if they are known.
     costs: Option<Costs>,
     stripes: Option<StripeGeometry>,
+    /// The blocks of the backing device.
+    blocks: Blocks,
     keys: usize,
     sectors: Sectors,
     limit: Sectors,
@@ -127,6 +129,7 @@ pub(super) async fn collect(
         bridging,
         costs: known.then_some(costs),
         stripes: volume.expensive_stripes(),
+        blocks: Blocks::of_disk(backing.disk()),
         keys: 0,
         sectors: Sectors::ZERO,
         limit,
@@ -271,7 +274,7 @@ fn chain(
 
 /// Adds a chain of extents to the batch, as one run or as one run for each group of adjacent extents.
 fn add_runs(target: Target<'_>, extents: Vec<Extent>, picked: &mut Picked) {
-    let volume = target.volume;
+    let blocks = picked.blocks;
     let groups = groups(&extents);
     if groups.len() > 1 {
         let filling = filling(target, &extents);
@@ -283,20 +286,35 @@ fn add_runs(target: Target<'_>, extents: Vec<Extent>, picked: &mut Picked) {
             missing: filling.disk.map_or(Sectors::ZERO, |(_, size)| size),
         };
         if picked.bridging.pays(&shape) {
-            // The gaps between the extents must not change either.
-            let held = if bug(Bug::BridgeHoldsDirtyOnly) { extents[0].end() } else { end };
-            if let Some(guard) = volume.ranges().try_hold_for_writeback(start, held) {
-                picked.push(Run { start, size: end - start, extents, filling, guard });
+            if let Some(run) = hold_run(target, extents, filling, blocks) {
+                picked.push(run);
             }
             return;
         }
     }
     for extents in groups {
-        let (start, end) = ends(&extents);
-        if let Some(guard) = volume.ranges().try_hold_for_writeback(start, end) {
-            picked.push(Run { start, size: end - start, extents, filling: Filling::default(), guard });
+        if let Some(run) = hold_run(target, extents, Filling::default(), blocks) {
+            picked.push(run);
         }
     }
+}
+
+/// Makes a run that holds its range, unless something else holds a part of it.
+fn hold_run(target: Target<'_>, extents: Vec<Extent>, filling: Filling, blocks: Blocks) -> Option<Run> {
+    let (start, size, around) = whole_blocks(blocks, &extents);
+    // The gaps between the extents must not change either.
+    let held = if bug(Bug::BridgeHoldsDirtyOnly) { extents.first()?.end() } else { start + size };
+    let guard = target.volume.ranges().try_hold_for_writeback(start, held)?;
+    Some(Run { start, size, extents, filling: around.unwrap_or(filling), guard })
+}
+
+/// The range of whole blocks of the backing device in which extents are written. If a block is larger than the part of it that is
+/// in the extents, the rest of the block is read from the device first, together with everything else in the range.
+pub(super) fn whole_blocks(blocks: Blocks, extents: &[Extent]) -> (Sector, Sectors, Option<Filling>) {
+    let (start, end) = blocks.around(ends(extents));
+    let is_whole = extents.iter().all(|e| blocks.are_whole(e.start, e.size));
+    let around = || Filling { disk: Some((start, end - start)), ..Filling::default() };
+    (start, end - start, (!is_whole).then(around))
 }
 
 /// The start of the first and the end of the last of ascending extents.
@@ -361,7 +379,18 @@ mod tests {
     fn picked(costs: Option<Costs>) -> Picked {
         let bridging = Bridging::new(Bridge::Off, Sectors(0), Costs::usual(true), false);
         let (keys, sectors, limit) = (0, Sectors::ZERO, Sectors(1_000_000));
-        Picked { runs: Vec::new(), bridging, costs, stripes: None, keys, sectors, limit, time: Nanos(0) }
+        let blocks = Blocks::of_size(Sectors(1));
+        Picked {
+            runs: Vec::new(),
+            bridging,
+            costs,
+            stripes: None,
+            blocks,
+            keys,
+            sectors,
+            limit,
+            time: Nanos(0),
+        }
     }
 
     /// A run of `extents` extents of one sector each, with its size and the number of sectors that are read.
@@ -405,6 +434,31 @@ mod tests {
         assert_eq!(runs_until_full(disk(), (1, 2048, 1024)), 22);
         let late = Picked { time: Nanos::from_ms(500), ..disk() };
         assert_eq!(runs_until_full(late, (1, 1, 0)), 8, "however long they take");
+    }
+
+    /// A device refused each write of a part of its block, and the data stayed dirty.
+    #[test]
+    fn the_rest_of_a_larger_block_is_read_before_a_part_of_it_is_written() {
+        let extent = |(start, size)| Extent {
+            start: Sector(start),
+            size: Sectors(size),
+            ptr: Ptr::new(0, Sector(0), Gen(0)),
+        };
+        let found = |block, extents: &[(u64, u64)]| {
+            let extents: Vec<Extent> = extents.iter().copied().map(extent).collect();
+            let (start, size, around) = whole_blocks(Blocks::of_size(Sectors(block)), &extents);
+            let read = around.map(|filling| {
+                assert!(filling.copies.is_empty());
+                filling.disk
+            });
+            (start.0, size.0, read)
+        };
+        let all = |start, size| Some(Some((Sector(start), Sectors(size))));
+        assert_eq!(found(1, &[(3, 4), (9, 2)]), (3, 8, None));
+        assert_eq!(found(8, &[(8, 16), (32, 8)]), (8, 32, None), "the gap is whole blocks, too");
+        assert_eq!(found(8, &[(8, 5)]), (8, 8, all(8, 8)));
+        assert_eq!(found(8, &[(10, 5), (15, 1)]), (8, 8, all(8, 8)));
+        assert_eq!(found(8, &[(15, 10)]), (8, 24, all(8, 24)));
     }
 
     #[test]
