@@ -301,3 +301,6 @@ impl Checksums {
         written.is_ok()
     }
 }
+
+#[cfg(test)]
+mod tests;
