@@ -487,4 +487,23 @@ mod tests {
         t.put(BucketNr(15), Gen(1), sums(), FooterState::Written);
         assert_eq!((has(&mut t), t.len), (vec![10, 11], 3));
     }
+
+    #[test]
+    fn sums_that_were_used_stay() {
+        let mut t = table(2);
+        let put = |t: &mut SumsTable, bucket: u32| {
+            let mut sums = BlockSums::unknown(15);
+            sums.set(3, Some(7));
+            t.put(BucketNr(bucket), Gen(0), sums, FooterState::Written);
+        };
+        (10..13).for_each(|bucket| put(&mut t, bucket));
+        assert!(t.of_ptr(ptr(10, 0, 0)).is_none(), "the first one");
+        assert_eq!(t.check(ptr(11, 0, 0), &[0; 512]), Checked::Compared { unknown: 1 });
+        put(&mut t, 13);
+        assert!(t.of_ptr(ptr(11, 0, 0)).is_some() && t.of_ptr(ptr(12, 0, 0)).is_none());
+        // The number of dropped sums is known, of their generation only.
+        assert_eq!(t.known(BucketNr(12), Gen(0)), Known::Blocks(1));
+        assert_eq!(t.known(BucketNr(12), Gen(1)), Known::NotRead);
+        assert_eq!(t.known(BucketNr(14), Gen(0)), Known::NotRead);
+    }
 }
