@@ -59,6 +59,14 @@ impl Fixture {
         }
     }
 
+    /// Overwrites all data of a bucket in place, after `begin_overwrite`.
+    async fn overwrite(&self, rt: &Handle, ptr: Ptr, byte: u8) {
+        let new = vec![byte; DATA.bytes() as usize];
+        let written = self.cache.device.disk().write(ptr.offset(), rt.pool().copy_of(&new), false).await;
+        self.cache.device.overwrote();
+        self.cache.data.end_overwrite(ptr, &new, &written);
+    }
+
     /// Makes all data of the volume a hole.
     async fn drop_data(&self) {
         let all = (Sector(16), Sector(1016));
@@ -139,6 +147,7 @@ fn a_bucket_whose_footer_is_being_replaced_is_not_reused() {
         f.device.disk().hold(false);
         assert_eq!(learning.await.unwrap(), 1);
         assert!(f.is_reclaimable(ptr));
+        assert_eq!(f.cache.data.counters().footers_written, 2);
     });
 }
 
@@ -154,15 +163,14 @@ fn a_footer_that_was_read_before_it_was_replaced_by_zeros_is_not_used() {
         f.forget();
         let late = f.verify_late(&rt, one, 1).await;
         assert!(f.cache.data.begin_overwrite(one, DATA).await);
-        let new = vec![3; DATA.bytes() as usize];
-        let written = f.cache.device.disk().write(one.offset(), rt.pool().copy_of(&new), false).await;
-        f.cache.device.overwrote();
-        f.cache.data.end_overwrite(one, &new, &written);
+        f.overwrite(&rt, one, 3).await;
         assert_eq!(f.verify(other, 2).await, Verdict::Verified);
         assert!(!f.has_sums(one), "the table has room for one bucket");
         f.device.disk().answer();
         late.await;
         assert_eq!(f.verify(one, 3).await, Verdict::Unverified);
+        let counters = f.cache.data.counters();
+        assert_eq!((counters.footers_written, counters.footers_read, counters.footers_erased), (2, 3, 1));
     });
 }
 
@@ -184,5 +192,84 @@ fn a_footer_that_was_read_before_it_was_replaced_is_not_used() {
         late.await;
         assert!(matches!(f.verify(one, 1).await, Verdict::Damaged(m) if m.expected == 77));
         assert!(f.cache.data.has_sum(one, 77));
+    });
+}
+
+#[test]
+fn a_bucket_without_live_data_gets_no_footer() {
+    run(|rt| async move {
+        let f = Fixture::open(&rt).await;
+        let ptr = f.write(&rt, 0, Sectors(8), 1).await;
+        f.drop_data().await;
+        f.cache.alloc.close_all();
+        rt.sleep(Nanos::from_secs(1)).await;
+        assert_eq!(f.cache.data.counters().footers_written, 0);
+        assert!(!f.has_sums(ptr));
+    });
+}
+
+/// An overwriting in place replaces the footer by zeros. The next footer is written at the stop, not when the bucket is idle.
+#[test]
+fn a_bucket_that_was_reopened_gets_its_footer_at_the_stop() {
+    run(|rt| async move {
+        let f = Fixture::open(&rt).await;
+        let ptr = f.write(&rt, 0, DATA, 1).await;
+        let bucket = Allocator::buckets(&f.cache.alloc).bucket_of(ptr);
+        rt.sleep(Nanos::from_secs(1)).await;
+        f.cache.alloc.pin(bucket);
+        assert!(f.cache.data.begin_overwrite(ptr, DATA).await);
+        f.overwrite(&rt, ptr, 3).await;
+        f.cache.alloc.unpin(bucket);
+        rt.sleep(Nanos::from_secs(1)).await;
+        assert_eq!(f.cache.data.counters().footers_written, 1);
+        f.cache.data.write_all_footers().await;
+        assert_eq!(f.cache.data.counters().footers_written, 2);
+        f.forget();
+        assert_eq!(f.verify(ptr, 3).await, Verdict::Verified);
+    });
+}
+
+/// The key has moved before the overwriting begins. The blocks get checksums again, as those that nobody overwrites.
+#[test]
+fn an_overwriting_that_was_given_up_is_over() {
+    run(|rt| async move {
+        let f = Fixture::open(&rt).await;
+        let ptr = f.write(&rt, 0, DATA, 1).await;
+        rt.sleep(Nanos::from_secs(1)).await;
+        assert!(f.cache.data.begin_overwrite(ptr, DATA).await);
+        let learn = || {
+            let (data, began) = (f.cache.data.clone(), f.cache.data.read_token());
+            async move { data.learn(&[ReadSum { at: ptr, sum: 77, began }], false).await.unwrap() }
+        };
+        assert_eq!(learn().await, 0);
+        f.cache.data.give_up_overwrite(ptr);
+        f.cache.data.write_all_footers().await;
+        assert_eq!(f.cache.data.counters().footers_written, 1, "no checksum is known");
+        assert_eq!(learn().await, 1);
+    });
+}
+
+/// A bucket that a kernel has filled to its end has neither a footer to read nor one to replace. Its overwritten blocks have
+/// checksums in memory.
+#[test]
+fn a_bucket_without_room_for_a_footer_has_checksums_in_memory() {
+    run(|rt| async move {
+        let f = Fixture::open(&rt).await;
+        let ptr = f.write(&rt, 0, DATA, 1).await;
+        rt.sleep(Nanos::from_secs(1)).await;
+        f.forget();
+        f.cache.alloc.buckets_mut().note_footer_room(ptr, Sectors(16));
+        assert_eq!(f.cache.data.coverage().unread_blocks, 15);
+        assert_eq!(f.verify(ptr, 1).await, Verdict::Unverified);
+        let coverage = f.cache.data.coverage();
+        assert_eq!((coverage.unread_blocks, coverage.unverified_blocks), (0, 15));
+        f.forget();
+        assert!(f.cache.data.begin_overwrite(ptr, DATA).await);
+        f.overwrite(&rt, ptr, 3).await;
+        assert_eq!(f.verify(ptr, 3).await, Verdict::Verified);
+        f.cache.data.write_all_footers().await;
+        let counters = f.cache.data.counters();
+        assert_eq!((counters.footers_written, counters.footers_read, counters.footers_erased), (1, 0, 0));
+        assert_eq!((counters.verified_blocks, counters.unverified_blocks), (15, 15));
     });
 }
