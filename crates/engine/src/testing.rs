@@ -12,7 +12,7 @@ pub(crate) use set::{Watching, components, open_set};
 
 use format::superblock::{BackingFormat, CacheFormat};
 use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
-use io::{Clock, Completer, Device, DeviceInfo, Fifo, Handle, IoError, Nanos, Op, Request, Runtime};
+use io::{Buffer, Clock, Completer, Device, DeviceInfo, Fifo, Handle, IoError, Nanos, Op, Request, Runtime};
 
 use crate::device::{BackingDevice, CacheDevice};
 use crate::error::Place;
@@ -84,12 +84,16 @@ pub(crate) fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Handle) ->
     }
 }
 
-/// A disk in memory that can hold requests back and fail flushes.
+/// A disk in memory that can hold requests back, answer reads late, and fail flushes.
 pub(crate) struct TestDisk {
     info: DeviceInfo,
     bytes: RefCell<Vec<u8>>,
     hold: Cell<bool>,
     waiting: RefCell<Vec<(Request, Completer)>>,
+    /// How many of the next reads are answered late.
+    late: Cell<usize>,
+    /// Reads that have taken effect and are not answered yet.
+    answers: RefCell<Vec<(Option<Buffer>, Completer)>>,
     fail_flushes: Cell<u32>,
 }
 
@@ -110,6 +114,8 @@ impl TestDisk {
             bytes: RefCell::new(vec![0; sectors as usize * 512]),
             hold: Cell::new(false),
             waiting: RefCell::default(),
+            late: Cell::new(0),
+            answers: RefCell::default(),
             fail_flushes: Cell::new(0),
         })
     }
@@ -138,6 +144,25 @@ impl TestDisk {
         }
     }
 
+    /// The next `n` reads return what is on the disk now, and are answered when [`Self::answer`] is called.
+    pub(crate) fn answer_late(&self, n: usize) {
+        self.late.set(n);
+    }
+
+    /// Waits until `n` reads have taken effect and are not answered.
+    pub(crate) async fn late(&self, n: usize, rt: &Handle) {
+        while self.answers.borrow().len() < n {
+            rt.yield_now().await;
+        }
+    }
+
+    /// Answers the reads that are late.
+    pub(crate) fn answer(&self) {
+        for (buffer, completer) in self.answers.take() {
+            completer.complete(Ok(()), buffer);
+        }
+    }
+
     pub(crate) fn fail_flushes(&self, n: u32) {
         self.fail_flushes.set(n);
     }
@@ -160,6 +185,10 @@ impl TestDisk {
                 Op::Read => buffer.as_mut()[range].copy_from_slice(disk),
                 _ => disk.copy_from_slice(&buffer.as_slice()[range]),
             }
+        }
+        if request.op == Op::Read && self.late.get() > 0 {
+            self.late.set(self.late.get() - 1);
+            return self.answers.borrow_mut().push((request.buffer, completer));
         }
         completer.complete(Ok(()), request.buffer);
     }

@@ -115,6 +115,8 @@ fn work(args: &Args) -> Result<(), String> {
         let suites = prepare(&copy, &dir, &table, longest, args.unit)?;
         let attack = Attack { suites, dir: &dir, results: &results };
         let open = |m: &&Mutant| match results.known.get(&m.key) {
+            // No suite can kill an equivalent mutant, so each would run in vain.
+            Some(_) if equivalent.contains_key(&m.key) => false,
             Some(v) => args.again && matches!(v.fate, Fate::Survived | Fate::Unreached),
             None => true,
         };

@@ -350,6 +350,163 @@ fn damage_is_noticed_while_another_bucket_is_overwritten_in_place() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
+/// The place on the cache device that has data of this sector of volume 0.
+fn place_of(b: &Boot, sector: u64) -> Sector {
+    let image = b.cache.image();
+    let is_it = |at: &u64| {
+        let found = decode(&read(&image, *at, 1));
+        matches!(found, Content::Data { volume: 0, sector: s, write } if s == sector && write > 0)
+    };
+    Sector((0..256 * 8).find(is_it).unwrap())
+}
+
+/// Releases the reads of the cache device that are held back, and holds back those that follow. Waits for the first of them.
+async fn release_until_the_next_read(b: &Boot) {
+    b.cache.release();
+    b.cache.hold(Matching::all(Kind::Read));
+    for _ in 0..1000 {
+        if b.cache.held() > 0 {
+            return;
+        }
+        b.sleep_ms(10).await;
+    }
+    panic!("no read follows within ten seconds");
+}
+
+/// The device returns wrong data once while packing reads it, and the right data when it is read again. The wrong data is not
+/// moved: its new place would get a checksum of it.
+#[test]
+fn data_that_was_read_wrong_once_is_not_packed() {
+    let mut scenario = Scenario::new(1, layout(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
+        open_with(&b, |o| o.tunables.overwrite_in_place = Overwrite::Off).await;
+        for n in 0..70 {
+            assert!(b.clients[0].write(n, 1, false).await);
+        }
+        for n in (0..70).filter(|n| n % 7 > 1) {
+            assert!(b.clients[0].write(n, 1, false).await);
+        }
+        b.set().set("copy_gc_enabled", "1").await.unwrap();
+        b.cache.hold(Matching::all(Kind::Read));
+        let set = b.set();
+        let packing = b.rt.spawn(async move { set.gc().await });
+        b.sleep_ms(1000).await;
+        assert!(b.cache.held() > 0, "packing reads");
+        let place = place_of(&b, 14);
+        let right = read(&b.cache.image(), place.0, 1);
+        assert_eq!(flip(&b, 14..15), 1);
+        release_until_the_next_read(&b).await;
+        b.cache.put(place, &right);
+        b.cache.release();
+        packing.await.unwrap();
+        assert!(b.set().counters().moved_extents > 4, "{:?}", b.set().counters());
+        let counters = b.set().checksum_counters();
+        assert_eq!((counters.corrected_blocks, counters.damaged_blocks), (1, 0), "{counters:?}");
+        b.read_all(0).await;
+    });
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
+}
+
+/// A block does not match. While it is read a second time, a client overwrites it in place, and the device answers the read
+/// with what it had before. That is no damage.
+#[test]
+fn damaged_data_that_is_overwritten_while_it_is_read_again_does_not_count() {
+    let mut scenario = Scenario::new(1, layout(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
+        open_with(&b, |o| o.tunables.overwrite_in_place = Overwrite::Always).await;
+        let c = b.clients[0].clone();
+        assert!(c.write(100, 1, true).await);
+        let place = place_of(&b, 100);
+        assert_eq!(flip(&b, 100..101), 1);
+        let old = read(&b.cache.image(), place.0, 1);
+        c.set_tolerant(true);
+        b.cache.hold(Matching::all(Kind::Read));
+        let reader = c.clone();
+        let reading = b.rt.spawn(async move { reader.read(100, 1).await });
+        b.sleep_ms(10).await;
+        release_until_the_next_read(&b).await;
+        assert!(c.write(100, 1, true).await);
+        assert_eq!(b.set().counters().overwrites, 1);
+        let new = read(&b.cache.image(), place.0, 1);
+        assert_ne!(old, new);
+        b.cache.put(place, &old);
+        release_until_the_next_read(&b).await;
+        b.cache.put(place, &new);
+        b.cache.release();
+        assert!(reading.await.is_some(), "the data counts as damaged");
+        assert_eq!(damage(b.set().take_events()), []);
+    });
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
+}
+
+/// Damaged clean data is a hole before the backing device gets newer data, also if a crash brings back the leaf that has its
+/// key. The device returned wrong data for a while, and the data that is older than the backing device is right again.
+#[test]
+fn invalidated_clean_data_does_not_come_back_over_newer_data() {
+    let mut scenario = Scenario::new(1, layout(CacheMode::Writethrough), 0);
+    scenario.boot(|b| async move {
+        open(&b).await;
+        let c = &b.clients[0];
+        assert!(c.write(100, 7, true).await);
+        // Old enough for the leaf to be written.
+        b.sleep_ms(90_000).await;
+        b.tune(0, "cache_mode", "none").await;
+        let place = place_of(&b, 103);
+        let right = read(&b.cache.image(), place.0, 1);
+        assert_eq!(flip(&b, 103..104), 1);
+        assert!(c.read(103, 1).await.is_some());
+        assert_eq!(damage(b.set().take_events()), [(103, false)]);
+        assert!(c.write(103, 1, true).await);
+        b.cache.put(place, &right);
+    });
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
+}
+
+/// The zeros over a footer cannot be written. The footer may still be there, so the next overwriting in place writes them
+/// again first.
+#[test]
+fn a_footer_that_could_not_be_replaced_is_replaced_later() {
+    for seed in 0..4 {
+        let mut scenario = Scenario::new(seed, layout(CacheMode::Writeback), 0);
+        scenario.boot_and_stop(|b| async move {
+            open(&b).await;
+            assert!(b.clients[0].write(0, 7, true).await);
+            b.stop().await;
+        });
+        scenario.boot(|b| async move {
+            open_with(&b, |o| o.tunables.overwrite_in_place = Overwrite::Always).await;
+            let c = &b.clients[0];
+            assert!(c.read(0, 7).await.is_some());
+            let footer = place_of(&b, 6).0 + 1;
+            assert_eq!(footer % 8, 7);
+            let matching = Matching { kind: Kind::DurableWrite, range: footer..footer + 1 };
+            b.cache.set_faults(vec![Fault { matching, skip: 0, count: 1 }]);
+            assert!(c.write(3, 1, true).await && c.write(4, 1, true).await);
+            assert_eq!(b.set().counters().overwrites, 1, "the first write went to a new place");
+            assert_eq!(b.set().checksum_counters().footers_erased, 2);
+        });
+        scenario.power_cut(Retained::Nothing).judge().happy_end();
+    }
+}
+
+/// The bucket that is open at a stop gets its footer, too.
+#[test]
+fn a_stop_writes_the_footer_of_the_open_bucket() {
+    let mut scenario = Scenario::new(1, layout(CacheMode::Writeback), 0);
+    scenario.boot_and_stop(|b| async move {
+        open(&b).await;
+        assert!(b.clients[0].write(0, 3, true).await);
+        b.stop().await;
+    });
+    scenario.boot(|b| async move {
+        open(&b).await;
+        assert!(b.clients[0].read(0, 3).await.is_some());
+        let counters = b.set().checksum_counters();
+        assert_eq!((counters.verified_blocks, counters.unverified_blocks), (3, 0));
+    });
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
+}
+
 fn read(image: &Image, at: u64, sectors: u64) -> Vec<u8> {
     image.read_vec(Sector(at), Sectors(sectors))
 }

@@ -102,6 +102,28 @@ fn a_leaf_is_replaced_without_copies_of_a_device_that_hangs() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
+/// The flush of a device is late. Until it ends, no other leaf and no other write of the leaf waits for the device again.
+#[test]
+fn a_device_that_is_late_is_not_waited_for_again() {
+    let mut scenario = Scenario::new(8, two_devices(), 0);
+    scenario.boot(|b| async move {
+        open(&b).await;
+        b.tune(HUNG, "cache_mode", "writethrough").await;
+        b.set().set("gc_always_rewrite", "1").await.unwrap();
+        b.backings[HUNG].hold(Matching::all(Kind::Flush));
+        for round in 0..3 {
+            assert!(b.clients[HUNG].write(64 * round, 64, false).await);
+            assert!(b.set().status().cached_sectors > Sectors::ZERO);
+            let began = b.rt.now();
+            b.set().gc().await.unwrap();
+            assert_eq!(b.set().status().cached_sectors, Sectors::ZERO);
+            let took_ms = b.rt.now().since(began).0 / 1_000_000;
+            assert!(round == 0 || took_ms < 1000, "walk {round} took {took_ms} ms");
+        }
+    });
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
+}
+
 /// A flush that takes a second is waited for: nobody else needs the leaf, and the copies are worth it.
 #[test]
 fn a_slow_flush_costs_no_copies() {

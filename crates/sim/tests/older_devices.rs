@@ -201,6 +201,38 @@ fn a_crash_log_does_not_count_after_the_device_had_no_room_and_then_failed() {
     start_and_judge(&mut scenario, options(&memory));
 }
 
+/// The same where a flush fails that was under way: the device has lost what was not flushed.
+#[test]
+fn a_crash_log_does_not_count_after_the_device_had_no_room_and_a_flush_failed() {
+    const ENOSPC: i32 = 28;
+    const EIO: i32 = 5;
+    let memory = Rc::new(Memory::default());
+    let mut scenario = Scenario::new(2, Layout::small(CacheMode::Writeback), 0);
+    let (first, log) = (options(&memory), memory.clone());
+    scenario.boot(move |b| async move {
+        write_twice(&b, first).await;
+        b.clients[0].set_tolerant(true);
+        b.cache.lose_in_flush(0, Retained::Nothing);
+        b.cache.hold(Matching::all(Kind::Flush));
+        let client = b.clients[0].clone();
+        let flush = b.rt.spawn(async move { client.flush().await });
+        b.sleep_ms(100).await;
+        assert_eq!(b.cache.held(), 1, "the flush before the journal entry");
+        b.cache.fail_with(ENOSPC);
+        b.cache.set_faults(vec![Fault { matching: Matching::all(Kind::DurableWrite), skip: 0, count: 1 }]);
+        assert!(b.set().set("cache_replacement_policy", "fifo").await.is_err(), "the superblock has no room");
+        assert!(b.set().failure().is_some() && !log.recorded().is_empty());
+        b.cache.fail_with(EIO);
+        b.cache.release();
+        assert!(!flush.await);
+        b.sleep_ms(100).await;
+        assert_eq!(b.cache.counters().failed, 2);
+        assert!(log.recorded().is_empty());
+    });
+    scenario.cache_power_cut(Retained::Nothing);
+    start_and_judge(&mut scenario, options(&memory));
+}
+
 /// A process died, and the start after it was refused by a device that lost what was not durable. The crash log counted in
 /// the start after that: zeros were read over what was flushed.
 #[test]

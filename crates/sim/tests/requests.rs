@@ -275,6 +275,25 @@ fn errors_are_counted_and_events_are_waited_for() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
+/// The operator learns that the set has failed, and that its clean device goes on without the cache.
+#[test]
+fn the_failure_of_a_set_and_its_effect_on_a_clean_device_are_events() {
+    let mut scenario = Scenario::new(9, Layout::small(CacheMode::Writethrough), 0);
+    scenario.boot(|b| async move {
+        b.open().await;
+        assert!(b.clients[0].write(64, 8, true).await);
+        drop(b.set().take_events());
+        b.cache.set_faults(vec![Fault { matching: Matching::all(Kind::DurableWrite), skip: 0, count: 1 }]);
+        assert!(b.set().set("cache_replacement_policy", "fifo").await.is_err());
+        assert!(b.clients[0].read(64, 8).await.is_some());
+        let events = b.set().take_events();
+        assert_eq!(events.iter().filter(|e| matches!(e, SetEvent::Failed { .. })).count(), 1, "{events:?}");
+        let stale = |e: &&SetEvent| matches!(e, SetEvent::State { state: "inconsistent", .. });
+        assert_eq!(events.iter().filter(stale).count(), 1, "{events:?}");
+    });
+    scenario.power_cut(Retained::Nothing);
+}
+
 /// A request of two pieces: one that the cache fails to read, and one that it does not have. The backing device fails both.
 #[test]
 fn an_error_of_a_read_in_place_of_the_cache_counts_for_the_backing_device() {

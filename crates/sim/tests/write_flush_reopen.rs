@@ -3,11 +3,13 @@
 
 use std::rc::Rc;
 
+use engine::tunables::Overwrite;
 use engine::{SetOptions, Volume};
 use format::{CacheMode, Sector, Sectors};
 use io::{Handle, WriteFlags};
 use sim::disk::Retained;
 use sim::hardware::{Hardware, Layout};
+use sim::scenario::Scenario;
 use sim::stamp::{Content, SECTOR, decode, fill_data};
 use sim::world::{Order, World};
 
@@ -102,4 +104,24 @@ fn keys_are_replayed_after_a_crash_and_not_after_a_stop() {
             set.stop().await.unwrap();
         });
     }
+}
+
+/// No key goes to the journal, so no entry flushes the data.
+#[test]
+fn a_release_makes_data_durable_that_was_overwritten_in_place() {
+    let mut scenario = Scenario::new(1, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.overwrite_in_place = Overwrite::Always;
+        b.open_with(options).await;
+        b.tune(0, "writeback_running", "0").await;
+        let c = &b.clients[0];
+        assert!(c.write(64, 8, true).await && c.write(64, 8, false).await);
+        assert_eq!(b.set().counters().overwrites, 1);
+        let volume = b.volume(0);
+        c.set_volume(None);
+        b.set().release(&volume).await.unwrap();
+        c.oracle.borrow_mut().released();
+    });
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }

@@ -127,3 +127,25 @@ fn stripes_are_counted_in_leaves_that_are_not_in_memory() {
     });
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
+
+/// A drain that begins during a dirty write writes back what that write brings.
+#[test]
+fn a_drain_waits_for_a_dirty_write_that_is_under_way() {
+    let mut scenario = Scenario::new(5, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
+        open(&b, SetOptions::default()).await;
+        b.cache.hold(Matching::all(Kind::Write));
+        let write = b.write_beside(0, 100, 8, false);
+        b.sleep_ms(100).await;
+        assert_eq!(b.cache.held(), 1);
+        let volume = b.volume(0);
+        let draining = b.rt.spawn(async move { volume.drained().await });
+        b.sleep_ms(1000).await;
+        assert!(draining.try_take().is_none(), "the drain ended before the write");
+        b.cache.release();
+        assert!(write.await);
+        draining.await.unwrap();
+        assert_eq!(b.volume(0).dirty_sectors(), Sectors::ZERO);
+    });
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
+}

@@ -60,7 +60,7 @@ impl Eviction {
     }
 
     /// Whether the policy needs the calls for hits.
-    pub(super) fn observes(&self) -> bool {
+    pub(crate) fn observes(&self) -> bool {
         self.observes
     }
 

@@ -105,4 +105,21 @@ mod tests {
         blocks.remove(&DamagedBlock { size: Sectors(4), ..block(16, 3) });
         assert_eq!(blocks.all(), [block(16, 3), block(48, 3)]);
     }
+
+    #[test]
+    fn what_is_overwritten_is_not_damaged_any_more() {
+        let overwritten = |at: u64, sectors, generation| {
+            let mut blocks = DamagedBlocks::default();
+            for start in [16, 24, 48] {
+                blocks.add(block(start, 3));
+            }
+            blocks.overwrote(Ptr::new(0, Sector(at), Gen(generation)), Sectors(sectors));
+            blocks.all().iter().map(|b| b.ptr.offset().0).collect::<Vec<_>>()
+        };
+        assert_eq!(overwritten(24, 8, 3), [16, 48]);
+        assert_eq!(overwritten(23, 2, 3), [48]);
+        assert_eq!(overwritten(32, 16, 3), [16, 24, 48], "between them");
+        assert_eq!(overwritten(31, 18, 3), [16]);
+        assert_eq!(overwritten(0, 64, 4), [16, 24, 48], "another generation");
+    }
 }

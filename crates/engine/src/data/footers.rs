@@ -313,3 +313,6 @@ impl Checksums {
         written.is_ok()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -561,4 +561,74 @@ mod tests {
         t.put(BucketNr(15), Gen(1), sums(), FooterState::Written);
         assert_eq!((has(&mut t), t.len), (vec![10, 11], 3));
     }
+
+    #[test]
+    fn sums_of_data_that_is_being_overwritten_stay() {
+        let mut t = table(1);
+        t.put(BucketNr(10), Gen(0), BlockSums::unknown(15), FooterState::Absent);
+        t.of_ptr(ptr(10, 0, 0)).unwrap().reopened = true;
+        let before = t.now();
+        t.overwrites(ptr(10, 3, 0), Sectors(1));
+        t.overwrites(ptr(10, 5, 0), Sectors(1));
+        t.put(BucketNr(11), Gen(0), BlockSums::unknown(15), FooterState::Written);
+        assert!(t.of_ptr(ptr(10, 0, 0)).is_some());
+        let during = t.now();
+        t.overwrote(ptr(10, 5, 0), &[0; 512], None);
+        t.put(BucketNr(12), Gen(0), BlockSums::unknown(15), FooterState::Written);
+        assert!(t.of_ptr(ptr(10, 0, 0)).is_some(), "one of two is over");
+        t.overwrote(ptr(10, 3, 0), &[0; 512], None);
+        let now = t.now();
+        assert!([before, during].iter().all(|began| t.was_overwritten(ptr(10, 3, 0), *began)));
+        assert!(!t.was_overwritten(ptr(10, 3, 0), now));
+        t.put(BucketNr(13), Gen(0), BlockSums::unknown(15), FooterState::Written);
+        assert_eq!((t.len, t.of_ptr(ptr(13, 0, 0)).is_some()), (1, true));
+        assert!(t.was_overwritten(ptr(10, 3, 0), now), "the table has forgotten it");
+    }
+
+    /// The last place of a search can be the only one whose sums may be dropped.
+    #[test]
+    fn a_search_passes_each_bucket_twice() {
+        let mut t = table(1);
+        t.put(BucketNr(199), Gen(0), BlockSums::unknown(15), FooterState::Written);
+        t.put(BucketNr(10), Gen(0), BlockSums::unknown(15), FooterState::Absent);
+        assert_eq!((t.len, t.of_ptr(ptr(199, 0, 0)).is_none()), (1, true));
+        t.put(BucketNr(11), Gen(0), BlockSums::unknown(15), FooterState::Absent);
+        t.remove(BucketNr(10));
+        t.remove(BucketNr(12));
+        assert_eq!(t.len, 1);
+    }
+
+    #[test]
+    fn the_memory_of_a_table_is_known_before() {
+        for (bucket, nbuckets, all) in [(16, 200, true), (1024, 1 << 20, false)] {
+            let geometry = Geometry::new(Sectors(bucket), Sectors(1), nbuckets, 2, 8).unwrap();
+            let layout = FooterLayout::of(&geometry).unwrap();
+            let t = SumsTable::new(&geometry, &layout);
+            let sums = SumsTable::bytes_each(&layout) as u64;
+            assert_eq!(sums, (size_of::<BucketSums>() + BlockSums::memory_bytes(layout.blocks())) as u64);
+            assert_eq!(t.most as u64, MOST_BYTES as u64 / sums);
+            let places = (size_of_val(&t.table[..]) + size_of_val(&t.dropped[..])) as u64;
+            let full = if all { nbuckets * sums } else { MOST_BYTES as u64 };
+            assert_eq!(SumsTable::most_bytes(&geometry, &layout), places + full);
+        }
+    }
+
+    #[test]
+    fn sums_that_were_used_stay() {
+        let mut t = table(2);
+        let put = |t: &mut SumsTable, bucket: u32| {
+            let mut sums = BlockSums::unknown(15);
+            sums.set(3, Some(7));
+            t.put(BucketNr(bucket), Gen(0), sums, FooterState::Written);
+        };
+        (10..13).for_each(|bucket| put(&mut t, bucket));
+        assert!(t.of_ptr(ptr(10, 0, 0)).is_none(), "the first one");
+        assert_eq!(t.check(ptr(11, 0, 0), &[0; 512]), Checked::Compared { unknown: 1 });
+        put(&mut t, 13);
+        assert!(t.of_ptr(ptr(11, 0, 0)).is_some() && t.of_ptr(ptr(12, 0, 0)).is_none());
+        // The number of dropped sums is known, of their generation only.
+        assert_eq!(t.known(BucketNr(12), Gen(0)), Known::Blocks(1));
+        assert_eq!(t.known(BucketNr(12), Gen(1)), Known::NotRead);
+        assert_eq!(t.known(BucketNr(14), Gen(0)), Known::NotRead);
+    }
 }

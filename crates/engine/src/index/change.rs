@@ -248,6 +248,10 @@ impl Index {
 
 #[cfg(test)]
 mod tests {
+    use format::Gen;
+    use io::Nanos;
+
+    use super::*;
     use crate::set::SetOptions;
     use crate::testing::{Watching, components, open_set, run};
 
@@ -262,6 +266,39 @@ mod tests {
                 let size = |words| format::bset::padded_bytes(words, index.geometry.block_sectors).unwrap();
                 assert!(size(index.leaf_words()) <= node && size(index.leaf_words() + 1) > node);
             }
+        });
+    }
+
+    /// The key of a hole covers 32768 sectors at most, as that of a kernel does.
+    #[test]
+    fn a_large_hole_takes_several_keys() {
+        run(|rt| async move {
+            let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+            let index = components(set, &rt).index.clone();
+            let hole = |start, end| {
+                let durability = Durability::Journaled;
+                index.try_change(Inode(1), Sector(start), Sector(end), None, durability).unwrap().0
+            };
+            assert_eq!(hole(100, 40_000), Sector(100 + 32_768));
+            assert_eq!(hole(32_868, 40_000), Sector(40_000));
+        });
+    }
+
+    /// A smaller limit counts at once, also while no client uses the set.
+    #[test]
+    fn a_smaller_limit_takes_leaves_from_memory() {
+        run(|rt| async move {
+            let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+            let index = components(set, &rt).index.clone();
+            let (ptr, durability) = (Ptr::new(0, Sector(8000), Gen(0)), Durability::Journaled);
+            index.try_change(Inode(1), Sector(0), Sector(8), Some((ptr, true)), durability).unwrap();
+            index.journal.commit_keys().await.unwrap();
+            index.write_all_leaves().await.unwrap();
+            rt.sleep(Nanos::from_secs(60)).await;
+            assert!(index.tree.borrow().loaded_bytes() > 0);
+            index.set_memory_limit(0);
+            rt.sleep(Nanos::from_secs(1)).await;
+            assert_eq!(index.tree.borrow().loaded_bytes(), 0);
         });
     }
 }

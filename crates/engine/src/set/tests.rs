@@ -185,3 +185,23 @@ fn no_task_outlives_a_failure() {
         assert_nothing_is_left(components);
     });
 }
+
+/// A setting that is stored takes effect although its caller has given up.
+#[test]
+fn a_policy_whose_caller_has_given_up_is_used() {
+    run(|rt| async move {
+        let device = Watching::new(16_384);
+        let set = open_set(&device, &rt, (16, false), SetOptions::default()).await;
+        set.set("replacement", "cost_benefit").await.unwrap();
+        let observes = || set.core.cache.alloc.eviction().observes();
+        assert!(observes(), "it takes the place of lru");
+        device.disk().hold(true);
+        let storing = std::pin::pin!(set.set("cache_replacement_policy", "fifo"));
+        let given_up = select(storing, rt.sleep(Nanos::from_ms(1))).await;
+        assert!(matches!(given_up, Either::Right(())));
+        device.disk().hold(false);
+        rt.sleep(Nanos::from_secs(1)).await;
+        assert!(!observes());
+        set.stop().await.unwrap();
+    });
+}

@@ -294,9 +294,13 @@ fn a_value_out_of_range_is_refused_with_the_range() {
         assert!(matches!(refused, TunableError::OutOfRange { .. }), "{refused:?}");
         assert!(refused.to_string().contains(message), "{refused}");
     }
-    for (name, value) in
-        [("writeback_percent", "40"), ("sequential_cutoff", "4M"), ("label", "a"), ("io_disable", "1")]
-    {
+    for (name, value) in [
+        ("writeback_percent", "40"),
+        ("sequential_cutoff", "4M"),
+        ("label", "a"),
+        ("io_disable", "0"),
+        ("io_disable", "1"),
+    ] {
         assert_eq!(device.check(name, value), Ok(()), "{name}={value}");
     }
     for (name, value) in [("cache_mode", "sideways"), ("writeback_percent", "x"), ("nothing", "1")] {

@@ -371,6 +371,7 @@ mod tests {
     use format::Gen;
 
     use super::*;
+    use crate::index::Durability;
     use crate::set::SetOptions;
     use crate::testing::{TestDisk, Watching, backing_device, components, open_set, run};
     use crate::tunables::Bridge;
@@ -500,6 +501,43 @@ mod tests {
                     assert_eq!(volume.writeback().stripe_cursor(), Sector(wanted));
                 }
                 volume.discard(Sector(STRIPE - 16), Sectors(64)).await.unwrap();
+            }
+        });
+    }
+
+    /// A gap with a copy is read from the cache, unless it is between gaps that are read from the device.
+    #[test]
+    fn each_gap_is_read_from_one_device() {
+        run(|rt| async move {
+            let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+            let backing = backing_device(&TestDisk::new(8192), &rt);
+            let volume = crate::set::attach(&set.core, backing).await.unwrap();
+            volume.settings_mut().writeback_running = false;
+            let (cache, inode) = (components(set, &rt), volume.inode().unwrap());
+            rt.sleep(Nanos::from_secs(60)).await;
+            // Dirty extents and gaps in turn; every other gap has a clean copy.
+            let mut all = Vec::new();
+            for n in 0..9 {
+                let (data, flags) = (rt.pool().zeroed(8 * 512), io::WriteFlags::default());
+                volume.write(Sector(n * 8), Sectors(8), data, 0, flags).await.unwrap();
+                let (start, end) = (Sector(16 + n * 8), Sector(24 + n * 8));
+                let Kind::Hit { ptr, .. } = cache.index.segment(inode, start, end).unwrap().kind else {
+                    panic!("the data is not cached")
+                };
+                let new = (n % 4 == 1).then_some((ptr, false));
+                if n % 2 == 1 {
+                    cache.index.change(inode, start, end, new, Durability::Journaled).await.unwrap();
+                }
+                all.push(Extent { start, size: Sectors(8), ptr });
+            }
+            let target = Target { volume: &volume, cache: &cache, inode };
+            let dirty: Vec<Extent> = all.into_iter().step_by(2).collect();
+            for (extents, disk, copies) in
+                [(2, None, &[24][..]), (4, Some((40, 8)), &[24, 56]), (5, Some((40, 40)), &[24])]
+            {
+                let found = filling(target, dirty.get(..extents).unwrap());
+                assert_eq!(found.disk.map(|(start, size)| (start.0, size.0)), disk);
+                assert_eq!(found.copies.iter().map(|c| c.start.0).collect::<Vec<_>>(), copies);
             }
         });
     }
