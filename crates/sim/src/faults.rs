@@ -8,7 +8,7 @@ use crate::client::DamagedSectors;
 use crate::damaged_data::{blocks_with_checksums, damaged_contents};
 use crate::disk::{Fault, Kind, Matching, SimDisk};
 use crate::hardware::Hardware;
-use crate::plan::{Damage, Faults};
+use crate::plan::{DataDamage, Faults};
 use crate::stamp::{Content, SECTOR, decode};
 
 /// Injects the faults of a boot, except damage, which comes later.
@@ -51,7 +51,7 @@ fn of_requests(hardware: &Hardware, faults: &Faults, number: usize) -> Vec<Fault
 }
 
 /// Schedules the damage of a boot. `sectors` gets the sectors of volumes that are damaged.
-pub(crate) fn damage_later(hardware: &Hardware, damage: &Damage, sectors: &DamagedSectors) {
+pub(crate) fn damage_later(hardware: &Hardware, damage: &DataDamage, sectors: &DamagedSectors) {
     let (cache, layout, one_in) = (hardware.cache.clone(), hardware.layout.clone(), damage.one_in.max(1));
     let (sectors, world) = (sectors.clone(), hardware.world.clone());
     let at = world.effects() + damage.after;

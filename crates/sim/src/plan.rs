@@ -138,7 +138,7 @@ pub struct FailedWrites {
 ///
 /// Only data of clients is damaged whose block has a checksum on the device: nothing else protects data.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Damage {
+pub struct DataDamage {
     /// Number of effects of devices in the boot before it.
     pub after: u64,
     /// One in this many blocks is damaged.
@@ -173,7 +173,7 @@ pub struct Faults {
     pub failed_writes: Option<FailedWrites>,
     /// Cached data is damaged.
     #[serde(default)]
-    pub damage: Option<Damage>,
+    pub damage: Option<DataDamage>,
 }
 
 /// A request of a client. Positions and lengths are in sectors.

@@ -31,9 +31,7 @@ const WITHIN: u64 = 300;
 
 /// Bugs that need more seeds than that, or nearly as many.
 const RARE: &[Bug] = &[
-    Bug::WritebackBeforeDirtyKey,
     Bug::DirectBeforeDirtyKey,
-    Bug::CleanStateBeforeCleanKeys,
     Bug::DirtyAfterStale,
     Bug::LostButNotStale,
     Bug::GenerationsNotAwaited,
@@ -43,11 +41,8 @@ const RARE: &[Bug] = &[
     Bug::TornEntryValid,
     Bug::OpenWithoutFlush,
     Bug::FailedWriteUnnoticed,
-    Bug::FailedFlushTrusted,
-    Bug::FailedFlushIgnoredByReads,
     Bug::OverwrittenWhileMoved,
     Bug::OverwriteForgetsKeys,
-    Bug::BridgeHoldsDirtyOnly,
     Bug::SuperblockInOnePiece,
     Bug::InvalidKeysCounted,
     Bug::JournalHoldersWait,
@@ -65,20 +60,15 @@ const RARE: &[Bug] = &[
     Bug::OverwrittenInWriteback,
     Bug::StaleGenerationRead,
     Bug::FooterBeforeOverwrite,
-    Bug::FooterLeftAtOverwrite,
     Bug::OldFooterLeftAtStart,
     Bug::GenerationUsedTwice,
     Bug::WipedTakenForDamaged,
-    // No plan has a kernel.
     Bug::FooterOverData,
     Bug::WritebackFlushUnknownToCopies,
-    Bug::FailedWritebackNotFlushed,
-    Bug::DroppedCopyBridged,
     Bug::ReleaseFlushesClientsOnly,
     Bug::ChangeDuringLookUpUnnoticed,
     Bug::FlushWithoutWaiterTrusted,
     Bug::MissingFooterTakenForAbsent,
-    // Random plans damage no data.
     Bug::MovedUnverified,
     Bug::WrittenBackUnverified,
 ];

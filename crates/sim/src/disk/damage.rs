@@ -6,9 +6,8 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use format::{Sector, Sectors};
+use format::Sector;
 
-use super::SimDisk;
 use crate::stamp::SECTOR;
 
 /// The damaged blocks of a medium.
@@ -42,6 +41,11 @@ impl DamagedBlocks {
         }
     }
 
+    /// Adds a damaged block.
+    pub(super) fn add(&mut self, at: Sector, bytes: &[u8]) {
+        self.blocks.insert(at.0, Rc::from(bytes));
+    }
+
     /// Ends the damage of each block of which a part is written.
     pub(super) fn wrote(&mut self, at: Sector, bytes: usize) {
         if self.blocks.is_empty() {
@@ -54,13 +58,5 @@ impl DamagedBlocks {
     /// Ends all damage.
     pub(super) fn clear(&mut self) {
         self.blocks.clear();
-    }
-}
-
-impl SimDisk {
-    /// Damages a block: reads return `bytes` until a part of the block is written, or the process ends.
-    pub fn damage(&self, at: Sector, bytes: &[u8]) {
-        self.state.borrow_mut().medium.damaged.blocks.insert(at.0, Rc::from(bytes));
-        self.world.log(|| format!("{}: {at}+{} is damaged", self.info.name, Sectors(sectors(bytes))));
     }
 }

@@ -188,6 +188,12 @@ impl SimDisk {
         s.medium.durable.write(at, bytes);
     }
 
+    /// Damages a block: reads return `bytes` until a part of the block is written, or the process ends.
+    pub fn damage(&self, at: Sector, bytes: &[u8]) {
+        self.state.borrow_mut().medium.damaged.add(at, bytes);
+        self.world.log(|| format!("{}: {at}+{} is damaged", self.info.name, bytes.len() / SECTOR));
+    }
+
     /// Writes bytes durably, as a command beside the process does. Nothing older can come back.
     pub fn put_durably(&self, at: Sector, bytes: &[u8]) {
         let s = &mut *self.state.borrow_mut();

@@ -42,7 +42,7 @@ const EPISODES: [Episode; 6] =
     [failed_writeback, dropped_copy, look_up_over_leaves, flush_without_waiter, wiped_footer, full_entries];
 
 /// The requests and actions of an episode.
-struct Script {
+struct Sequence {
     rng: Rng,
     volume: usize,
     size: u64,
@@ -50,10 +50,10 @@ struct Script {
     actions: Vec<(u64, OperatorAction)>,
 }
 
-impl Script {
+impl Sequence {
     /// Begins an episode in a boot, after a few of its requests. Clears what prevents it: absent devices, and most often other
     /// faults. The volume caches all writes.
-    fn begin(plan: &mut Plan, rng: &mut Rng, number: usize, volume: usize) -> Script {
+    fn begin(plan: &mut Plan, rng: &mut Rng, number: usize, volume: usize) -> Sequence {
         let mut size = 0;
         if let Some(b) = plan.layout.backings.get_mut(volume) {
             b.mode = CacheMode::Writeback;
@@ -74,7 +74,7 @@ impl Script {
             let own = boot.requests.iter().filter(|(v, _)| *v == volume).map(|(_, r)| r.clone());
             requests = own.take(one_of(&mut rng, &[0, 0, 3, 10])).collect();
         }
-        Script { rng, volume, size, requests, actions: Vec::new() }
+        Sequence { rng, volume, size, requests, actions: Vec::new() }
     }
 
     fn add(&mut self, request: Request) {
@@ -102,7 +102,7 @@ impl Script {
     }
 
     /// Adds actions that happen during a pause.
-    fn act(&mut self, actions: impl IntoIterator<Item = OperatorAction>, pause_ms: u64) {
+    fn operate(&mut self, actions: impl IntoIterator<Item = OperatorAction>, pause_ms: u64) {
         self.pause_ms(pause_ms);
         let at = self.requests.len() as u64;
         self.actions.extend(actions.into_iter().map(|a| (at, a)));
@@ -110,7 +110,7 @@ impl Script {
 
     fn tune(&mut self, name: &str, value: &str) {
         let action = OperatorAction::Tune { volume: self.volume, name: name.into(), value: value.into() };
-        self.act([action], 10);
+        self.operate([action], 10);
     }
 
     /// A range of at most `most` sectors, in whole blocks of any size.
@@ -176,7 +176,7 @@ fn small_blocks(plan: &mut Plan, bucket_sectors: u64) {
 /// Writeback fails and leaves a part of its data. The client discards the dirty data and reads that part. Then keys fill the
 /// leaf, or the device leaves the set, so that the copy becomes durable; the device loses its part in a power loss.
 fn failed_writeback(plan: &mut Plan, rng: &mut Rng, number: usize, volume: usize) {
-    let mut script = Script::begin(plan, rng, number, volume);
+    let mut sequence = Sequence::begin(plan, rng, number, volume);
     if let Some(b) = plan.layout.backings.get_mut(volume) {
         b.discard = rng.chance(1, 4);
     }
@@ -187,30 +187,30 @@ fn failed_writeback(plan: &mut Plan, rng: &mut Rng, number: usize, volume: usize
         let faults = boot.faults.get_or_insert_default();
         faults.failed_writes = Some(FailedWrites { device: volume + 1, after, count });
     }
-    let (start, sectors) = script.range(64);
-    script.write(start, sectors, true);
-    script.add(Request::PauseUntilFailure { ns: LONGEST_WAIT_NS });
+    let (start, sectors) = sequence.range(64);
+    sequence.write(start, sectors, true);
+    sequence.add(Request::PauseUntilFailure { ns: LONGEST_WAIT_NS });
     if rng.chance(1, 2) {
-        script.tune("writeback_running", "0");
+        sequence.tune("writeback_running", "0");
     }
-    script.add(Request::Discard { start, sectors });
-    script.read(start, sectors);
-    script.pause_ms(200);
+    sequence.add(Request::Discard { start, sectors });
+    sequence.read(start, sectors);
+    sequence.pause_ms(200);
     let cut = power(rng);
     if rng.chance(1, 2) {
-        script.writes(60 + rng.below(80), 10);
-        return script.end(plan, number, cut);
+        sequence.writes(60 + rng.below(80), 10);
+        return sequence.end(plan, number, cut);
     }
     let ns = one_of(rng, &[0, 1_000_000, NOT_AGAIN, NOT_AGAIN]);
     let release = OperatorAction::Release { volume, ns };
-    script.act([release, OperatorAction::Gc, OperatorAction::PowerFails], 1000);
-    script.end_with_action(plan, number, cut);
+    sequence.operate([release, OperatorAction::Gc, OperatorAction::PowerFails], 1000);
+    sequence.end_with_action(plan, number, cut);
 }
 
 /// A clean copy lies between dirty data when the backing device drops what it is a copy of. A client reads the older data; then
 /// writeback begins, and fills gaps.
 fn dropped_copy(plan: &mut Plan, rng: &mut Rng, number: usize, volume: usize) {
-    let mut script = Script::begin(plan, rng, number, volume);
+    let mut sequence = Sequence::begin(plan, rng, number, volume);
     if let Some(boot) = plan.boots.get_mut(number) {
         let s = &mut boot.settings;
         (s.writeback_running, s.writeback_percent, s.writeback_delay) = (false, 0, one_of(rng, &[0, 1]));
@@ -220,20 +220,20 @@ fn dropped_copy(plan: &mut Plan, rng: &mut Rng, number: usize, volume: usize) {
         boot.faults.get_or_insert_default().lossy_flush = Some(Loss { device: volume + 1, after, retained });
     }
     let third = 8 * (1 + rng.below(2));
-    let start = rng.below((script.size - 3 * third) / 8 + 1) * 8;
-    script.tune("cache_mode", "writethrough");
-    script.write(start + third, third, false);
-    script.tune("cache_mode", "writeback");
-    script.write(start, third, false);
-    script.write(start + 2 * third, third, false);
-    script.add(Request::Flush);
-    script.read(start + third, third);
-    script.tune("writeback_running", "1");
-    script.pause_ms(5000);
-    script.read(start, 3 * third);
-    script.add(Request::Flush);
+    let start = rng.below((sequence.size - 3 * third) / 8 + 1) * 8;
+    sequence.tune("cache_mode", "writethrough");
+    sequence.write(start + third, third, false);
+    sequence.tune("cache_mode", "writeback");
+    sequence.write(start, third, false);
+    sequence.write(start + 2 * third, third, false);
+    sequence.add(Request::Flush);
+    sequence.read(start + third, third);
+    sequence.tune("writeback_running", "1");
+    sequence.pause_ms(5000);
+    sequence.read(start, 3 * third);
+    sequence.add(Request::Flush);
     let cut = power(rng);
-    script.end(plan, number, cut);
+    sequence.end(plan, number, cut);
 }
 
 /// Reads over several leaves of an index that is larger than its memory, each beside a write into the range. The reads of the
@@ -246,7 +246,7 @@ fn look_up_over_leaves(plan: &mut Plan, rng: &mut Rng, number: usize, volume: us
     if let Some(b) = plan.layout.backings.get_mut(volume) {
         (b.data_sectors, b.discard) = (b.data_sectors.max(4000), rng.chance(1, 2));
     }
-    let mut script = Script::begin(plan, rng, number, volume);
+    let mut sequence = Sequence::begin(plan, rng, number, volume);
     plan.depth = one_of(rng, &[3, 6]);
     if let Some(boot) = plan.boots.get_mut(number) {
         let s = &mut boot.settings;
@@ -261,36 +261,36 @@ fn look_up_over_leaves(plan: &mut Plan, rng: &mut Rng, number: usize, volume: us
         (speed.slow_one_in, speed.slow) = (one_of(rng, &[3, 10]), Nanos::from_secs(90));
     }
     let step = 4 + rng.below(4);
-    (0..script.size / step).take(500).for_each(|n| script.write(n * step, 1, false));
-    script.add(Request::Flush);
-    script.pause_ms(100_000);
+    (0..sequence.size / step).take(500).for_each(|n| sequence.write(n * step, 1, false));
+    sequence.add(Request::Flush);
+    sequence.pause_ms(100_000);
     for _ in 0..10 + rng.below(20) {
         let length = 600 + rng.below(1200);
-        let start = rng.below(script.size - length);
+        let start = rng.below(sequence.size - length);
         let far = one_of(rng, &[8, 200, length]);
         let at = start + rng.below(far);
         // The write begins during the read of another client.
         let most = one_of(rng, &[1_000_000, 5_000_000, 30_000_000]);
-        script.add(Request::PauseUntilRead { ns: rng.below(most) });
-        script.read(start, length);
-        script.write(at, 1, false);
+        sequence.add(Request::PauseUntilRead { ns: rng.below(most) });
+        sequence.read(start, length);
+        sequence.write(at, 1, false);
         for _ in 0..rng.below(20) {
-            let (at, sectors) = (rng.below(script.size - 64), 1 + rng.below(64));
-            script.read(at, sectors);
+            let (at, sectors) = (rng.below(sequence.size - 64), 1 + rng.below(64));
+            sequence.read(at, sectors);
         }
-        script.pause_ms(PAUSE_MS);
-        script.read(at, 1);
+        sequence.pause_ms(PAUSE_MS);
+        sequence.read(at, 1);
     }
-    script.pause_ms(PAUSE_MS);
-    script.read(0, script.size);
+    sequence.pause_ms(PAUSE_MS);
+    sequence.read(0, sequence.size);
     let cut = power(rng);
-    script.end(plan, number, cut);
+    sequence.end(plan, number, cut);
 }
 
 /// A client gives up a flush of data that was overwritten in place. The flush fails, and the cache device loses what was written
 /// meanwhile. Then the process dies, and its memory outlives it.
 fn flush_without_waiter(plan: &mut Plan, rng: &mut Rng, number: usize, volume: usize) {
-    let mut script = Script::begin(plan, rng, number, volume);
+    let mut sequence = Sequence::begin(plan, rng, number, volume);
     plan.crash_log = true;
     if let Some(boot) = plan.boots.get_mut(number) {
         boot.settings.overwrite_in_place = "always".into();
@@ -300,20 +300,20 @@ fn flush_without_waiter(plan: &mut Plan, rng: &mut Rng, number: usize, volume: u
         boot.cache_speed.spread = Nanos::from_ms(one_of(rng, &[2, 20]));
         (boot.cache_speed.base, boot.cache_speed.slow_one_in) = (Nanos::from_us(1), 0);
     }
-    let (start, sectors) = script.range(16);
-    script.write(start, sectors, false);
-    script.add(Request::Flush);
-    script.pause_ms(1000);
-    script.write(start, sectors, false);
-    script.act([OperatorAction::NextFlushLoses { device: 0 }], 1);
-    script.add(Request::FlushGivenUp { ns: rng.below(5_000_000) });
+    let (start, sectors) = sequence.range(16);
+    sequence.write(start, sectors, false);
+    sequence.add(Request::Flush);
+    sequence.pause_ms(1000);
+    sequence.write(start, sectors, false);
+    sequence.operate([OperatorAction::NextFlushLoses { device: 0 }], 1);
+    sequence.add(Request::FlushGivenUp { ns: rng.below(5_000_000) });
     // Not in place, because it begins before the dirty data.
-    let (at, size) = (start.saturating_sub(8), script.size);
-    script.write(at, (sectors + 8).min(size - at), false);
+    let (at, size) = (start.saturating_sub(8), sequence.size);
+    sequence.write(at, (sectors + 8).min(size - at), false);
     // The flush fails now, unless it has failed before.
-    script.pause_ms(50);
-    script.act([OperatorAction::PowerFails], 1);
-    script.end_with_action(plan, number, Cut::Kill);
+    sequence.pause_ms(50);
+    sequence.operate([OperatorAction::PowerFails], 1);
+    sequence.end_with_action(plan, number, Cut::Kill);
 }
 
 /// A wipe that is given up overwrites a footer, and not durably. Data of its bucket is overwritten in place, durably, and then
@@ -324,37 +324,37 @@ fn wiped_footer(plan: &mut Plan, rng: &mut Rng, number: usize, volume: usize) {
         plan.layout.nbuckets = plan.layout.nbuckets.min(256);
     }
     small_blocks(plan, 8);
-    let mut script = Script::begin(plan, rng, number, volume);
+    let mut sequence = Sequence::begin(plan, rng, number, volume);
     let next = number + 1;
-    let (buckets, most) = (1 + rng.below(4), script.size / 7);
+    let (buckets, most) = (1 + rng.below(4), sequence.size / 7);
     let start = rng.below(most.saturating_sub(buckets) + 1) * 7;
     for n in 0..buckets {
-        script.write(start + n * 7, 7, true);
+        sequence.write(start + n * 7, 7, true);
     }
     let (aim, cut) = (Aim { at: Landmark::Answer, nth: u64::MAX, effects: 0 }, Cut::Kill);
-    script.end_at(plan, number, (aim, cut));
+    sequence.end_at(plan, number, (aim, cut));
     if let Some(boot) = plan.boots.get_mut(number) {
         // It stops in order, so the footer is on the device.
         (boot.aim, boot.crash, boot.faults) = (None, None, None);
         boot.settings.writeback_running = false;
     }
-    let mut script = Script::begin(plan, rng, next, volume);
-    script.requests.clear();
+    let mut sequence = Sequence::begin(plan, rng, next, volume);
+    sequence.requests.clear();
     if let Some(boot) = plan.boots.get_mut(next) {
         boot.settings.overwrite_in_place = "always".into();
         boot.settings.writeback_running = false;
         (boot.settings.journal_delay_ms, boot.read_back_percent) = (30_000, 0);
     }
-    script.pause_ms(1000);
+    sequence.pause_ms(1000);
     let ns = 100_000 << rng.below(9);
-    script.act([OperatorAction::Wipe { ns: ns + rng.below(ns) }], 100);
-    script.read(start, buckets * 7);
+    sequence.operate([OperatorAction::Wipe { ns: ns + rng.below(ns) }], 100);
+    sequence.read(start, buckets * 7);
     for _ in 0..1 + rng.below(2) {
         let at = start + rng.below(buckets * 7);
-        script.write(at, 1, true);
+        sequence.write(at, 1, true);
     }
     let cut = power(rng);
-    script.end(plan, next, cut);
+    sequence.end(plan, next, cut);
 }
 
 /// So many clients write that an entry grows while the entry before it is written.
@@ -364,7 +364,7 @@ fn full_entries(plan: &mut Plan, rng: &mut Rng, number: usize, volume: usize) {
     if let Some(b) = plan.layout.backings.get_mut(volume) {
         b.data_sectors = b.data_sectors.max(4096);
     }
-    let mut script = Script::begin(plan, rng, number, volume);
+    let mut sequence = Sequence::begin(plan, rng, number, volume);
     plan.depth = one_of(rng, &[200, 400, 400]);
     if let Some(boot) = plan.boots.get_mut(number) {
         boot.settings.writeback_running = false;
@@ -374,12 +374,12 @@ fn full_entries(plan: &mut Plan, rng: &mut Rng, number: usize, volume: usize) {
         speed.nodes = Nanos::from_ms(one_of(rng, &[3, 5, 8]));
     }
     let (count, one_in) = (one_of(rng, &[800, 1000]), one_of(rng, &[100, 1_000_000]));
-    script.writes(count / 2, one_in);
-    script.pause_ms(300);
-    script.writes(count / 2, one_in);
+    sequence.writes(count / 2, one_in);
+    sequence.pause_ms(300);
+    sequence.writes(count / 2, one_in);
     let aim = Aim { at: Landmark::RingOverwrite, nth: 1 + rng.below(3), effects: one_of(rng, &[0, 0, 0, 1]) };
     // A part of the entry that is being written reaches the device.
     let retained = one_of(rng, &[Retained::Some(2), Retained::Some(4), Retained::Some(6)]);
     let cut = Cut::Power(retained, Retained::Everything);
-    script.end_at(plan, number, (aim, cut));
+    sequence.end_at(plan, number, (aim, cut));
 }

@@ -8,7 +8,7 @@ use io::Rng;
 
 use super::mix::Lean;
 use super::one_of;
-use crate::plan::{Damage, FailedWrites, Faults, NOT_AGAIN, OperatorAction, Plan, Request};
+use crate::plan::{DataDamage, FailedWrites, Faults, NOT_AGAIN, OperatorAction, Plan, Request};
 
 /// Adds the ingredients to the first `boots` boots of a plan with these leanings.
 pub(super) fn add(plan: &mut Plan, boots: usize, rng: &mut Rng, leanings: &[Lean]) {
@@ -59,7 +59,7 @@ fn damage(plan: &mut Plan, rng: &mut Rng) {
             continue;
         }
         let most = one_of(rng, &[1, 40, 300]);
-        let damage = Damage { after: rng.below(most), one_in: one_of(rng, &[1, 3, 20]) };
+        let damage = DataDamage { after: rng.below(most), one_in: one_of(rng, &[1, 3, 20]) };
         boot.faults.get_or_insert_default().damage = Some(damage);
     }
 }

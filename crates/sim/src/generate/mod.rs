@@ -145,14 +145,13 @@ impl Plan {
             substitute: None,
             off_seconds: 0,
         };
-        let depth = mix.requests.depth;
         let drawn = Drawn { mix, layout, sizes, like };
         let boots = life.boots(rng);
         let mut plan = Plan {
             seed,
             flash_sectors,
             order: one_of(rng, &[Order::Fifo, Order::Lifo, Order::Random, Order::Random]),
-            depth,
+            depth: drawn.mix.requests.depth,
             kernel_boots: 0,
             first_gen: if rng.chance(1, 5) { one_of(rng, &[250, 254, 255]) } else { 0 },
             crash_log: drawn.mix.crash_log,
@@ -161,12 +160,20 @@ impl Plan {
             layout: drawn.layout.clone(),
         };
         episodes::add(&mut plan, &mut Rng::new(seed ^ 0x6570_6973_6f64_6573), life);
-        let boots = plan.boots.len();
-        plan.end_well(rng, &drawn);
-        later::add(&mut plan, &mut Rng::new(seed ^ 0x6c61_7465_7220_6f6e), &leanings);
-        later::scrubs(&mut plan, &mut Rng::new(seed ^ 0x7363_7275_6200_6f6e));
-        ingredients::add(&mut plan, boots, &mut Rng::new(seed ^ 0x6e65_7720_6261_6421), &leanings);
+        plan.finish(rng, &drawn, &leanings);
         plan
+    }
+
+    /// Adds the last boots, and makes the later additions, each from a random source of its own.
+    fn finish(&mut self, rng: &mut Rng, drawn: &Drawn, leanings: &[Lean]) {
+        let boots = self.boots.len();
+        self.end_well(rng, drawn);
+        let source = |number: u64| Rng::new(self.seed ^ number);
+        let (mut later, mut scrubs) = (source(0x6c61_7465_7220_6f6e), source(0x7363_7275_6200_6f6e));
+        let mut ingredients = source(0x6e65_7720_6261_6421);
+        later::add(self, &mut later, leanings);
+        later::scrubs(self, &mut scrubs);
+        ingredients::add(self, boots, &mut ingredients, leanings);
     }
 
     /// Adds the last boots, which have no faults, so every operation has to succeed.

@@ -12,7 +12,7 @@ use io::sync::{Either, select};
 use super::{FLASH, Session};
 use crate::disk::Retained;
 use crate::hardware::uuid_of;
-use crate::plan::{NOT_AGAIN, OperatorAction};
+use crate::plan::{DeviceNumber, NOT_AGAIN, OperatorAction};
 
 impl Session {
     pub(super) async fn operate(self: &Rc<Self>) -> Result<(), String> {
@@ -79,13 +79,7 @@ impl Session {
                 }
             }
             OperatorAction::NextFlushLoses { device } => {
-                let disk = match device.checked_sub(1) {
-                    Some(i) => self.given.backings.get(i),
-                    None => Some(&self.given.cache),
-                };
-                if let Some(disk) = disk.filter(|_| self.tolerant()) {
-                    disk.lose_in_flush(0, Retained::Nothing);
-                }
+                self.lose_in_next_flush(*device);
                 Ok(())
             }
             OperatorAction::PowerFails => {
@@ -93,6 +87,17 @@ impl Session {
                 Ok(())
             }
             OperatorAction::Attach { volume: i } => self.attach(&set, *i).await,
+        }
+    }
+
+    /// Makes the next flush of a device fail and lose data.
+    fn lose_in_next_flush(&self, device: DeviceNumber) {
+        let disk = match device.checked_sub(1) {
+            Some(i) => self.given.backings.get(i),
+            None => Some(&self.given.cache),
+        };
+        if let Some(disk) = disk.filter(|_| self.tolerant()) {
+            disk.lose_in_flush(0, Retained::Nothing);
         }
     }
 
