@@ -40,7 +40,7 @@ pub trait ReadAt {
 
 /// The error of a read that failed.
 #[derive(Debug, Error)]
-#[error("{device}: cannot read {sectors} sectors at sector {at}: {reason}")]
+#[error("{device}: cannot read {} at sector {at}: {reason}", format::counted(sectors, "sector"))]
 pub struct ReadError {
     /// Name of the device.
     pub device: String,

@@ -265,7 +265,7 @@ fn volume_without_size() {
     let mut e = Edit::new(VOLUME);
     e.slot(0, |slot| slot.sectors = Sectors(0));
     expect(&e, I::UuidTable, Error, &["slot 0", "sectors"]);
-    expect(&e, I::ExtentValid, Error, &["inside the device, sectors 0..0"]);
+    expect(&e, I::ExtentValid, Error, &["inside the device, sectors 0+0 of it"]);
 }
 
 #[test]

@@ -82,7 +82,7 @@ pub struct SetFigures {
 /// Data in the cache, of a set or of a volume. Every percentage is a share of the size of the cache.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct HeldFigures {
-    /// Live data in the cache in bytes, clean and dirty; `None` if it is not counted.
+    /// Data in the cache in bytes, clean and dirty, without that of detached devices; `None` if it is not counted.
     pub cached_bytes: Option<u64>,
     /// This data in percent of the size of the cache.
     pub cached_percent: Option<f64>,
@@ -409,9 +409,12 @@ impl Snapshot {
         Some(found.map_or(0, |slot| slot.dirty_bytes))
     }
 
-    /// Adds what is cached of each volume.
+    /// Adds what is cached of each volume, and of the set the sum over all its devices.
     pub fn add_cached(&mut self, cached: &CachedFigures) {
-        let Some(set) = &self.set else { return };
+        let Some(set) = &mut self.set else { return };
+        let all = cached.by_slot.iter().map(|(_, sectors)| sectors.bytes()).sum::<u64>();
+        let dirty = set.held.dirty_bytes;
+        set.held = HeldFigures::new(Some(all.max(dirty)), cached.complete, dirty, set.size_bytes);
         for volume in &mut self.volumes {
             let Some(slot) = volume.slot else { continue };
             let found = cached.by_slot.iter().find(|(inode, _)| inode.0 == slot);
