@@ -262,7 +262,7 @@ fn damaged_clean_data_is_a_notice_and_comes_from_the_backing_device() {
         result.damaged_clean_sectors >= extents.len() as u64
             && result.damaged_clean_sectors.is_multiple_of(block)
     );
-    assert!(result.warnings[0].contains("were read from the backing device"), "{:?}", result.warnings);
+    assert!(result.warnings[0].contains("was read from the backing device: "), "{:?}", result.warnings);
     // Without the backing device there is nothing else.
     let cache = cache_source(&set.cache);
     let options = ExtractOptions { best_effort: true, ..ExtractOptions::default() };

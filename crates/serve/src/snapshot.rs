@@ -412,16 +412,15 @@ impl Snapshot {
     /// Adds what is cached of each volume, and of the set the sum over all its devices.
     pub fn add_cached(&mut self, cached: &CachedFigures) {
         let Some(set) = &mut self.set else { return };
-        let all = cached.by_slot.iter().map(|(_, sectors)| sectors.bytes()).sum::<u64>();
-        let dirty = set.held.dirty_bytes;
-        set.held = HeldFigures::new(Some(all.max(dirty)), cached.complete, dirty, set.size_bytes);
-        for volume in &mut self.volumes {
-            let Some(slot) = volume.slot else { continue };
-            let found = cached.by_slot.iter().find(|(inode, _)| inode.0 == slot);
-            // The count of the dirty data is newer.
-            let bytes = found.map_or(0, |(_, sectors)| sectors.bytes()).max(volume.held.dirty_bytes);
-            volume.held =
-                HeldFigures::new(Some(bytes), cached.complete, volume.held.dirty_bytes, set.size_bytes);
+        let size = set.size_bytes;
+        // The count of the dirty data is newer.
+        let held = |bytes: u64, of: &HeldFigures| {
+            HeldFigures::new(Some(bytes.max(of.dirty_bytes)), cached.complete, of.dirty_bytes, size)
+        };
+        set.held = held(cached.by_slot.iter().map(|(_, n)| n.bytes()).sum(), &set.held);
+        for volume in self.volumes.iter_mut().filter(|v| v.slot.is_some()) {
+            let found = cached.by_slot.iter().find(|(inode, _)| Some(inode.0) == volume.slot);
+            volume.held = held(found.map_or(0, |(_, n)| n.bytes()), &volume.held);
         }
     }
 }
