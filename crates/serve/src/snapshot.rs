@@ -409,11 +409,9 @@ impl Snapshot {
         Some(found.map_or(0, |slot| slot.dirty_bytes))
     }
 
-    /// Adds what is cached of each volume, and of the set the sum over all its devices.
+    /// Adds what is cached of each volume, and of the set the sum. The count of the dirty data is newer.
     pub fn add_cached(&mut self, cached: &CachedFigures) {
-        let Some(set) = &mut self.set else { return };
-        let size = set.size_bytes;
-        // The count of the dirty data is newer.
+        let Some((size, set)) = self.set.as_mut().map(|set| (set.size_bytes, set)) else { return };
         let held = |bytes: u64, of: &HeldFigures| {
             HeldFigures::new(Some(bytes.max(of.dirty_bytes)), cached.complete, of.dirty_bytes, size)
         };
