@@ -20,7 +20,7 @@ pub(crate) struct Refusal {
     pub(crate) status: StatusCode,
     pub(crate) text: String,
     /// What the request could have said.
-    pub(crate) instead: Option<Instead>,
+    pub(crate) instead: Option<Box<Instead>>,
 }
 
 /// The words of a request that were wrong, and those that would be right, from which a client makes a command.
@@ -67,7 +67,7 @@ impl From<Unresolved> for Refusal {
         };
         let instead = match &unresolved {
             Unresolved::OtherKind { name, names, .. } => {
-                Some(Instead { name: name.clone(), names: names.clone(), key: None })
+                Some(Box::new(Instead { name: name.clone(), names: names.clone(), key: None }))
             }
             _ => None,
         };

@@ -157,7 +157,7 @@ fn rebuild(work: &Work<'_>, view: &SetView) -> Result<NewSets, String> {
         "generations of buckets {from} to {end} rebuilt from the keys; {} with clean data alone {} given up, the backing \
          devices have that data",
         counted(given_up, "bucket"),
-        form(given_up as u64, "is", "are")
+        form(given_up, "is", "are")
     );
     let mut uncertain = vec!["which buckets were used last; it is learned anew".to_owned()];
     if named.values().any(|n| n.dirty.is_some()) {

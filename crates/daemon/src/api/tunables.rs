@@ -109,7 +109,7 @@ impl Target {
             Owner::Device => return Err(Refusal::malformed(text)),
         };
         let key = (near != key).then(|| (key.to_owned(), near.to_owned()));
-        let instead = Some(Instead { name: self.asked.clone(), names, key });
+        let instead = Some(Box::new(Instead { name: self.asked.clone(), names, key }));
         Err(Refusal { instead, ..Refusal::malformed(text) })
     }
 

@@ -103,9 +103,13 @@ fn screen(status: &Value) -> String {
     let errors: Vec<&Value> = each(&status["last_errors"]).collect();
     if !errors.is_empty() {
         said.push_str("\nlast errors and warnings:\n");
-        errors
-            .iter()
-            .for_each(|e| said.push_str(&format!("  {}: {}\n", text(&e["level"]), text(&e["text"]))));
+        errors.iter().for_each(|e| {
+            said.push_str(&format!(
+                "  {}: {}\n",
+                text(&e["level"]),
+                plain::about(text(&e["label"]), text(&e["text"]))
+            ))
+        });
     }
     said
 }
