@@ -181,7 +181,7 @@ impl<'a> Host<'a> {
     /// Carries out orders until a stop, or until all senders of orders are dropped.
     pub(crate) async fn obey<'t>(&'t self, orders: &mut RemoteReceiver<Order>, tasks: &mut Tasks<'t>) {
         let rt = self.driver.handle();
-        tasks.0.push(Box::pin(self.read_damaged_again()));
+        tasks.0.push(Box::pin(damaged::read_damaged_again(self)));
         while !self.stopping.get() {
             let next = async {
                 let mut receive = pin!(orders.recv());
@@ -195,7 +195,7 @@ impl<'a> Host<'a> {
             let events = pin!(self.session.until_events(&rt));
             let event = select(pin!(next), events).await;
             self.session.log_events();
-            self.note_damaged(tasks);
+            damaged::note_damaged(self, tasks);
             match event {
                 Either::Left(Some(order)) => self.take(order, tasks),
                 Either::Left(None) => self.stopping.set(true),
@@ -225,7 +225,7 @@ impl<'a> Host<'a> {
                 reply.send(serve::obey(&self.session, &command).await);
                 // The command may have changed the label of a device that is served alone, or decided about damaged data.
                 message::speak_for(&self.label());
-                self.store_damaged().await;
+                damaged::store_damaged(self).await;
             }
             Order::Figures(reply) => reply.send(Ok(self.engine_figures())),
             Order::Buckets(reply) => {
@@ -436,7 +436,7 @@ impl<'a> Host<'a> {
         select(pin!(rest), self.driver.handle().sleep(TASKS_END_WITHIN)).await;
         tasks.0.clear();
         // A change that had no event, such as the end of a command.
-        self.store_damaged().await;
+        damaged::store_damaged(self).await;
         let mut down = pin!(self.bring_down());
         loop {
             // If all senders of orders are dropped, no order to force the stop can come.

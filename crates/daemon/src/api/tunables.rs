@@ -53,23 +53,23 @@ impl Whose {
     }
 
     /// Resolves the target of the request, and returns it with its description.
-    async fn resolved(self, api: &Api, audit: &Audit) -> Result<Target, Refusal> {
+    async fn resolved(self, api: &Api, audit: &Audit) -> Result<Addressed, Refusal> {
         let asked = self.name().to_owned();
         match self {
             Whose::Set(name) => {
                 let (worker, named) = cached_set_of(api, audit, &name).await?;
-                Ok(Target { asked, whose: Whose::Set(worker.plan.id.clone()), worker, named })
+                Ok(Addressed { asked, whose: Whose::Set(worker.plan.id.clone()), worker, named })
             }
             Whose::Volume(name) => {
                 let Found { worker, name, named } = volume_of(api, audit, &name).await?;
-                Ok(Target { asked, whose: Whose::Volume(name), worker, named })
+                Ok(Addressed { asked, whose: Whose::Volume(name), worker, named })
             }
         }
     }
 }
 
 /// The set or volume that a name stands for.
-struct Target {
+struct Addressed {
     /// The name in the request.
     asked: String,
     whose: Whose,
@@ -77,7 +77,7 @@ struct Target {
     named: Named,
 }
 
-impl Target {
+impl Addressed {
     /// Refuses a tunable that the set or volume does not have: names the one that is spelled nearly so, and whose it is.
     async fn has(&self, api: &Api, key: &str) -> Result<(), Refusal> {
         let own = match self.whose {
@@ -151,7 +151,7 @@ async fn change(api: Arc<Api>, audit: Audit, change: TunableChange) -> Answered 
     let target = whose.resolved(&api, &audit).await?;
     audit.does(&action);
     target.has(&api, &key).await?;
-    let Target { whose, named, .. } = target;
+    let Addressed { whose, named, .. } = target;
     let here = api.clone();
     let work = async move {
         let changed = match put {

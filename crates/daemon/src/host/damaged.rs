@@ -58,50 +58,48 @@ impl DamagedBuckets {
     }
 }
 
-impl Host<'_> {
-    /// Reads the buckets again in which there was damage before the restart.
-    pub(super) async fn read_damaged_again(&self) {
-        let Some(buckets) = self.damaged.unread() else { return };
-        let Some(set) = self.session.set.as_ref().filter(|set| set.has_checksums()) else { return };
-        let mut read = pin!(set.read_again(buckets.into_iter().map(BucketNr).collect()));
-        let result = loop {
-            match select(read.as_mut(), self.driver.handle().sleep(TICK)).await {
-                Either::Left(result) => break result,
-                Either::Right(()) if self.stopping.get() => return,
-                Either::Right(()) => {}
-            }
-        };
-        if let Err(e) = result {
-            message::warn(format!(
-                "damaged data of the last run cannot be looked for: {e}; `ubcache scrub` finds it"
-            ));
-            return;
+/// Reads the buckets again in which there was damage before the restart.
+pub(super) async fn read_damaged_again(host: &Host<'_>) {
+    let Some(buckets) = host.damaged.unread() else { return };
+    let Some(set) = host.session.set.as_ref().filter(|set| set.has_checksums()) else { return };
+    let mut read = pin!(set.read_again(buckets.into_iter().map(BucketNr).collect()));
+    let result = loop {
+        match select(read.as_mut(), host.driver.handle().sleep(TICK)).await {
+            Either::Left(result) => break result,
+            Either::Right(()) if host.stopping.get() => return,
+            Either::Right(()) => {}
         }
-        *self.damaged.unread.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        self.store_damaged().await;
+    };
+    if let Err(e) = result {
+        message::warn(format!(
+            "damaged data of the last run cannot be looked for: {e}; `ubcache scrub` finds it"
+        ));
+        return;
     }
+    *host.damaged.unread.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    store_damaged(host).await;
+}
 
-    /// The work that stores the list; `None` if it has not changed, or the list of the last run is not read again yet.
-    fn changed_damage(&self) -> Option<impl FnOnce() + Send + use<>> {
-        let set = self.session.set.as_ref().filter(|set| set.has_checksums())?;
-        if self.damaged.unread().is_some() {
-            return None;
-        }
-        let buckets = set.damaged_buckets();
-        self.damaged.update(buckets.into_iter().take(MOST_BUCKETS).map(|bucket| bucket.0).collect())
+/// The work that stores the list; `None` if it has not changed, or the list of the last run is not read again yet.
+fn changed_damage(host: &Host<'_>) -> Option<impl FnOnce() + Send + use<>> {
+    let set = host.session.set.as_ref().filter(|set| set.has_checksums())?;
+    if host.damaged.unread().is_some() {
+        return None;
     }
+    let buckets = set.damaged_buckets();
+    host.damaged.update(buckets.into_iter().take(MOST_BUCKETS).map(|bucket| bucket.0).collect())
+}
 
-    /// Stores the list if it has changed.
-    pub(super) async fn store_damaged(&self) {
-        if let Some(work) = self.changed_damage() {
-            self.driver.reactor().blocking(work).await;
-        }
+/// Stores the list if it has changed.
+pub(super) async fn store_damaged(host: &Host<'_>) {
+    if let Some(work) = changed_damage(host) {
+        host.driver.reactor().blocking(work).await;
     }
+}
 
-    /// Begins to store the list if it has changed.
-    pub(super) fn note_damaged<'t>(&'t self, tasks: &mut Tasks<'t>) {
-        if let Some(work) = self.changed_damage() {
-            tasks.0.push(Box::pin(self.driver.reactor().blocking(work)));
-        }
+/// Begins to store the list if it has changed.
+pub(super) fn note_damaged<'t>(host: &'t Host<'_>, tasks: &mut Tasks<'t>) {
+    if let Some(work) = changed_damage(host) {
+        tasks.0.push(Box::pin(host.driver.reactor().blocking(work)));
     }
 }

@@ -444,6 +444,36 @@ impl fmt::Display for SetReport {
     }
 }
 
+impl fmt::Display for DeviceSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "  slot {}: {} {}", self.inode, self.kind, self.uuid)?;
+        if !self.label.is_empty() {
+            write!(f, " {:?}", self.label)?;
+        }
+        if let Some(sectors) = self.sectors {
+            write!(f, ", {sectors} sectors")?;
+        }
+        let sectors = |n: u64| counted(n, "sector");
+        write!(f, ": {} dirty, {} clean", sectors(self.dirty_sectors), sectors(self.clean_sectors))?;
+        match self.clean_extents_differing_from_backing {
+            None | Some(0) => writeln!(f)?,
+            Some(n) => {
+                let differ = form(n, "differs", "differ");
+                writeln!(f, "; {} {differ} from the backing device", counted(n, "clean extent"))?;
+            }
+        }
+        match &self.backing {
+            Some(backing) => writeln!(f, "    {backing}")?,
+            None if self.kind == "cached" => writeln!(f, "    its backing device was not given")?,
+            None => {}
+        }
+        if let Some(data) = &self.data {
+            write!(f, "{data}")?;
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for SetSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "cache device {} of set {}", self.uuid, self.set_uuid)?;
@@ -479,32 +509,7 @@ impl fmt::Display for SetSummary {
             "  buckets: {} superblock, {} journal, {} prio, {} uuid, {} btree, {} data, {} unused",
             u.superblock, u.journal, u.prio, u.uuid, u.btree, u.data, u.unused
         )?;
-        for d in &self.devices {
-            write!(f, "  slot {}: {} {}", d.inode, d.kind, d.uuid)?;
-            if !d.label.is_empty() {
-                write!(f, " {:?}", d.label)?;
-            }
-            if let Some(sectors) = d.sectors {
-                write!(f, ", {sectors} sectors")?;
-            }
-            let sectors = |n: u64| counted(n, "sector");
-            write!(f, ": {} dirty, {} clean", sectors(d.dirty_sectors), sectors(d.clean_sectors))?;
-            match d.clean_extents_differing_from_backing {
-                None | Some(0) => writeln!(f)?,
-                Some(n) => {
-                    let differ = form(n, "differs", "differ");
-                    writeln!(f, "; {} {differ} from the backing device", counted(n, "clean extent"))?;
-                }
-            }
-            match &d.backing {
-                Some(backing) => writeln!(f, "    {backing}")?,
-                None if d.kind == "cached" => writeln!(f, "    its backing device was not given")?,
-                None => {}
-            }
-            if let Some(data) = &d.data {
-                write!(f, "{data}")?;
-            }
-        }
+        self.devices.iter().try_for_each(|d| write!(f, "{d}"))?;
         for backing in &self.other_backings {
             writeln!(f, "  {backing}")?;
         }
