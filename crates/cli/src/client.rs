@@ -55,10 +55,54 @@ impl DaemonReply {
         if (200..300).contains(&self.status) {
             return Ok(self.body);
         }
-        let why =
+        let mut why =
             self.body["error"].as_str().map_or_else(|| format!("status {}", self.status), str::to_owned);
+        if let Some(command) = command_instead(&std::env::args().collect::<Vec<_>>(), &self.body["instead"]) {
+            why.push_str(&format!("; run `{command}`"));
+        }
         Err(if self.status == 400 { Failure::Usage(why) } else { Failure::Failed(why) })
     }
+}
+
+/// The command of these arguments with the name or the tunable that the daemon proposes. `None` if it proposes nothing, or the
+/// arguments do not have what it is to replace.
+fn command_instead(args: &[String], instead: &Value) -> Option<String> {
+    let name = instead["name"].as_str()?;
+    let first = instead["names"].as_array()?.first().and_then(Value::as_str);
+    let key =
+        instead["key"].as_array().and_then(|pair| Some((pair.first()?.as_str()?, pair.get(1)?.as_str()?)));
+    let is_name =
+        |arg: &str| arg == name || std::path::absolute(arg).is_ok_and(|path| path == Path::new(name));
+    let mut is_changed = [first.is_none(), key.is_none()];
+    let mut command = vec!["ubcache".to_owned()];
+    for arg in args.iter().skip(1) {
+        let (before, value) =
+            arg.split_once('=').map_or((arg.as_str(), None), |(key, value)| (key, Some(value)));
+        command.push(match (first, key) {
+            (Some(first), _) if is_name(arg) => {
+                is_changed[0] = true;
+                first.to_owned()
+            }
+            (_, Some((wrong, right))) if before == wrong => {
+                is_changed[1] = true;
+                value.map_or_else(|| right.to_owned(), |value| format!("{right}={value}"))
+            }
+            _ => arg.clone(),
+        });
+    }
+    is_changed
+        .iter()
+        .all(|changed| *changed)
+        .then(|| command.iter().map(|arg| quoted(arg)).collect::<Vec<_>>().join(" "))
+}
+
+/// An argument as a shell takes it.
+fn quoted(arg: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "._+:@-/=,%".contains(c);
+    if !arg.is_empty() && arg.chars().all(is_plain) {
+        return arg.to_owned();
+    }
+    format!("'{}'", arg.replace('\'', "'\\''"))
 }
 
 /// Encodes a text as one segment of a path.
@@ -398,6 +442,28 @@ mod tests {
         );
         assert_eq!(of(r#"{"name": "bcache1", "device": null, "uuid": null}"#), "bcache1");
         assert_eq!(of(r#"{"name": null, "device": "/dev/b", "uuid": "u"}"#), "/dev/b (UUID u)");
+    }
+
+    /// A refused name was answered without the command that works.
+    #[test]
+    fn the_command_that_works_is_the_one_that_was_typed_with_another_name() {
+        let command = |typed: &str, instead: &str| {
+            let args: Vec<String> = typed.split(' ').map(str::to_owned).collect();
+            command_instead(&args, &serde_json::from_str(instead).unwrap())
+        };
+        let detach = r#"{"name": "fast", "names": ["backup", "films"], "key": null}"#;
+        assert_eq!(command("ubcache detach fast --wipe", detach).unwrap(), "ubcache detach backup --wipe");
+        assert_eq!(command("ubcache detach other", detach), None);
+        let path = r#"{"name": "/dev/ssd", "names": ["my_data"]}"#;
+        assert_eq!(command("x detach /dev/ssd", path).unwrap(), "ubcache detach my_data");
+        let key =
+            r#"{"name": "fast", "names": ["backup"], "key": ["writeback_precent", "writeback_percent"]}"#;
+        let right = "ubcache set backup writeback_percent=5";
+        assert_eq!(command("ubcache set fast writeback_precent=5", key).unwrap(), right);
+        let key = r#"{"name": "fast", "names": [], "key": ["a", "b"]}"#;
+        assert_eq!(command("ubcache get fast a", key).unwrap(), "ubcache get fast b");
+        assert_eq!(command("ubcache get fast", "null"), None);
+        assert_eq!(quoted("it's"), "'it'\\''s'");
     }
 
     #[test]

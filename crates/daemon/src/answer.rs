@@ -1,12 +1,13 @@
 //! The shape of answers and of errors.
 //!
-//! Owns the version of the schema, and `{"schema_version": 1, "error": "…"}` for every error. Must not know the request or
-//! the client.
+//! Owns the version of the schema, and `{"schema_version": 1, "error": "…"}` for every error, with `instead` if the request
+//! would be right with another name. Must not know the request or the client.
 
 use axum::Json;
 use axum::body::Bytes;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use serve::Failure;
@@ -14,13 +15,32 @@ use serve::Failure;
 use crate::expected::plain_words;
 use crate::names::Unresolved;
 
-/// An error as the answer to a request: the status and the text.
-pub(crate) struct Refusal(pub(crate) StatusCode, pub(crate) String);
+/// An error as the answer to a request.
+pub(crate) struct Refusal {
+    pub(crate) status: StatusCode,
+    pub(crate) text: String,
+    /// What the request could have said.
+    pub(crate) instead: Option<Box<Instead>>,
+}
+
+/// The words of a request that were wrong, and those that would be right, from which a client makes a command.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct Instead {
+    /// The name in the request, and the names of which each would be right; none if the name is right.
+    pub(crate) name: String,
+    pub(crate) names: Vec<String>,
+    /// The tunable in the request, and the one that is spelled nearly so; `None` if the tunable is right.
+    pub(crate) key: Option<(String, String)>,
+}
 
 impl Refusal {
+    pub(crate) fn new(status: StatusCode, text: String) -> Refusal {
+        Refusal { status, text, instead: None }
+    }
+
     /// A refusal of a malformed request, with status 400.
     pub(crate) fn malformed(why: String) -> Refusal {
-        Refusal(StatusCode::BAD_REQUEST, why)
+        Refusal::new(StatusCode::BAD_REQUEST, why)
     }
 }
 
@@ -29,8 +49,8 @@ impl From<Failure> for Refusal {
         let text =
             failure.message().unwrap_or("the command found a problem; see the messages before").to_owned();
         match failure {
-            Failure::Usage(_) | Failure::BadValue { .. } => Refusal(StatusCode::BAD_REQUEST, text),
-            _ => Refusal(StatusCode::CONFLICT, text),
+            Failure::Usage(_) | Failure::BadValue { .. } => Refusal::new(StatusCode::BAD_REQUEST, text),
+            _ => Refusal::new(StatusCode::CONFLICT, text),
         }
     }
 }
@@ -39,20 +59,31 @@ impl From<Unresolved> for Refusal {
     fn from(unresolved: Unresolved) -> Refusal {
         let status = match unresolved {
             Unresolved::Malformed(_) => StatusCode::BAD_REQUEST,
-            Unresolved::Unknown(_) | Unresolved::NoPath(_) | Unresolved::NotRegistered(_) => {
-                StatusCode::NOT_FOUND
-            }
+            Unresolved::Unknown(_)
+            | Unresolved::NoPath(_)
+            | Unresolved::NotRegistered(_)
+            | Unresolved::OtherKind { .. } => StatusCode::NOT_FOUND,
             Unresolved::Refused(_) => StatusCode::CONFLICT,
         };
+        let instead = match &unresolved {
+            Unresolved::OtherKind { name, names, .. } => {
+                Some(Box::new(Instead { name: name.clone(), names: names.clone(), key: None }))
+            }
+            _ => None,
+        };
         let text = Failure::from(unresolved).message().unwrap_or_default().to_owned();
-        Refusal(status, text)
+        Refusal { status, text, instead }
     }
 }
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let mut response = (self.0, words(&self.1)).into_response();
-        response.extensions_mut().insert(Why(self.1));
+        let Json(mut body) = words(&self.text);
+        if let Some(instead) = &self.instead {
+            body["instead"] = json!(instead);
+        }
+        let mut response = (self.status, Json(body)).into_response();
+        response.extensions_mut().insert(Why(self.text));
         response
     }
 }
@@ -66,7 +97,7 @@ pub(crate) type Answered = Result<Json<Value>, Refusal>;
 pub(crate) fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Refusal> {
     let bytes: &[u8] = if body.is_empty() { b"{}" } else { body };
     serde_json::from_slice(bytes)
-        .map_err(|e| Refusal(StatusCode::BAD_REQUEST, format!("body: {}", plain_words(&e.to_string()))))
+        .map_err(|e| Refusal::new(StatusCode::BAD_REQUEST, format!("body: {}", plain_words(&e.to_string()))))
 }
 
 pub(crate) fn ok(mut value: Value) -> Answered {
@@ -82,7 +113,7 @@ pub(crate) async fn to_the_end<T: Send + 'static>(
 ) -> Result<T, Refusal> {
     match tokio::spawn(work).await {
         Ok(result) => Ok(result?),
-        Err(e) => Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, format!("internal error: {e}"))),
+        Err(e) => Err(Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, format!("internal error: {e}"))),
     }
 }
 

@@ -9,6 +9,7 @@ mod context;
 mod flash;
 mod make;
 mod pictures;
+mod tunables;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -37,13 +38,16 @@ use context::SharedApi;
 use pictures::{buckets, disk_trace, host_history, latencies, set_history, volume_history};
 
 use change::{
-    attach, cache_mode, cancel_job, change_set_tunable, change_volume_tunable, check, detach, drain,
-    drain_set, jobs, label, one_job, register, reload, reset_set_tunable, reset_volume_tunable, set_label,
-    set_tunable, set_tunables, stop, unregister, volume_tunable, volume_tunables, wipe,
+    attach, cancel_job, check, detach, drain, drain_set, jobs, one_job, register, reload, stop, unregister,
+    wipe,
 };
 use checksums::{scrub, set_damaged, set_decide, volume_damaged, volume_decide};
 use flash::{create, delete_volume, gc};
 use make::make;
+use tunables::{
+    cache_mode, change_set_tunable, change_volume_tunable, label, reset_set_tunable, reset_volume_tunable,
+    set_label, set_tunable, set_tunables, volume_tunable, volume_tunables,
+};
 
 /// Limit of the bytes of a request's body.
 const BODY_BYTES: usize = 64 << 10;
@@ -123,10 +127,10 @@ pub(crate) fn router(api: Arc<Api>) -> Router {
     let control = with_routes(Router::new()).layer(axum::middleware::from_fn(web::own_pages_only));
     web::with_files(control)
         .fallback(|| async {
-            Refusal(StatusCode::NOT_FOUND, "there is no such path; see /v1/openapi.json".into())
+            Refusal::new(StatusCode::NOT_FOUND, "there is no such path; see /v1/openapi.json".into())
         })
         .method_not_allowed_fallback(|| async {
-            Refusal(
+            Refusal::new(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "this path does not support this method; see /v1/openapi.json".into(),
             )
@@ -148,7 +152,7 @@ async fn errors_are_json(response: Response) -> Response {
     }
     let status = response.status();
     let text = axum::body::to_bytes(response.into_body(), BODY_BYTES).await.unwrap_or_default();
-    Refusal(status, String::from_utf8_lossy(&text).into_owned()).into_response()
+    Refusal::new(status, String::from_utf8_lossy(&text).into_owned()).into_response()
 }
 
 /// The OpenAPI document of the control API.
@@ -194,7 +198,7 @@ async fn one_set(State(api): SharedApi, Path(set): Path<String>) -> Answered {
     let found = api.registry.views.sets().await.into_iter().find(|s| s.id == id);
     match found {
         Some(set) => ok(json!({"set": set})),
-        None => Err(Refusal(StatusCode::NOT_FOUND, format!("there is no set {set}"))),
+        None => Err(Refusal::new(StatusCode::NOT_FOUND, format!("there is no set {set}"))),
     }
 }
 
@@ -219,7 +223,7 @@ async fn one_volume(State(api): SharedApi, Path(volume): Path<String>) -> Answer
             value["set"] = json!(found.attached.then(|| worker.plan.id.clone()));
             ok(json!({"volume": value}))
         }
-        None => Err(Refusal(StatusCode::NOT_FOUND, format!("there is no volume {volume}"))),
+        None => Err(Refusal::new(StatusCode::NOT_FOUND, format!("there is no volume {volume}"))),
     }
 }
 
@@ -240,7 +244,7 @@ async fn explain(State(api): SharedApi, Path(volume): Path<String>) -> Answered 
         figures.sets.iter().find_map(|s| Some((s.volumes.iter().find(|v| v.name == name)?, Some(s))));
     let alone = || figures.alone.iter().find(|v| v.name == name).map(|v| (v, None));
     let Some((found, set)) = of_set.or_else(alone) else {
-        return Err(Refusal(StatusCode::CONFLICT, format!("there is no volume {name}")));
+        return Err(Refusal::new(StatusCode::CONFLICT, format!("there is no volume {name}")));
     };
     let said = metrics::explain(found, set);
     ok(json!({"writeback": said.writeback, "bypassed": said.bypassed, "hits": said.hits}))
@@ -272,7 +276,10 @@ impl Stream for EventStream {
 
 async fn events(State(api): SharedApi) -> Result<Response, Refusal> {
     let Some(receiver) = api.registry.shared.hub.listen() else {
-        return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, "too many clients listen to events".into()));
+        return Err(Refusal::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "too many clients listen to events".into(),
+        ));
     };
     Ok(Sse::new(EventStream(receiver)).keep_alive(KeepAlive::default()).into_response())
 }
@@ -295,8 +302,9 @@ async fn past_events(State(api): SharedApi, RawQuery(query): RawQuery) -> Answer
     let since = since_ms(query.as_deref())?;
     let hub = api.registry.shared.hub.clone();
     let events = tokio::task::spawn_blocking(move || hub.since(since)).await;
-    let events = events
-        .map_err(|e| Refusal(StatusCode::INTERNAL_SERVER_ERROR, format!("events cannot be read: {e}")))?;
+    let events = events.map_err(|e| {
+        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, format!("events cannot be read: {e}"))
+    })?;
     ok(json!({"events": events}))
 }
 

@@ -155,7 +155,7 @@ impl Strangers {
         if self.window.is_none_or(|began| began.elapsed() >= WINDOW) {
             let left_out = self.count.saturating_sub(MOST_STRANGERS);
             if left_out > 0 {
-                message::note(format!("audit: {left_out} more clients were refused"));
+                message::note(format!("audit: {} refused besides", format::counted(left_out, "client")));
             }
             (self.window, self.count) = (Some(Instant::now()), 0);
         }

@@ -4,6 +4,7 @@
 //! other volumes are served. Must not know the sender of orders.
 
 mod cached;
+mod damaged;
 mod exporting;
 mod flash;
 mod work;
@@ -33,6 +34,7 @@ use crate::order::{DiskTrace, Order, Plan};
 use crate::shared::Shared;
 
 use cached::CachedCount;
+use damaged::DamagedBuckets;
 
 /// Time limit of running commands when the thread stops.
 const TASKS_END_WITHIN: Nanos = Nanos::from_secs(10);
@@ -68,6 +70,7 @@ pub(crate) struct Host<'a> {
     force: Force,
     stopping: Cell<bool>,
     cached: CachedCount,
+    damaged: DamagedBuckets,
 }
 
 /// The orders that are being carried out concurrently.
@@ -114,7 +117,11 @@ impl<'a> Host<'a> {
             force: Force::default(),
             stopping: Cell::new(false),
             cached: CachedCount::new(driver),
+            damaged: DamagedBuckets::new(shared, &plan.id),
         };
+        // The messages of the start have the label, too.
+        shared.hub.label(&plan.id, &host.label());
+        message::speak_for(&host.label());
         if let Some(set) = &host.session.set {
             let key = Key { id: plan.id.clone(), label: String::new(), set: true };
             tune(
@@ -145,6 +152,16 @@ impl<'a> Host<'a> {
         }
     }
 
+    /// What events of the thread begin with: the label; of a device that is served alone and has none, the name of its volume.
+    pub(crate) fn called(&self) -> String {
+        match (self.label(), &self.session.set) {
+            (label, None) if label.is_empty() => {
+                self.session.volumes().first().map(|v| v.name().to_string()).unwrap_or_default()
+            }
+            (label, _) => label,
+        }
+    }
+
     /// Sets the name and the tunables of a volume, and starts its exports.
     async fn serve(&self, volume: Rc<Volume>) -> Result<(), Failure> {
         let key = key(&self.session, &volume);
@@ -164,6 +181,7 @@ impl<'a> Host<'a> {
     /// Carries out orders until a stop, or until all senders of orders are dropped.
     pub(crate) async fn obey<'t>(&'t self, orders: &mut RemoteReceiver<Order>, tasks: &mut Tasks<'t>) {
         let rt = self.driver.handle();
+        tasks.0.push(Box::pin(damaged::read_damaged_again(self)));
         while !self.stopping.get() {
             let next = async {
                 let mut receive = pin!(orders.recv());
@@ -177,6 +195,7 @@ impl<'a> Host<'a> {
             let events = pin!(self.session.until_events(&rt));
             let event = select(pin!(next), events).await;
             self.session.log_events();
+            damaged::note_damaged(self, tasks);
             match event {
                 Either::Left(Some(order)) => self.take(order, tasks),
                 Either::Left(None) => self.stopping.set(true),
@@ -202,7 +221,12 @@ impl<'a> Host<'a> {
                 let cached = self.cached.get(&self.session).await;
                 reply.send(Ok(Answer::Stats(Box::new(self.figures(&cached)))));
             }
-            Order::Do(command, reply) => reply.send(serve::obey(&self.session, &command).await),
+            Order::Do(command, reply) => {
+                reply.send(serve::obey(&self.session, &command).await);
+                // The command may have changed the label of a device that is served alone, or decided about damaged data.
+                message::speak_for(&self.label());
+                damaged::store_damaged(self).await;
+            }
             Order::Figures(reply) => reply.send(Ok(self.engine_figures())),
             Order::Buckets(reply) => {
                 reply.send(self.session.needs_set().map(engine::CacheSet::bucket_figures));
@@ -213,7 +237,11 @@ impl<'a> Host<'a> {
             }),
             Order::DiskTrace(name, since, reply) => reply.send(self.disk_trace(&name, since)),
             Order::Label(label, reply) => reply.send(match self.session.needs_set() {
-                Ok(set) => set.set_label(&label).await.map_err(Failure::from),
+                Ok(set) => {
+                    let labelled = set.set_label(&label).await.map_err(Failure::from);
+                    message::speak_for(&self.label());
+                    labelled
+                }
                 Err(e) => Err(e),
             }),
             Order::ClearDeviceStats(reply) => {
@@ -407,6 +435,8 @@ impl<'a> Host<'a> {
         });
         select(pin!(rest), self.driver.handle().sleep(TASKS_END_WITHIN)).await;
         tasks.0.clear();
+        // A change that had no event, such as the end of a command.
+        damaged::store_damaged(self).await;
         let mut down = pin!(self.bring_down());
         loop {
             // If all senders of orders are dropped, no order to force the stop can come.

@@ -3,7 +3,7 @@
 //! Owns the numbers of events, the kinds of events, the last events for `status`, and the rule that publishing never
 //! blocks: a listener whose queue is full is dropped. Module `event_log` stores the events. Must not know the causes of events.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -67,6 +67,9 @@ pub(crate) struct Event {
     pub(crate) kind: &'static str,
     /// The set, or the backing device that is served alone, if the event concerns one.
     pub(crate) set: Option<String>,
+    /// Its label at that time, if it had one; of a backing device that is served alone and has none, the name of its volume.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) label: Option<String>,
     /// `error`, `warning` or `info`.
     pub(crate) level: &'static str,
     /// The text of the event.
@@ -102,6 +105,8 @@ struct Inner {
     last: VecDeque<Arc<Event>>,
     listeners: Vec<mpsc::Sender<Arc<Event>>>,
     log: Option<EventLog>,
+    /// Labels of sets, and of backing devices that are served alone.
+    labels: BTreeMap<String, String>,
 }
 
 /// The hub: the last events, and the listeners.
@@ -113,6 +118,11 @@ pub(crate) struct Hub {
 impl Hub {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Events of this set have this label from now on.
+    pub(crate) fn label(&self, set: &str, label: &str) {
+        self.lock().labels.insert(set.to_owned(), label.to_owned());
     }
 
     /// Sends an event to all listeners.
@@ -137,6 +147,7 @@ impl Hub {
             seq: inner.seq,
             time_ms: wall_clock::now_ms(),
             kind: kind.name(),
+            label: set.and_then(|set| inner.labels.get(set)).filter(|label| !label.is_empty()).cloned(),
             set: set.map(str::to_owned),
             level,
             text: text.to_owned(),

@@ -70,6 +70,15 @@ pub(crate) enum Unresolved {
     NotRegistered(PathBuf),
     /// Several devices or volumes have this name, or another device is at the path.
     Refused(String),
+    /// A set has this name where a volume is needed, or the reverse.
+    OtherKind {
+        /// What the name stands for, and what is needed.
+        why: String,
+        /// The name.
+        name: String,
+        /// Names that would be right.
+        names: Vec<String>,
+    },
 }
 
 impl Unresolved {
@@ -82,7 +91,9 @@ impl From<Unresolved> for Failure {
     fn from(unresolved: Unresolved) -> Failure {
         match unresolved {
             Unresolved::Malformed(why) => Failure::Usage(why),
-            Unresolved::Unknown(why) | Unresolved::Refused(why) => Failure::Failed(why),
+            Unresolved::Unknown(why) | Unresolved::Refused(why) | Unresolved::OtherKind { why, .. } => {
+                Failure::Failed(why)
+            }
             Unresolved::NotRegistered(path) => {
                 Failure::Failed(format!("{}: is not registered", path.display()))
             }

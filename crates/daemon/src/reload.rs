@@ -117,8 +117,9 @@ fn of_the_daemon(old: &Config, next: &Config) -> Vec<String> {
     }
     if (old.drain_on_stop, old.drain_deadline_s) != (next.drain_on_stop, next.drain_deadline_s) {
         said.push(format!(
-            "drain_on_stop: {}, with {} seconds at most",
-            next.drain_on_stop, next.drain_deadline_s
+            "drain_on_stop: {}, with {} at most",
+            next.drain_on_stop,
+            format::counted(next.drain_deadline_s, "second")
         ));
     }
     said

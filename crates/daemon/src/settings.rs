@@ -8,7 +8,7 @@ use std::sync::Arc;
 use engine::tunables::number;
 use serde::Serialize;
 use serve::snapshot::{Snapshot, TunableFigure};
-use serve::tunables::{Beyond, Owner, Setting, owners, unknown};
+use serve::tunables::{Beyond, Owner, Setting, unknown};
 use serve::{Command, Failure, plain};
 
 use crate::components::{Found, Lookup};
@@ -71,29 +71,7 @@ const NOT_REMEMBERED: [&str; 2] = ["writeback_rate", "label"];
 impl Target {
     fn figure(&self, key: &str) -> Result<&TunableFigure, Failure> {
         let found = self.tunables.iter().find(|t| t.key == key);
-        found.ok_or_else(|| Failure::Usage(self.unknown(key)))
-    }
-
-    /// What to say of a tunable that this set or volume does not have.
-    fn unknown(&self, key: &str) -> String {
-        let (of_set, of_device) = owners(key);
-        let (name, set) = (&self.name, &self.worker.plan.id);
-        let shown = plain::named(&self.key.label, name.as_str());
-        match self.key.set {
-            true if of_device => {
-                format!(
-                    "{key} is a tunable of volumes, not of set {name}: `ubcache set VOLUME {key}=VALUE` sets it"
-                )
-            }
-            false if of_set && self.worker.plan.cache.is_some() => {
-                format!(
-                    "{key} is a tunable of the set, not of {shown}: `ubcache set {set} {key}=VALUE` sets it, and so does \
-                     `ubcache set {name} --set-of-volume {key}=VALUE`"
-                )
-            }
-            false if of_set => format!("{key} is a tunable of sets, and {name} is served without one"),
-            _ => unknown(key, self.tunables.iter().map(|t| t.key).collect()),
-        }
+        found.ok_or_else(|| Failure::Usage(unknown(key, self.tunables.iter().map(|t| t.key).collect())))
     }
 
     /// The set or volume as messages name it.
@@ -211,7 +189,8 @@ impl Settings {
         self.label_is_free(label, |n| n.set.is_some() && n.set == named.set).await?;
         worker.label(label).await?;
         self.lookup.relabel(&named.uuid.unwrap_or_default(), label);
-        let text = format!("set {}: label is {} now", worker.plan.id, plain::label(label));
+        self.shared.hub.label(&worker.plan.id, label);
+        let text = format!("{}: label is {} now", worker.title(), plain::label(label));
         self.shared.hub.publish(Kind::Configuration, Some(&worker.plan.id), "", &text);
         Ok(())
     }
@@ -276,6 +255,8 @@ impl Settings {
             self.lookup.relabel(&target.key.id, &now);
             if target.worker.plan.alone.is_some() {
                 target.worker.labelled(&now);
+                let name = if now.is_empty() { &target.name } else { &now };
+                self.shared.hub.label(&target.worker.plan.id, name);
             }
             self.shared.state().relabel(&target.key.id, &now);
             self.shared.links.relabel(&target.key.id, &now);

@@ -76,6 +76,9 @@ struct Remembered {
     /// Directory of the links to block devices, if it is not the default one.
     #[serde(skip_serializing_if = "Option::is_none")]
     links: Option<PathBuf>,
+    /// Buckets with damaged dirty data, by UUID of the set.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    damaged: BTreeMap<String, Vec<u32>>,
 }
 
 /// The state and its file.
@@ -510,6 +513,19 @@ impl State {
     /// Tunables that were set at run time.
     pub(crate) fn tunables(&self, id: &str) -> Values {
         self.now.tunables.get(id).cloned().unwrap_or_default()
+    }
+
+    /// The buckets of a set in which there was damaged dirty data.
+    pub(crate) fn damaged(&self, set: &str) -> Vec<u32> {
+        self.now.damaged.get(set).cloned().unwrap_or_default()
+    }
+
+    /// Stores the buckets of a set in which there is damaged dirty data.
+    pub(crate) fn set_damaged(&mut self, set: &str, buckets: Vec<u32>) {
+        self.change(|s| match buckets.is_empty() {
+            true => drop(s.damaged.remove(set)),
+            false => drop(s.damaged.insert(set.to_owned(), buckets)),
+        });
     }
 
     /// Stores the value of a tunable; `None` forgets it.

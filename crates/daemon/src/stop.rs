@@ -108,7 +108,10 @@ impl Drain {
             if began.elapsed() >= deadline {
                 let mut problems = self.problems.clone();
                 problems.extend(self.jobs.iter().filter_map(|j| j.problem()));
-                problems.push(format!("the drain did not end within {} seconds", deadline.as_secs()));
+                problems.push(format!(
+                    "the drain did not end within {}",
+                    format::counted(deadline.as_secs(), "second")
+                ));
                 return problems;
             }
             if said.is_none_or(|at: Instant| at.elapsed() >= SAYS_EVERY) && began.elapsed() >= FIRST_AFTER {

@@ -94,9 +94,13 @@ impl LabelCell {
         label.clone_into(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
+    fn get(&self) -> String {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// The set or device as messages name it.
     fn title(&self, plan: &Plan) -> String {
-        plain::named(&self.0.lock().unwrap_or_else(PoisonError::into_inner), plan.title())
+        plain::named(&self.get(), plan.title())
     }
 }
 
@@ -134,6 +138,11 @@ impl Worker {
     /// The set or device that the thread serves, as messages name it.
     pub(crate) fn title(&self) -> String {
         self.label.title(&self.plan)
+    }
+
+    /// The set or device, as an operator types it.
+    pub(crate) fn typed(&self) -> String {
+        plain::typed(&self.label.get(), &self.plan.id).to_owned()
     }
 
     /// The label of the set, or of the device that is served alone, has changed.
@@ -342,6 +351,7 @@ fn run(
     phase.set(end.clone());
     // The event is published below; without this, the message would be published a second time.
     message::listen(|_, _| ());
+    message::speak_for("");
     message::message(level, &text);
     shared.hub.publish(Kind::Set, Some(&plan.id), level, &text);
     if let (Some(ready), Phase::Failed(why)) = (ready, end) {
@@ -368,6 +378,7 @@ fn serve(
     driver.block_on(async {
         let host = Host::start(&driver, plan, shared).await?;
         label.set(&host.label());
+        shared.hub.label(&plan.id, &host.called());
         phase.set(Phase::Serving);
         shared.hub.publish(Kind::Set, Some(&plan.id), "", &format!("{} is served", label.title(plan)));
         if let Some(ready) = ready.take() {

@@ -352,13 +352,16 @@ impl CacheSet {
         let core = &self.core;
         let mut cached: BTreeMap<Inode, Sectors> = BTreeMap::new();
         let (mut complete, mut passed, mut seen) = (true, None, 0);
+        // The index has keys of detached devices until a walk has removed them.
+        let invalid = core.cache.index.invalid_slots();
         loop {
             {
                 let tree = core.cache.index.tree();
                 let Some(id) = tree.next_leaf(passed) else { break };
                 let buckets = core.cache.alloc.buckets();
                 complete &= tree.node(id).leaf().extents.is_some();
-                for (inode, _, sectors, ..) in tree.live_extents(id, &buckets) {
+                let live = tree.live_extents(id, &buckets);
+                for (inode, _, sectors, ..) in live.filter(|(inode, ..)| !invalid.contains(inode)) {
                     let sum = cached.entry(inode).or_default();
                     *sum += sectors;
                     seen += 1;

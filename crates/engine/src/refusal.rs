@@ -98,8 +98,9 @@ pub enum Refusal {
     },
     /// All dirty data that is left is damaged.
     #[error(
-        "{volume}: {left} sectors of dirty data are damaged in the cache, the first at sector {first}. No other device has \
-         them; overwrite them, or run `ubcache damaged VOLUME` to accept or drop them"
+        "{volume}: damaged dirty data in the cache: {}, the first at sector {first}. No other device has this data; overwrite \
+         it, or accept or drop it with `ubcache damaged {volume}`",
+        format::counted(left, "sector")
     )]
     OnlyDamagedLeft {
         /// The name of the volume.

@@ -20,6 +20,7 @@
 
 pub mod bset;
 pub mod checksum;
+pub mod count;
 pub mod error;
 pub mod footer;
 pub mod geometry;
@@ -37,6 +38,7 @@ mod bytes;
 mod key_buffer;
 
 pub use bset::{BsetBuilder, BsetKind, check_bset_order};
+pub use count::{counted, form};
 pub use error::{Corrupt, Family, Structure, Value};
 pub use footer::{BlockSums, FooterId, FooterKey, FooterLayout, encode_footer, parse_footer};
 pub use geometry::Geometry;

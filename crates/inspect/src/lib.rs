@@ -28,7 +28,7 @@ mod sparse;
 mod verify;
 
 pub use attach::{Attachment, Relation};
-pub use check::{CheckOptions, CheckReport, SetReport, check, check_set};
+pub use check::{CheckOptions, CheckReport, DamagedDirtyData, SetReport, check, check_set, damaged_dirty};
 pub use device::{DeviceSuper, SuperblockError, read_superblock};
 pub use extent_map::{ExtentMap, Origin, Piece};
 pub use extract::{

@@ -40,7 +40,7 @@ pub trait ReadAt {
 
 /// The error of a read that failed.
 #[derive(Debug, Error)]
-#[error("{device}: cannot read {sectors} sectors at sector {at}: {reason}")]
+#[error("{device}: cannot read {} at sector {at}: {reason}", format::counted(sectors, "sector"))]
 pub struct ReadError {
     /// Name of the device.
     pub device: String,
@@ -234,7 +234,7 @@ mod tests {
         s.read_at(Sector(1), &mut buf).unwrap();
         assert_eq!(buf[..], bytes[512..1024]);
         let e = s.read_at(Sector(2), &mut buf).unwrap_err();
-        assert_eq!(e.to_string(), "img: cannot read 1 sectors at sector 2: the device ends at sector 2");
+        assert_eq!(e.to_string(), "img: cannot read 1 sector at sector 2: the device ends at sector 2");
         assert!(s.read_at(Sector(u64::MAX), &mut buf).is_err());
     }
 

@@ -228,11 +228,8 @@ fn shared(view: &SetView, ranges: &[(Sector, Inode, &Piece)], findings: &mut Fin
         let end = Sector(at.0.saturating_add(piece.len.0));
         if let Some((before_end, other_inode, other)) = reaching.filter(|(end, ..)| *end > at) {
             findings.push_with(Invariant::DataShared, Severity::Error, || {
-                let found = format!(
-                    "inode {other_inode} sectors {}..{} up to cache sector {before_end}",
-                    other.start,
-                    other.end()
-                );
+                let other = view.range_text(other_inode, other.start, other.len);
+                let found = format!("slot {other_inode}, {other}, up to cache sector {before_end}");
                 Finding::new(
                     Severity::Error,
                     Invariant::DataShared,

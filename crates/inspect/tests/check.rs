@@ -114,7 +114,8 @@ fn report_as_json() {
     let set = &json["sets"][0];
     assert_eq!(set["summary"]["buckets"]["data"], 961);
     assert_eq!(set["summary"]["journal"]["newest_seq"], 3311);
-    assert_eq!(set["summary"]["devices"][0]["backing"]["standing"], "attached");
+    assert_eq!(set["summary"]["devices"][0]["backing"]["attachment"], "attached");
+    assert_eq!(set["summary"]["devices"][0]["backing"]["standing"], "attached", "for one release");
     assert_eq!(set["counts"][0]["invariant"]["name"], "clean-equal");
     assert_eq!(set["findings"][0]["severity"], "notice");
     assert_eq!(set["findings"][0]["place"]["device"], "cache");

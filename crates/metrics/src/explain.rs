@@ -9,7 +9,7 @@ use std::fmt;
 use engine::figures::{RateReason, SetFigures, VolumeFigures};
 use engine::policy::bypass::BypassReason;
 use engine::stats::{OpKind, Outcome, Tally, View};
-use format::{CacheMode, SECTOR_BYTES, Sectors};
+use format::{CacheMode, SECTOR_BYTES, Sectors, counted};
 
 /// The answers, one or two sentences in each string.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -93,10 +93,6 @@ fn percent(part: u64, all: u64) -> u64 {
     u64::try_from(share).unwrap_or(u64::MAX)
 }
 
-fn plural(n: u64, one: &str) -> String {
-    if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
-}
-
 /// The rate at which dirty data is written back, and the reason.
 fn speed(v: &VolumeFigures, set: &SetFigures) -> String {
     let (t, rate) = (&v.tunables, &v.writeback.rate);
@@ -172,7 +168,7 @@ fn writeback(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
     if let Some(error) = v.writeback.last_error.as_ref().filter(|_| v.writeback.failures > 0) {
         said.push(format!(
             "The last {} failed: {error}. Writeback tries again each second.",
-            plural(u64::from(v.writeback.failures), "batch").replace("batchs", "batches")
+            counted(v.writeback.failures, "batch")
         ));
     }
     said
@@ -269,7 +265,7 @@ fn past_the_cache(v: &VolumeFigures) -> Vec<String> {
     reasons.sort_by_key(|(_, n)| std::cmp::Reverse(n.requests));
     let past = reasons.iter().fold(Tally::default(), |n, (_, more)| n.plus(*more));
     let mut said = Vec::new();
-    let asked = plural(all.requests, "request");
+    let asked = counted(all.requests, "request");
     if reasons.is_empty() {
         said.push(format!("Of {asked} in the last five minutes none bypassed the cache."));
     } else {
@@ -280,7 +276,7 @@ fn past_the_cache(v: &VolumeFigures) -> Vec<String> {
         ));
     }
     for (reason, n) in reasons {
-        let (requests, size) = (plural(n.requests, "request"), Size::of(n.bytes));
+        let (requests, size) = (counted(n.requests, "request"), Size::of(n.bytes));
         said.push(format!("{requests} ({size}, {}): {}.", reason.name(), advice(reason, v)));
     }
     if v.recent.not_cached.requests > 0 {
@@ -322,7 +318,7 @@ fn hits(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
     }
     let mut said = vec![format!(
         "Of {} through the cache in the last five minutes {} % were hits ({hit} hits, {miss} misses, {partial} found a part).",
-        plural(reads, "read"),
+        counted(reads, "read"),
         percent(hit, reads)
     )];
     if percent(hit, reads) >= 90 {
@@ -336,7 +332,7 @@ fn hits(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
     if bypassed > reads / 4 {
         said.push(format!(
             "{} more bypassed the cache and were not cached: see the reasons above.",
-            plural(bypassed, "read")
+            counted(bypassed, "read")
         ));
     }
     if v.tunables.cache_mode == CacheMode::Writearound {
@@ -353,7 +349,7 @@ fn hits(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
     if collisions > (miss + partial) / 10 {
         said.push(format!(
             "{} were not cached because the same blocks were written meanwhile.",
-            plural(collisions, "miss").replace("misss", "misses")
+            counted(collisions, "miss").replace("misss", "misses")
         ));
     }
     said.push(held(set));
@@ -371,7 +367,7 @@ mod tests {
         }
         assert_eq!(Size::signed(-5 << 20).to_string(), "-5.0 MiB");
         assert_eq!(
-            (percent(1, 3), percent(0, 0), plural(1, "read"), plural(2, "read")),
+            (percent(1, 3), percent(0, 0), counted(1, "read"), counted(2, "read")),
             (33, 0, "1 read".into(), "2 reads".into())
         );
     }

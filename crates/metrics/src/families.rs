@@ -378,9 +378,14 @@ static FAMILIES: &[Family] = &[
     gauge("ubcache_cache_size_bytes", SET, "Size of all buckets.", |f, t| {
         of_sets(f, t, |s| bytes(u64::from(s.status.nbuckets) * s.status.bucket_sectors.0));
     }),
-    gauge("ubcache_cached_bytes", SET, "Live data in the cache.", |f, t| {
-        of_sets(f, t, |s| bytes(s.status.cached_sectors.0));
-    }),
+    gauge(
+        "ubcache_cached_bytes",
+        SET,
+        "Live data in the cache, clean and dirty; that of detached devices counts until garbage collection.",
+        |f, t| {
+            of_sets(f, t, |s| bytes(s.status.cached_sectors.0));
+        },
+    ),
     gauge(
         "ubcache_cache_in_use_ratio",
         SET,

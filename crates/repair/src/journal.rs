@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use format::journal::{JsetBuilder, MAX_JSET_BYTES, ring};
-use format::{CacheSuper, JournalSeq, Jset, JsetRoots, Sector, Sectors, SetMagic, parse_entry};
+use format::{CacheSuper, JournalSeq, Jset, JsetRoots, Sector, Sectors, SetMagic, counted, parse_entry};
 use inspect::{Invariant, ReadAt, Severity};
 
 use crate::bits::{self, Extent};
@@ -34,7 +34,7 @@ pub(crate) fn mend(work: &mut Work<'_>) {
         for bucket in &buckets {
             work.cache.write(bucket.start, &bucket.bytes);
         }
-        let action = format!("{corrected} entries had one flipped bit; it is flipped back");
+        let action = format!("{} had one flipped bit; it is flipped back", counted(corrected, "entry"));
         work.step(STRUCTURE, device.clone(), action, Vec::new());
     }
     if !is_broken(work) {

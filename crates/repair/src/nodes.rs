@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use format::{Bkey, BucketNr, CacheSuper, Sector, Sectors, SetMagic, parse_node};
+use format::{Bkey, BucketNr, CacheSuper, Sector, Sectors, SetMagic, counted, parse_node};
 use inspect::{Invariant, ReadAt};
 
 use crate::bits::{self, Extent};
@@ -21,7 +21,8 @@ pub(crate) fn correct(work: &mut Work<'_>) {
         work.cache.write(*at, bytes);
     }
     if !walk.corrected.is_empty() {
-        let action = format!("{} nodes had one flipped bit; it is flipped back", walk.corrected.len());
+        let action =
+            format!("{} had one flipped bit; it is flipped back", counted(walk.corrected.len(), "node"));
         work.step(STRUCTURE, device, action, Vec::new());
     }
 }

@@ -4,8 +4,8 @@
 
 use std::fmt;
 
-use format::Uuid;
-use inspect::{CheckOptions, ReadAt, SetReport, check_set};
+use format::{Uuid, counted};
+use inspect::{CheckOptions, DamagedDirtyData, ReadAt, SetReport, check_set};
 use serde::Serialize;
 
 use crate::overlay::Overlay;
@@ -27,6 +27,8 @@ pub struct Report {
     pub errors_after: u64,
     /// The errors that remain.
     pub remaining: Vec<String>,
+    /// Damaged dirty data, which a repair does not mend; empty if the caller has not looked for it.
+    pub damaged_data: Vec<DamagedDirtyData>,
 }
 
 /// A repair that was not carried out yet.
@@ -101,6 +103,7 @@ impl Plan<'_> {
                 .filter(|f| f.severity > inspect::Severity::Notice)
                 .map(ToString::to_string)
                 .collect(),
+            damaged_data: Vec::new(),
         }
     }
 }
@@ -120,12 +123,35 @@ impl fmt::Display for Report {
             writeln!(f, "remains: {finding}")?;
         }
         let Report { errors_before, errors_after, .. } = self;
-        match (errors_before, self.steps.len()) {
-            (0, 0) => writeln!(f, "nothing to mend"),
+        match (errors_before, self.steps.len(), self.damaged_data.is_empty()) {
+            (0, 0, true) => writeln!(f, "nothing to mend")?,
+            (0, 0, false) => writeln!(f, "no structure is damaged")?,
             _ => writeln!(
                 f,
-                "check finds {errors_before} errors before the repair and {errors_after} after it"
-            ),
+                "in the structures check finds {} before the repair and {errors_after} after it",
+                counted(errors_before, "error")
+            )?,
         }
+        self.damaged_data.iter().try_for_each(|data| write_damaged(f, data))
+    }
+}
+
+/// Number of damaged ranges in the text of a report.
+const SHOWN: usize = 5;
+
+/// The damaged dirty data of one device or volume.
+fn write_damaged(f: &mut fmt::Formatter<'_>, data: &DamagedDirtyData) -> fmt::Result {
+    let name = if data.label.is_empty() { data.uuid.clone() } else { format!("{:?}", data.label) };
+    writeln!(
+        f,
+        "not mended: {} of dirty data of {name}, which no other device has:",
+        counted(data.blocks, "damaged block")
+    )?;
+    for range in data.ranges.iter().take(SHOWN) {
+        writeln!(f, "  {range}")?;
+    }
+    match data.ranges.len().checked_sub(SHOWN) {
+        None | Some(0) => Ok(()),
+        Some(more) => writeln!(f, "  and {}, which `ubcache check` lists", counted(more, "more range")),
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use format::{BucketNr, BucketPrio, Gen, PrioHeader, Sector, encode_prio_set, parse_prio_set};
+use format::{BucketNr, BucketPrio, Gen, PrioHeader, Sector, counted, encode_prio_set, form, parse_prio_set};
 use inspect::usage::{Usage, Use};
 use inspect::view::SlotKind;
 use inspect::{PieceKind, ReadAt, SetView};
@@ -49,7 +49,7 @@ pub(crate) fn mend(work: &mut Work<'_>) {
 fn report_corrected(work: &mut Work<'_>, corrected: u64) {
     if corrected > 0 {
         let device = work.cache.name().to_owned();
-        let action = format!("{corrected} sets had one flipped bit; it is flipped back");
+        let action = format!("{} had one flipped bit; it is flipped back", counted(corrected, "prio set"));
         work.step(STRUCTURE, device, action, Vec::new());
     }
 }
@@ -154,8 +154,10 @@ fn rebuild(work: &Work<'_>, view: &SetView) -> Result<NewSets, String> {
     }
     let (from, end) = (BucketNr(first), g.nbuckets - 1);
     let action = format!(
-        "generations of buckets {from} to {end} rebuilt from the keys; {given_up} buckets with clean data alone are given up, \
-         the backing devices have that data"
+        "generations of buckets {from} to {end} rebuilt from the keys; {} with clean data alone {} given up, the backing \
+         devices have that data",
+        counted(given_up, "bucket"),
+        form(given_up, "is", "are")
     );
     let mut uncertain = vec!["which buckets were used last; it is learned anew".to_owned()];
     if named.values().any(|n| n.dirty.is_some()) {

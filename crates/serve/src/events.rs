@@ -7,9 +7,10 @@ use std::cell::Cell;
 use std::time::Instant;
 
 use engine::{Resolution, ScrubReport, SetEvent};
+use format::{counted, form};
 use io::Nanos;
 
-use crate::message;
+use crate::{message, plain};
 
 /// Limit of the lines about failing requests in a [`WINDOW`]; more are only counted. A full disk would fill the log, too.
 const MAX_DEVICE_ERRORS: usize = 5;
@@ -56,7 +57,7 @@ impl EventLog {
     pub fn end_window(&self) {
         let left_out = self.device_errors.take().saturating_sub(MAX_DEVICE_ERRORS);
         if left_out > 0 {
-            message::warn(format!("{left_out} more requests failed"));
+            message::warn(format!("{} failed besides", counted(left_out, "request")));
         }
         self.begin.set(None);
     }
@@ -76,7 +77,9 @@ fn line(event: &SetEvent) -> (&'static str, String) {
         SetEvent::Replayed { entries, keys } => {
             // A clean stop leaves no keys to replay.
             let text = format!(
-                "journal replayed after a crash, or a stop by a kernel: {keys} keys in {entries} entries"
+                "journal replayed after a crash, or a stop by a kernel: {} in {}",
+                counted(keys, "key"),
+                counted(entries, "entry")
             );
             ("", text)
         }
@@ -104,14 +107,15 @@ fn line(event: &SetEvent) -> (&'static str, String) {
                 Resolution::Accepted => "were accepted: their bytes are valid from now on",
                 Resolution::Dropped => "were dropped: reads return the older data of the backing device",
             };
-            ("warning", format!("{volume}: {sectors} damaged sectors from {sector} on {what}"))
+            ("warning", format!("{volume}: {} from {sector} on {what}", counted(sectors, "damaged sector")))
         }
         SetEvent::Scrubbed { report } => scrubbed(report),
         SetEvent::GivenUp { device, errors } => (
             "error",
             format!(
-                "{device}: {errors} requests failed: every request to it fails until the next start or `set \
-                 device.io_disable=0`"
+                "{device}: {} failed: every request to it fails until the next start or `set \
+                 device.io_disable=0`",
+                counted(errors, "request")
             ),
         ),
         SetEvent::State { device, state } => ("", format!("{device}: {state}")),
@@ -123,16 +127,24 @@ fn scrubbed(report: &ScrubReport) -> (&'static str, String) {
     let ScrubReport { verified_blocks: verified, learnt_blocks: learnt, .. } = report;
     let without = match report.unverified_blocks {
         0 => String::new(),
-        n => format!(", {n} have none still"),
+        n => format!(", {n} {} none still", form(n, "has", "have")),
     };
-    let sound = format!("scrub: {verified} blocks are verified, {learnt} got a checksum{without}");
+    let sound = format!(
+        "scrub: {} {} verified, {learnt} got a checksum{without}",
+        counted(verified, "block"),
+        form(*verified, "is", "are")
+    );
     if report.problems() == 0 {
         return ("", sound);
     }
     let level = if report.damaged_dirty_blocks > 0 { "error" } else { "warning" };
     let damage = format!(
-        "{} blocks of clean data were damaged and dropped, {} blocks of dirty data are damaged, {} could not be read",
-        report.damaged_clean_blocks, report.damaged_dirty_blocks, report.unreadable_blocks
+        "{} of clean data {} damaged and dropped, {} of dirty data {} damaged, {} could not be read",
+        counted(report.damaged_clean_blocks, "block"),
+        form(report.damaged_clean_blocks, "was", "were"),
+        counted(report.damaged_dirty_blocks, "block"),
+        form(report.damaged_dirty_blocks, "is", "are"),
+        report.unreadable_blocks
     );
     (level, format!("{sound}; {damage}"))
 }
@@ -145,13 +157,24 @@ fn damaged_data(event: &SetEvent) -> (&'static str, String) {
     let (level, then) = match dirty {
         true => (
             "error",
-            "no other device has them, and reads of them fail until they are overwritten, accepted or dropped; see `ubcache damaged VOLUME`",
+            format!(
+                "no other device has this data, and reads of it fail until it is overwritten, accepted or dropped; see `ubcache \
+                 damaged {}`",
+                plain::typed(volume, "VOLUME")
+            ),
         ),
-        false => ("warning", "they were dropped and are read from the backing device"),
+        false => ("warning", "the data was dropped and is read from the backing device".to_owned()),
     };
     let place = format!("sector {at} of the cache device");
     let why = format!("checksum {expected:#010x}, found {found:#010x}");
-    (level, format!("{volume}: {sectors} sectors from {sector} on are damaged ({place}, {why}); {then}"))
+    (
+        level,
+        format!(
+            "{volume}: {} from {sector} on {} damaged ({place}, {why}); {then}",
+            counted(sectors, "sector"),
+            form(sectors.0, "is", "are")
+        ),
+    )
 }
 
 #[cfg(test)]

@@ -89,8 +89,8 @@ fn write_lines(lines: &Receiver<Line>, mut output: impl Write, progress: &Progre
         if lost > 0 {
             let _ = writeln!(
                 output,
-                "ubcache: {lost} messages were dropped because standard error did not take \
-                                  them in time"
+                "ubcache: dropped because standard error did not take them in time: {}",
+                format::counted(lost, "message")
             );
         }
         let mut written = progress.written.lock().unwrap_or_else(PoisonError::into_inner);
@@ -146,7 +146,9 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let text = String::from_utf8(place.0.lock().unwrap().clone()).unwrap();
-            if text.contains("messages were dropped") && text.contains(&format!("\n{}\n", LINES - 1)) {
+            if text.contains("dropped because standard error did not take them in time")
+                && text.contains(&format!("\n{}\n", LINES - 1))
+            {
                 assert!(text.starts_with("0\n"), "{text}");
                 break;
             }

@@ -17,6 +17,13 @@ static WRITER: OnceLock<LogWriter> = OnceLock::new();
 
 thread_local! {
     static LISTENER: RefCell<Option<Listener>> = const { RefCell::new(None) };
+    static SPEAKER: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Begins every line of this thread on stderr with the label of its set, unless the text begins with it. The listener gets the
+/// text alone.
+pub fn speak_for(label: &str) {
+    SPEAKER.with(|s| *s.borrow_mut() = label.to_owned());
 }
 
 /// Passes the level and text of every message of this thread to `listener`, which must not send messages.
@@ -32,6 +39,7 @@ pub fn message(level: &str, text: &str) {
         listener(level, text);
     }
     let level = if level.is_empty() { String::new() } else { format!("{level}: ") };
+    let text = SPEAKER.with(|label| plain::about(&label.borrow(), text));
     let line = format!("ubcache: {level}{text}\n");
     match WRITER.get() {
         Some(writer) => writer.write(line),

@@ -94,6 +94,21 @@ pub fn named(of: &str, name: impl Display) -> String {
     if of.is_empty() { name.to_string() } else { format!("{}, {name}", label(of)) }
 }
 
+/// A message about a volume or set: its label first, unless the text begins with it.
+pub fn about(of: &str, text: &str) -> String {
+    let label = label(of);
+    let rest = text.strip_prefix(&*label).unwrap_or("x");
+    match label.is_empty() || rest.is_empty() || rest.starts_with([',', ':', ' ']) {
+        true => text.to_owned(),
+        false => format!("{label}: {text}"),
+    }
+}
+
+/// What an operator types for a volume or set: its label if a shell takes that as one word, else its name or UUID.
+pub fn typed<'a>(label: &'a str, name: &'a str) -> &'a str {
+    if (is_new_label(label) || is_volume_name(label)) && !label.contains(' ') { label } else { name }
+}
+
 /// Whether a text has the form of a UUID.
 pub fn is_uuid(text: &str) -> bool {
     let lengths = text.split('-').map(str::len);
@@ -125,6 +140,14 @@ mod tests {
         assert_eq!(named("", "bcache0"), "bcache0");
         assert_eq!(named("data", "bcache0"), "data, bcache0");
         assert_eq!(named("/dev/sda", "bcache0"), "\"/dev/sda\", bcache0");
+        assert_eq!(about("fast", "scrub done"), "fast: scrub done");
+        assert_eq!(about("fast", "fast, set s is served"), "fast, set s is served");
+        assert_eq!(about("fast", "faster is better"), "fast: faster is better");
+        assert_eq!(about("", "scrub done"), "scrub done");
+        assert_eq!(
+            [typed("data", "bcache0"), typed("my data", "bcache0"), typed("", "u")],
+            ["data", "bcache0", "u"]
+        );
     }
 
     #[test]

@@ -82,7 +82,7 @@ pub struct SetFigures {
 /// Data in the cache, of a set or of a volume. Every percentage is a share of the size of the cache.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct HeldFigures {
-    /// Live data in the cache in bytes, clean and dirty; `None` if it is not counted.
+    /// Data in the cache in bytes, clean and dirty, without that of detached devices; `None` if it is not counted.
     pub cached_bytes: Option<u64>,
     /// This data in percent of the size of the cache.
     pub cached_percent: Option<f64>,
@@ -409,16 +409,16 @@ impl Snapshot {
         Some(found.map_or(0, |slot| slot.dirty_bytes))
     }
 
-    /// Adds what is cached of each volume.
+    /// Adds what is cached of each volume, and of the set the sum. The count of the dirty data is newer.
     pub fn add_cached(&mut self, cached: &CachedFigures) {
-        let Some(set) = &self.set else { return };
-        for volume in &mut self.volumes {
-            let Some(slot) = volume.slot else { continue };
-            let found = cached.by_slot.iter().find(|(inode, _)| inode.0 == slot);
-            // The count of the dirty data is newer.
-            let bytes = found.map_or(0, |(_, sectors)| sectors.bytes()).max(volume.held.dirty_bytes);
-            volume.held =
-                HeldFigures::new(Some(bytes), cached.complete, volume.held.dirty_bytes, set.size_bytes);
+        let Some((size, set)) = self.set.as_mut().map(|set| (set.size_bytes, set)) else { return };
+        let held = |bytes: u64, of: &HeldFigures| {
+            HeldFigures::new(Some(bytes.max(of.dirty_bytes)), cached.complete, of.dirty_bytes, size)
+        };
+        set.held = held(cached.by_slot.iter().map(|(_, n)| n.bytes()).sum(), &set.held);
+        for volume in self.volumes.iter_mut().filter(|v| v.slot.is_some()) {
+            let found = cached.by_slot.iter().find(|(inode, _)| Some(inode.0) == volume.slot);
+            volume.held = held(found.map_or(0, |(_, n)| n.bytes()), &volume.held);
         }
     }
 }

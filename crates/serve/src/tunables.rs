@@ -90,6 +90,43 @@ pub fn owners(name: &str) -> (bool, bool) {
     (SetTunables::default().get(name).is_ok(), DeviceTunables::default().get(name).is_ok())
 }
 
+/// What a name of a tunable, given for a set or a volume, is meant to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Meant {
+    /// A tunable of it.
+    Own,
+    /// A tunable of the other kind of owner.
+    Other,
+    /// Its tunable that is spelled nearly so.
+    Near(&'static str),
+    /// The tunable of the other kind of owner that is spelled nearly so.
+    NearOfOther(&'static str),
+    /// No tunable is spelled nearly so.
+    Unknown,
+}
+
+/// What `name`, given for a set or a volume, is meant to be.
+pub fn meant(name: &str, owner: Owner) -> Meant {
+    let (of_set, of_device) = owners(name);
+    let (sets, devices) = (SetTunables::default(), DeviceTunables::default());
+    let near_set = || nearest(name, sets.iter().map(|k| k.name));
+    let near_device = || nearest(name, devices.iter().map(|k| k.name));
+    let (is_own, is_other) = match owner {
+        Owner::Set => (of_set, of_device),
+        Owner::Device => (of_device, of_set),
+    };
+    let near = |own: bool| if own == (owner == Owner::Set) { near_set() } else { near_device() };
+    match (is_own, is_other) {
+        (true, _) => Meant::Own,
+        (false, true) => Meant::Other,
+        _ => match (near(true), near(false)) {
+            (Some(own), _) => Meant::Near(own),
+            (None, Some(other)) => Meant::NearOfOther(other),
+            (None, None) => Meant::Unknown,
+        },
+    }
+}
+
 /// What to say of a name that none of `names` is: the name that is spelled nearly so, or all of them.
 pub fn unknown(name: &str, names: Vec<&'static str>) -> String {
     match nearest(name, names.iter().copied()) {
@@ -232,6 +269,22 @@ mod tests {
             let said = format!("{name}=5").parse::<Setting>().expect_err(name).to_string();
             let (_, plain) = name.split_once('.').unwrap_or(("", name));
             assert_eq!(said, format!("unknown tunable {plain}; did you mean {nearest}?"));
+        }
+    }
+
+    /// A misspelled tunable of a volume, given to a set, was answered with a list of all tunables of the set.
+    #[test]
+    fn a_tunable_of_the_other_owner_is_found() {
+        for (name, owner, expected) in [
+            ("journal_delay_ms", Owner::Set, Meant::Own),
+            ("journal_delay_ms", Owner::Device, Meant::Other),
+            ("io_disable", Owner::Device, Meant::Own),
+            ("journal_dealy_ms", Owner::Set, Meant::Near("journal_delay_ms")),
+            ("journal_dealy_ms", Owner::Device, Meant::NearOfOther("journal_delay_ms")),
+            ("writeback_precent", Owner::Set, Meant::NearOfOther("writeback_percent")),
+            ("colour", Owner::Set, Meant::Unknown),
+        ] {
+            assert_eq!(meant(name, owner), expected, "{name} of {owner}");
         }
     }
 

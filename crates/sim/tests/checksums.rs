@@ -94,7 +94,7 @@ pub fn damaged_dirty_data_is_neither_served_nor_written_back() {
             assert_eq!(b.volume(0).dirty_sectors(), Sectors(3));
             let refused = drained.await.unwrap_err().to_string();
             assert!(
-                refused.contains("3 sectors of dirty data are damaged in the cache, the first at sector 110"),
+                refused.contains("damaged dirty data in the cache: 3 sectors, the first at sector 110"),
                 "{refused}"
             );
             assert_eq!(damage(b.set().take_events()), [(110, true), (111, true), (112, true)]);

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
-use format::{Identity, Inode, SECTOR_BYTES, identify};
+use format::{Identity, Inode, SECTOR_BYTES, counted, form, identify};
 use inspect::extract::Extracted;
 use inspect::{
     DamagedDirty, ExtractOptions, Extraction, FileSink, Mode, ReadAt, SetView, Sink, StreamSink, Target,
@@ -266,10 +266,14 @@ impl Extract {
         }
         e.warnings.iter().for_each(out::warn);
         for lost in &e.lost {
-            out::warn(format!("sectors {}..+{}: {}", lost.start, lost.sectors, lost.reason));
+            out::warn(format!("sectors {}+{} of the volume: {}", lost.start, lost.sectors, lost.reason));
         }
         if e.lost_sectors > 0 {
-            return Err(Failure::Failed(format!("{} sectors are lost", e.lost_sectors)));
+            return Err(Failure::Failed(format!(
+                "{} {} lost",
+                counted(e.lost_sectors, "sector"),
+                form(e.lost_sectors, "is", "are")
+            )));
         }
         // With best effort, errors have become notes.
         if self.best_effort && !e.notes.is_empty() { Err(Failure::Found) } else { Ok(()) }

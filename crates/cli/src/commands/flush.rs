@@ -321,7 +321,10 @@ async fn drain_all(
                 Either::Right(_) => {
                     progress.clear();
                     let left: u64 = volumes.iter().map(|(v, _)| v.dirty_sectors().bytes()).sum();
-                    return Err(Failure::Failed(format!("interrupted: {left} bytes are still dirty")));
+                    return Err(Failure::Failed(format!(
+                        "interrupted: {} are still dirty",
+                        crate::size::human(left)
+                    )));
                 }
             }
         }

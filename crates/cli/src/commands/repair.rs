@@ -2,18 +2,21 @@
 //!
 //! Crate `repair` plans. This file claims the devices, writes the undo file before the first change, and carries the plan out.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockio::{Backend, Driver, DriverOptions, FileDevice, OpenOptions};
 use clap::Args;
-use format::Uuid;
-use inspect::{FileSource, ReadAt};
-use repair::{Overlay, Plan, Undo, UndoneDevice};
+use format::{Uuid, counted};
+use inspect::{DamagedDirtyData, FileSource, ReadAt};
+use repair::{Overlay, Plan, Report, Undo, UndoneDevice};
 use serde_json::json;
+use serve::plain;
 
 use super::IN_USE;
 use crate::failure::Failure;
+use crate::interrupt::Interrupt;
 use crate::out;
 use crate::read_only::ReadOnlyOpener;
 
@@ -22,8 +25,9 @@ use crate::read_only::ReadOnlyOpener;
 /// Finds damaged structures, and rebuilds them from what all other structures say. Before the first change it writes
 /// an undo file, with which `--undo` makes the devices byte for byte what they were. It prints each step, what may be
 /// wrong afterwards, and what it cannot mend. Exit status 0 if every damaged structure is mended, 1 if one remains;
-/// --dry-run exits with the status that the repair would have. Damaged data is no damaged structure: `ubcache check`
-/// and `ubcache extract` name it. Copy the data with `ubcache extract` first if there is room for it.
+/// --dry-run exits with the status that the repair would have. It does not mend data: of a set with checksums it reads the
+/// dirty data, names what is damaged with the next command, and exits with 1. Copy the data with `ubcache extract` first if
+/// there is room for it.
 #[derive(Args, Debug)]
 pub(crate) struct Repair {
     /// Cache device
@@ -35,11 +39,14 @@ pub(crate) struct Repair {
     /// Print what would be done, and write nothing
     #[arg(long)]
     dry_run: bool,
+    /// Structures only: do not compare dirty data with its checksums
+    #[arg(long)]
+    quick: bool,
     /// The undo file, which must not exist yet [default: ubcache-repair-TIME.undo in the current directory]
     #[arg(long, value_name = "FILE")]
     undo_file: Option<PathBuf>,
     /// Take the repair back that wrote this undo file
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["cache", "backings", "undo_file"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cache", "backings", "undo_file", "quick"])]
     undo: Option<PathBuf>,
     /// Also change a device with the signature of another format before its superblock
     #[arg(long)]
@@ -66,6 +73,10 @@ impl Repair {
         let all: Vec<&dyn ReadAt> = sources.iter().map(|s| s as &dyn ReadAt).collect();
         let Some((cache, backings)) = all.split_first() else { return Ok(()) };
         let plan = repair::plan(*cache, backings, Uuid(uuid::Uuid::new_v4().into_bytes()));
+        let mut report = plan.report();
+        if !self.quick {
+            report.damaged_data = damaged_data(&plan)?;
+        }
         let undo = undo_of(&plan, &paths)?;
         if !self.force {
             undo.devices.iter().try_for_each(|device| refuse_other_format(&device.path))?;
@@ -82,8 +93,9 @@ impl Repair {
             })?;
         }
         drop(claims);
-        self.report(&plan, writes.then_some(&*file))?;
-        if plan.is_complete() { Ok(()) } else { Err(Failure::Found) }
+        let is_complete = plan.is_complete() && report.damaged_data.is_empty();
+        self.report(&plan, &report, writes.then_some(&*file))?;
+        if is_complete { Ok(()) } else { Err(Failure::Found) }
     }
 
     fn undo_file(&self) -> PathBuf {
@@ -91,18 +103,19 @@ impl Repair {
         self.undo_file.clone().unwrap_or_else(|| PathBuf::from(format!("ubcache-repair-{now}.undo")))
     }
 
-    fn report(&self, plan: &Plan<'_>, written: Option<&Path>) -> Result<(), Failure> {
-        let report = plan.report();
+    fn report(&self, plan: &Plan<'_>, report: &Report, written: Option<&Path>) -> Result<(), Failure> {
         if self.json {
-            let mut doc = serde_json::to_value(&report).map_err(Failure::of)?;
+            let mut doc = serde_json::to_value(report).map_err(Failure::of)?;
             if let Some(map) = doc.as_object_mut() {
+                let is_complete = plan.is_complete() && report.damaged_data.is_empty();
                 map.insert("written".into(), json!(written.is_some()));
-                map.insert("complete".into(), json!(plan.is_complete()));
+                map.insert("complete".into(), json!(is_complete));
                 map.insert("undo_file".into(), json!(written));
             }
             return out::print_json(&doc);
         }
         out::print(&report.to_string())?;
+        report.damaged_data.iter().for_each(|data| out::note(self.next_for(data)));
         match written {
             Some(file) => {
                 out::note(format!("written; `ubcache repair --undo {}` takes it back", file.display()))
@@ -111,6 +124,22 @@ impl Repair {
             None => out::note("nothing was written"),
         }
         Ok(())
+    }
+
+    /// What to do about damaged dirty data.
+    fn next_for(&self, data: &DamagedDirtyData) -> String {
+        let cache = self.cache.as_deref().unwrap_or(Path::new("CACHE")).display();
+        let backing = data.backing.as_deref();
+        let of = match backing {
+            Some(backing) => format!("-B {backing}"),
+            None => format!("--volume {}", data.inode),
+        };
+        format!(
+            "a repair does not mend data: copy what is sound with `ubcache extract -C {cache} {of} --damaged older -o FILE`, or serve \
+             the set with `ubcache register {cache}{}` and decide with `ubcache damaged {}`",
+            backing.map(|backing| format!(" {backing}")).unwrap_or_default(),
+            plain::typed(&data.label, &data.uuid)
+        )
     }
 
     fn take_back(&self, file: &Path) -> Result<(), Failure> {
@@ -130,10 +159,26 @@ impl Repair {
         }
         let done = if self.dry_run { "would be" } else { "are" };
         out::print(&format!(
-            "{sectors} sectors of {} devices {done} what they were before the repair\n",
-            paths.len()
+            "{} of {} {done} what they were before the repair\n",
+            counted(sectors, "sector"),
+            counted(paths.len(), "device")
         ))
     }
+}
+
+/// The damaged dirty data of the set as the plan leaves it.
+fn damaged_data(plan: &Plan<'_>) -> Result<Vec<DamagedDirtyData>, Failure> {
+    let backings: Vec<&dyn ReadAt> = plan.backings().iter().map(|b| b as &dyn ReadAt).collect();
+    let mut progress = out::Progress::new("reading dirty data");
+    let mut interrupt = Interrupt::new()?;
+    let found = inspect::damaged_dirty(plan.cache(), &backings, &mut |p| {
+        progress.bytes(p.done.bytes(), p.total.bytes());
+        if interrupt.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    progress.clear();
+    found.ok_or_else(|| {
+        Failure::Failed("interrupted before all dirty data was read; nothing was written".into())
+    })
 }
 
 /// Refuses a device that something else was formatted on: bcache leaves the 4 KiB before a superblock empty.

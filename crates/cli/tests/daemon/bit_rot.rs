@@ -52,7 +52,7 @@ fn a_scrub_is_a_job_that_reports_damage() {
     daemon.run(&["status"]).ok().says(&["no problems", "checksums: on", "never scrubbed"]);
     daemon.run(&["scrub", &place.ssd, "--dry-run"]).ok().says(&["would read 132.0 KiB"]);
     let said = daemon.run(&["scrub", &place.ssd, "--rate", "1GiB"]);
-    said.refused(&["1 blocks are damaged or cannot be read", "ubcache damaged"]);
+    said.refused(&["1 block is damaged or cannot be read", "run `ubcache damaged "]);
     let jobs = daemon.json(&["jobs"]);
     let job = jobs["jobs"].as_array().unwrap().last().unwrap().clone();
     assert_eq!((&job["kind"], &job["state"]), (&"scrub".into(), &"failed".into()), "{job}");
@@ -62,7 +62,7 @@ fn a_scrub_is_a_job_that_reports_damage() {
     let said = daemon.run(&["status"]).ok();
     said.says(&[
         "1 PROBLEM",
-        "1 blocks of dirty data are damaged",
+        "1 block of dirty data is damaged",
         "sector 16 of one",
         "run `ubcache damaged",
         "4.0 KiB DAMAGED",
@@ -80,8 +80,47 @@ fn a_scrub_is_a_job_that_reports_damage() {
         assert!(!line.ends_with(" 0"), "{line}");
     }
     let events = daemon.run(&["events", "--since", "1h"]).ok();
-    events.says(&["sectors from 16 on are damaged", "scrub: 32 blocks are verified"]);
+    events.says(&[
+        "8 sectors from 16 on are damaged",
+        "see `ubcache damaged one`",
+        "scrub: 32 blocks are verified",
+    ]);
     daemon.run(&["scrub", "nothing"]).refused(&["nothing"]);
+    // The command that works is named, also for a dry run.
+    let set = status["sets"][0]["id"].as_str().unwrap().to_owned();
+    daemon.run(&["scrub", "one"]).refused(&["found a volume of set ", &format!("run `ubcache scrub {set} ")]);
+    let dry = daemon.run(&["scrub", "one", "--dry-run"]);
+    dry.refused(&[&format!("run `ubcache scrub {set} --dry-run ")]);
+    daemon.stop();
+}
+
+/// The list was lost at a restart: `status` said that there were no problems, until the next scrub.
+#[test]
+fn damage_is_known_after_a_restart() {
+    let place = with_damage();
+    let daemon = place.start();
+    daemon.run(&["scrub", &place.ssd]).refused(&["1 block is damaged"]);
+    let state = place.dir.path("state/state.json");
+    let is_stored = || std::fs::read_to_string(&state).unwrap().contains("\"damaged\"");
+    wait_until("the stored list", is_stored);
+    let is_known = |daemon: &Daemon| daemon.json(&["status"])["problems"][0]["kind"] == "damaged";
+    daemon.kill();
+    let daemon = place.start();
+    wait_until("the damage after a kill", || is_known(&daemon));
+    daemon.stop();
+    let daemon = place.start();
+    wait_until("the damage after a stop", || is_known(&daemon));
+    daemon.run(&["damaged", "one"]).ok().says(&["one: sectors 16+8, 4.0 KiB"]);
+    // Buckets that are read again are no scrub.
+    daemon
+        .run(&["damaged", "one", "accept", "--all"])
+        .ok()
+        .says(&["4.0 KiB accepted; 0 damaged ranges left"]);
+    wait_until("the empty list", || !is_stored());
+    daemon.run(&["damaged", "one"]).ok().says(&["no damaged dirty data is known; `ubcache scrub "]);
+    daemon.stop();
+    let daemon = place.start();
+    daemon.run(&["status"]).ok().says(&["no problems"]);
     daemon.stop();
 }
 

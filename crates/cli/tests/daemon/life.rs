@@ -108,7 +108,7 @@ fn detaching_writes_everything_back_and_attaching_begins_anew() {
 
     daemon.run(&["attach", &place.ssd, "one"]).ok();
     daemon.run(&["attach", &place.ssd, "one"]).refused(&["already attached"]);
-    daemon.run(&["attach", &place.hdd, "one"]).refused(&["neither a set nor a registered cache device"]);
+    daemon.run(&["attach", &place.hdd, "one"]).refused(&["expected a set, found a volume of set"]);
     let mut client = place.client("bcache0");
     assert_eq!(client.read(0, 4096).unwrap(), [5; 4096]);
     client.write(0, &[6; 4096]).unwrap();
@@ -261,7 +261,7 @@ fn a_job_on_a_device_that_stands_still_can_be_cancelled() {
     place.client("bcache0").write(0, &[1; 65536]).unwrap();
     slow.freeze();
     daemon.run(&["detach", "one", "--no-wait"]).ok().says(&["job 1"]);
-    daemon.run(&["jobs"]).ok().says(&["detach bcache0: [---"]);
+    daemon.run(&["jobs"]).ok().says(&["detach one, bcache0: [---"]);
     daemon.run(&["cancel", "1"]).ok();
     let state = || daemon.json(&["jobs"])["jobs"][0]["state"].clone();
     wait_until("the end of the job", || state() != "running");

@@ -215,6 +215,46 @@ fn a_label_has_one_owner() {
     run(&["make", "-C", &ssd, "-B", &hdd, "-B", &more, "--label", "x"]).usage().says(&["labels are unique"]);
 }
 
+/// A set was named where a volume is needed, or the reverse: the refusal said what was expected, and not what to type.
+#[test]
+fn a_refused_kind_of_name_comes_with_the_command_that_works() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["set-label", &place.ssd, "fast"]).ok();
+    for (command, right) in [
+        (&["detach", "fast"][..], "run `ubcache detach one --socket "),
+        (&["stop", &place.ssd], "run `ubcache stop one --socket "),
+        (&["explain", "fast"], "run `ubcache explain one --socket "),
+        (&["set-cachemode", "fast", "writeback"], "run `ubcache set-cachemode one writeback --socket "),
+        (&["wipe", "one"], "run `ubcache wipe fast --socket "),
+        (&["gc", "bcache0"], "run `ubcache gc fast --socket "),
+        (&["scrub", &place.hdd], "run `ubcache scrub fast --socket "),
+    ] {
+        daemon.run(command).refused(&["expected a ", right]);
+    }
+    let near = daemon.run(&["set", "fast", "writeback_precent=5"]).usage();
+    near.says(&["did you mean writeback_percent?", "run `ubcache set one writeback_percent=5 --socket "]);
+    daemon.run(&["attach", "fast", &place.ssd]).refused(&["the command is `ubcache attach SET DISK`"]);
+    // A disk that is served alone is no set, and no job begins.
+    let alone = place.dir.sparse("alone", 8 << 20);
+    run(&["make", "-B", &alone, "--label", "media"]).ok();
+    daemon.run(&["register", &alone]).ok();
+    for command in ["scrub", "wipe", "gc"] {
+        daemon
+            .run(&[command, "media"])
+            .refused(&["expected a set, found a volume that is served without one"]);
+    }
+    assert_eq!(daemon.json(&["jobs"])["jobs"], serde_json::json!([]));
+    // Events of the set begin with its label, also in the log.
+    place.client("bcache0").write(0, &[1; 4096]).unwrap();
+    daemon.run(&["drain", "fast"]).ok();
+    let events = daemon.run(&["events", "--since", "1h"]).ok();
+    events.says(&["Z fast: ", "Z fast, set "]);
+    wait_until("the log", || daemon.said().contains("ubcache: fast: "));
+    daemon.stop();
+}
+
 /// Every command that changes something says what it took the name for.
 #[test]
 fn what_was_changed_is_said_with_its_device_and_uuid() {

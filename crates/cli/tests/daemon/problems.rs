@@ -73,6 +73,10 @@ fn amounts_are_shares_of_the_cache() {
     assert_eq!(amounts(volume), [Some(262_144.0), Some(262_144.0), Some(share), Some(share)]);
     assert_eq!(amounts(set), amounts(volume), "the only volume of the set");
     assert_eq!(volume["cached_is_exact"], true);
+    // The data of a detached disk is in no volume, and the figure of the set counts the same as those of the volumes.
+    daemon.run(&["set", "one", "writeback_running=1"]).ok();
+    daemon.run(&["detach", "one"]).ok();
+    wait_until("the count of the set", || daemon.json(&["status"])["sets"][0]["set"]["cached_bytes"] == 0);
     daemon.stop();
 }
 
@@ -187,9 +191,7 @@ fn units_are_typed_as_they_are_printed() {
     daemon.run(&["set", "one", "writeback_delay=500ms"]).usage().says(&["also with a unit such as 10s"]);
     let set = daemon.json(&["status"])["sets"][0]["id"].as_str().expect("a set").to_owned();
     daemon.run(&["set", &set, "journal_delay_ms=500ms"]).ok();
-    let hint = format!(
-        "is a tunable of the set, not of one, bcache0: `ubcache set {set} journal_delay_ms=VALUE` sets it"
-    );
+    let hint = format!("run `ubcache set {set} journal_delay_ms=5 ");
     daemon.run(&["set", "one", "journal_delay_ms=5"]).usage().says(&[&hint]);
     daemon.run(&["set", "one", "writeback_dealy=5s"]).usage().says(&["did you mean writeback_delay?"]);
     // The number that was stored is the number of the configuration: a reload finds no difference.

@@ -70,11 +70,23 @@ fn tunables_of_sets_and_volumes() {
         .says(&["did you mean writeback_percent?"]);
     daemon.run(&["set", "bcache0", "colour=4"]).usage().says(&["unknown tunable colour; known are"]);
     daemon.run(&["set", "bcache0", "writeback_percent=x"]).usage().says(&["writeback_percent"]);
-    let of_set = format!("`ubcache set {set} journal_delay_ms=VALUE` sets it");
-    daemon.run(&["set", "bcache0", "journal_delay_ms=5"]).usage().says(&["is a tunable of the set", &of_set]);
-    let by_volume = "and so does `ubcache set bcache0 --set-of-volume journal_delay_ms=VALUE`";
-    daemon.run(&["get", "bcache0", "journal_delay_ms"]).usage().says(&[by_volume]);
-    daemon.run(&["set", &set, "cache_mode=none"]).usage().says(&["`ubcache set VOLUME cache_mode=VALUE`"]);
+    let of_set = format!("run `ubcache set {set} journal_delay_ms=5 ");
+    let refused = daemon.run(&["set", "bcache0", "journal_delay_ms=5"]).usage();
+    refused.says(&["is a tunable of sets, not of one, bcache0, a volume of set", &of_set]);
+    let of_set = format!("run `ubcache get {set} journal_delay_ms ");
+    daemon.run(&["get", "bcache0", "journal_delay_ms"]).usage().says(&[&of_set]);
+    daemon.run(&["set", &set, "cache_mode=none"]).usage().says(&["run `ubcache set one cache_mode=none "]);
+    let near = daemon.run(&["set", &set, "writeback_precent=5"]).usage();
+    near.says(&[
+        "did you mean writeback_percent? ",
+        "its volumes: one",
+        "run `ubcache set one writeback_percent=5 ",
+    ]);
+    let near = daemon.run(&["get", "one", "journal_dealy_ms"]).usage();
+    near.says(&["did you mean journal_delay_ms? ", &format!("run `ubcache get {set} journal_delay_ms ")]);
+    let near = daemon.run(&["set", "one", "writeback_precent=5"]).usage();
+    near.says(&["did you mean writeback_percent?", "run `ubcache set one writeback_percent=5 "]);
+    daemon.run(&["set", &set, "label=x"]).usage().says(&["`ubcache set-label "]);
     daemon.run(&["get", &place.ssd, "journal_delay_ms"]).ok().says(&["20"]);
     daemon.run(&["get", "bcache0", "writeback_percent"]).ok().says(&["10\n"]);
     daemon.run(&["set", "bcache0", "writeback_percent"]).usage();
@@ -102,7 +114,7 @@ fn the_set_of_a_volume_is_named_by_the_volume() {
     daemon.run(&["reset", "--set-of-volume", "one", "journal_delay_ms"]).ok().says(&["= 100"]);
     // Nothing is set on the volume when the option names its set.
     let refused = daemon.run(&["set", "one", "--set-of-volume", "writeback_percent=20"]);
-    refused.usage().says(&["is a tunable of volumes, not of set"]);
+    refused.usage().says(&["is a tunable of volumes, not of set", "its volumes: one"]);
     daemon.run(&["get", "one", "writeback_percent"]).ok().says(&["10\n"]);
     daemon.run(&["set", "two", "--set-of-volume", "journal_delay_ms=30"]).refused(&["no volume two"]);
     daemon.run(&["detach", "one"]).ok();

@@ -86,7 +86,7 @@ fn a_drain_that_takes_too_long_says_how_much_stays() {
     make_dirty(&place, 100);
     slow.freeze();
     daemon.signal(Signal::TERM);
-    wait_until("the deadline", || daemon.said().contains("the drain did not end within 1 seconds"));
+    wait_until("the deadline", || daemon.said().contains("the drain did not end within 1 second"));
     let said = daemon.said();
     assert!(said.contains("400.0 KiB stay dirty in the cache (one, bcache0)"), "{said}");
     slow.thaw();

@@ -57,7 +57,7 @@ fn damaged_dirty_data_is_found_and_not_extracted() {
     let (sector, place) = dirty(&ssd)[50];
     bytes[place as usize * SECTOR + 5] ^= 64;
     std::fs::write(&ssd, &bytes).unwrap();
-    let range = format!("{sector}..{}", sector + 1);
+    let range = format!("{sector}+1");
     run(&["check", &ssd, &hdd]).refused(&[
         "21 data-checksum",
         &format!("sectors {range} of the volume"),
@@ -69,12 +69,31 @@ fn damaged_dirty_data_is_found_and_not_extracted() {
     assert_eq!(data["damaged"].as_array().unwrap().len(), 1);
     run(&["check", &ssd, &hdd, "--quick"]).ok();
 
+    // A repair does not mend it, and says so: it said that there was nothing to mend.
+    let undo = dir.path("undo");
+    for dry_run in [&["--dry-run"][..], &["--undo-file", &undo]] {
+        let said = run(&[&["repair", "-C", &ssd, "-B", &hdd][..], dry_run].concat());
+        let said = said.refused(&[
+            "no structure is damaged",
+            "1 damaged block of dirty data",
+            &format!("sectors {range} of the volume"),
+            &format!("`ubcache extract -C {ssd} -B {hdd} --damaged older -o FILE`"),
+            &format!("`ubcache register {ssd} {hdd}`"),
+            "`ubcache damaged ",
+        ]);
+        assert!(!said.to_string().contains("nothing to mend"));
+    }
+    let doc = run(&["repair", "-C", &ssd, "-B", &hdd, "--dry-run", "--json"]).refused(&[]).json();
+    assert_eq!((&doc["complete"], &doc["damaged_data"][0]["blocks"]), (&false.into(), &1.into()), "{doc}");
+    run(&["repair", "-C", &ssd, "-B", &hdd, "--dry-run", "--quick"]).ok().says(&["nothing to mend"]);
+    assert!(read(&ssd) == bytes && !Path::new(&undo).exists());
+
     let extract = ["extract", "-C", &ssd, "-B", &hdd, "-o", &out];
-    run(&extract).refused(&[&format!("1 damaged sectors: {range}"), "--damaged older"]);
+    run(&extract).refused(&[&format!("1 damaged sector: {range}"), "--damaged older"]);
     assert!(!Path::new(&out).exists(), "wrong data was written");
     for (what, byte) in [("zeros", 0), ("older", 0), ("as-is", 5)] {
         let args = [&extract[..], &["--damaged", what, "--force"]].concat();
-        run(&args).refused(&[&format!("sectors {sector}..+1"), "1 sectors are lost"]);
+        run(&args).refused(&[&format!("sectors {range} of the volume"), "1 sector is lost"]);
         let mut expected = intact.clone();
         let at = sector as usize * SECTOR;
         let damaged = &mut expected[at..at + SECTOR];

@@ -267,9 +267,15 @@ fn with_the_operators_word() {
             "dirty data that exists nowhere else: ",
             " of \"disk one\"",
             "--wipe-dirty",
-            "ubcache drain -C",
+            &format!("`ubcache drain -C {ssd}`"),
         ]);
-        run(&["make", "-B", &hdd, option]).refused(&["state dirty", "--wipe-dirty"]);
+        // Without the cache device there is nothing to write back.
+        run(&["make", "-B", &hdd, option]).refused(&[
+            "state dirty (cache set ",
+            &format!("`ubcache drain -C CACHE-DEVICE -B {hdd}`"),
+            "if that device is lost, `--wipe-dirty --data-offset 16` gives it up",
+            "the page dead-ssd-dirty of the guide",
+        ]);
     }
     let [ssd_bytes, hdd_bytes, _] = dirty_set();
     assert!(&read(&ssd) == ssd_bytes && &read(&hdd) == hdd_bytes, "nothing is written by a refused command");

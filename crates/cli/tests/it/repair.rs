@@ -29,7 +29,7 @@ fn a_superblock_is_rebuilt_and_taken_back() {
     run(&dry).ok().says(&[
         "cache superblock: rebuilt for set",
         "uncertain",
-        "1 errors before",
+        "1 error before",
         "nothing was written",
     ]);
     assert!(read(&ssd) == damaged && !Path::new(&undo).exists());

@@ -22,7 +22,6 @@ use crate::components::{Attach, By, DeviceView, Found, NotExported, SetView};
 use crate::jobs::{End, Job, RunningJob};
 use crate::names::Named;
 use crate::order::Order;
-use crate::settings::Of;
 use crate::why::SharedFailure;
 use crate::worker::Worker;
 
@@ -40,6 +39,20 @@ pub(super) async fn set_of(api: &Api, audit: &Audit, name: &str) -> Result<(Arc<
     let worker = api.registry.lookup.set(name).await?;
     let named = api.registry.lookup.named(&worker.plan.id).await?;
     audit.on(&named);
+    Ok((worker, named))
+}
+
+/// As [`set_of`], for a command that needs a cache device: refuses a backing device that is served without one.
+pub(super) async fn cached_set_of(
+    api: &Api,
+    audit: &Audit,
+    name: &str,
+) -> Result<(Arc<Worker>, Named), Refusal> {
+    let (worker, named) = set_of(api, audit, name).await?;
+    if worker.plan.cache.is_none() {
+        let text = format!("{named}: expected a set, found a volume that is served without one");
+        return Err(Refusal::new(StatusCode::CONFLICT, text));
+    }
     Ok((worker, named))
 }
 
@@ -215,195 +228,6 @@ pub(super) async fn reload(State(api): SharedApi, Extension(audit): Audited) -> 
     ok(json!({"changes": changes}))
 }
 
-// ---- tunables ----
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Put {
-    value: String,
-    #[serde(default)]
-    runtime: bool,
-}
-
-/// The owner of the tunables, for work that continues after its request has ended.
-#[derive(Clone)]
-enum Whose {
-    Set(String),
-    Volume(String),
-}
-
-impl Whose {
-    fn of(&self) -> Of<'_> {
-        match self {
-            Whose::Set(name) => Of::Set(name),
-            Whose::Volume(name) => Of::Volume(name),
-        }
-    }
-
-    /// The name in the request.
-    fn name(&self) -> &str {
-        match self {
-            Whose::Set(name) | Whose::Volume(name) => name,
-        }
-    }
-
-    /// Resolves the target of the request, and returns it with its description.
-    async fn resolved(self, api: &Api, audit: &Audit) -> Result<(Whose, Named), Refusal> {
-        match self {
-            Whose::Set(name) => {
-                let (worker, named) = set_of(api, audit, &name).await?;
-                Ok((Whose::Set(worker.plan.id.clone()), named))
-            }
-            Whose::Volume(name) => {
-                let Found { name, named, .. } = volume_of(api, audit, &name).await?;
-                Ok((Whose::Volume(name), named))
-            }
-        }
-    }
-}
-
-/// A change of a tunable, or its reset to the configured value if `put` is `None`.
-struct TunableChange {
-    whose: Whose,
-    key: String,
-    put: Option<Put>,
-}
-
-async fn change(api: Arc<Api>, audit: Audit, change: TunableChange) -> Answered {
-    let TunableChange { whose, key, put } = change;
-    let action = match &put {
-        Some(put) => format!("set {key}={}", put.value),
-        None => format!("reset {key}"),
-    };
-    // The audit has the name of the request until the name is resolved.
-    audit.does(format!("{action} on {}", whose.name()));
-    let (whose, named) = whose.resolved(&api, &audit).await?;
-    audit.does(&action);
-    let here = api.clone();
-    let work = async move {
-        let changed = match put {
-            Some(put) => {
-                api.registry.settings.set_tunable(whose.of(), &key, &put.value, !put.runtime).await?
-            }
-            None => api.registry.settings.reset_tunable(whose.of(), &key).await?,
-        };
-        if let Some(value) = changed.limited_to() {
-            audit.does(format!("{action} (the value is {value} now)"));
-        }
-        Ok(changed)
-    };
-    let changed = to_the_end(work).await?;
-    let is_stored = changed.is_persistent();
-    let answer = json!({"changed": changed, "resolved": named});
-    if is_stored { done(&here, answer) } else { ok(answer) }
-}
-
-pub(super) async fn set_tunables(State(api): SharedApi, Path(set): Path<String>) -> Answered {
-    api.registry.lookup.set(&set).await?;
-    ok(json!({"tunables": api.registry.settings.tunables(Of::Set(&set)).await?}))
-}
-
-pub(super) async fn set_tunable(State(api): SharedApi, Path((set, key)): Path<(String, String)>) -> Answered {
-    api.registry.lookup.set(&set).await?;
-    ok(json!({"tunable": api.registry.settings.tunable(Of::Set(&set), &key).await?}))
-}
-
-pub(super) async fn change_set_tunable(
-    State(api): SharedApi,
-    Extension(audit): Audited,
-    Path((set, key)): Path<(String, String)>,
-    body: Bytes,
-) -> Answered {
-    change(api, audit, TunableChange { whose: Whose::Set(set), key, put: Some(parse(&body)?) }).await
-}
-
-pub(super) async fn reset_set_tunable(
-    State(api): SharedApi,
-    Extension(audit): Audited,
-    Path((set, key)): Path<(String, String)>,
-) -> Answered {
-    change(api, audit, TunableChange { whose: Whose::Set(set), key, put: None }).await
-}
-
-pub(super) async fn volume_tunables(State(api): SharedApi, Path(volume): Path<String>) -> Answered {
-    let Found { name, .. } = api.registry.lookup.find(&volume).await?;
-    ok(json!({"tunables": api.registry.settings.tunables(Of::Volume(&name)).await?}))
-}
-
-pub(super) async fn volume_tunable(
-    State(api): SharedApi,
-    Path((volume, key)): Path<(String, String)>,
-) -> Answered {
-    let Found { name, .. } = api.registry.lookup.find(&volume).await?;
-    ok(json!({"tunable": api.registry.settings.tunable(Of::Volume(&name), &key).await?}))
-}
-
-pub(super) async fn change_volume_tunable(
-    State(api): SharedApi,
-    Extension(audit): Audited,
-    Path((volume, key)): Path<(String, String)>,
-    body: Bytes,
-) -> Answered {
-    change(api, audit, TunableChange { whose: Whose::Volume(volume), key, put: Some(parse(&body)?) }).await
-}
-
-pub(super) async fn reset_volume_tunable(
-    State(api): SharedApi,
-    Extension(audit): Audited,
-    Path((volume, key)): Path<(String, String)>,
-) -> Answered {
-    change(api, audit, TunableChange { whose: Whose::Volume(volume), key, put: None }).await
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Mode {
-    mode: String,
-}
-
-pub(super) async fn cache_mode(
-    State(api): SharedApi,
-    Extension(audit): Audited,
-    Path(volume): Path<String>,
-    body: Bytes,
-) -> Answered {
-    let Mode { mode } = parse(&body)?;
-    let put = Some(Put { value: mode, runtime: false });
-    change(api, audit, TunableChange { whose: Whose::Volume(volume), key: "cache_mode".into(), put }).await
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Label {
-    label: String,
-}
-
-pub(super) async fn label(
-    State(api): SharedApi,
-    Extension(audit): Audited,
-    Path(volume): Path<String>,
-    body: Bytes,
-) -> Answered {
-    let Label { label } = parse(&body)?;
-    let put = Some(Put { value: label, runtime: false });
-    change(api, audit, TunableChange { whose: Whose::Volume(volume), key: "label".into(), put }).await
-}
-
-pub(super) async fn set_label(
-    State(api): SharedApi,
-    Extension(audit): Audited,
-    Path(set): Path<String>,
-    body: Bytes,
-) -> Answered {
-    let Label { label } = parse(&body)?;
-    audit.does(format!("set label={label} on set {set}"));
-    let (worker, _) = set_of(&api, &audit, &set).await?;
-    let id = worker.plan.id.clone();
-    let relabelled = api.clone();
-    to_the_end(async move { relabelled.registry.settings.label_set(&id, &label).await }).await?;
-    ok(json!({"resolved": api.registry.lookup.named(&worker.plan.id).await?}))
-}
-
 // ---- jobs ----
 
 pub(super) fn accepted(job: &Job, named: Option<&Named>) -> Result<Response, Refusal> {
@@ -483,7 +307,7 @@ pub(super) async fn wipe(
     Path(set): Path<String>,
 ) -> Result<Response, Refusal> {
     audit.does(format!("wipe {set}"));
-    let (worker, named) = set_of(&api, &audit, &set).await?;
+    let (worker, named) = cached_set_of(&api, &audit, &set).await?;
     let id = worker.plan.id.clone();
     let job = worker.begin_job(&api.registry.jobs, "wipe", &id, Some(&named), Order::Wipe)?;
     accepted(&job, Some(&named))
@@ -512,7 +336,7 @@ pub(super) async fn check(
         paths.push(api.registry.lookup.device_path(device).await?);
     }
     let Some(job) = api.registry.jobs.begin("check", &wanted.devices.join(" "), None) else {
-        return Err(Refusal(StatusCode::CONFLICT, "too many jobs are running".into()));
+        return Err(Refusal::new(StatusCode::CONFLICT, "too many jobs are running".into()));
     };
     let running = RunningJob(job.clone());
     tokio::task::spawn_blocking(move || check_now(&paths, wanted.quick, wanted.in_use, &running));
@@ -550,7 +374,7 @@ pub(super) async fn jobs(State(api): SharedApi) -> Answered {
 
 fn job_of(api: &Api, id: &str) -> Result<Arc<Job>, Refusal> {
     let found = id.parse().ok().and_then(|id| api.registry.jobs.get(id));
-    found.ok_or_else(|| Refusal(StatusCode::NOT_FOUND, format!("there is no job {id}")))
+    found.ok_or_else(|| Refusal::new(StatusCode::NOT_FOUND, format!("there is no job {id}")))
 }
 
 pub(super) async fn one_job(State(api): SharedApi, Path(id): Path<String>) -> Answered {

@@ -13,7 +13,7 @@ use serde_json::json;
 use serve::snapshot::DamagedFigures;
 use serve::{Answer, Command, Failure, Resolve};
 
-use super::change::{Audited, accepted, set_of, volume_of};
+use super::change::{Audited, accepted, cached_set_of, volume_of};
 use super::context::SharedApi;
 use crate::answer::{Answered, Refusal, ok, parse, to_the_end};
 use crate::components::Found;
@@ -27,7 +27,7 @@ pub(super) async fn scrub(
     Path(set): Path<String>,
 ) -> Result<Response, Refusal> {
     audit.does(format!("scrub {set}"));
-    let (worker, named) = set_of(&api, &audit, &set).await?;
+    let (worker, named) = cached_set_of(&api, &audit, &set).await?;
     let id = worker.plan.id.clone();
     let job = worker.begin_job(&api.registry.jobs, "scrub", &id, Some(&named), Order::Scrub)?;
     accepted(&job, Some(&named))
@@ -45,12 +45,12 @@ async fn list(worker: &Worker, volume: Option<&str>) -> Result<Vec<DamagedFigure
 pub(super) async fn set_damaged(State(api): SharedApi, Path(set): Path<String>) -> Answered {
     let worker = api.registry.lookup.set(&set).await?;
     let named = api.registry.lookup.named(&worker.plan.id).await?;
-    ok(json!({"damaged": list(&worker, None).await?, "resolved": named}))
+    ok(json!({"damaged": list(&worker, None).await?, "resolved": named, "set": worker.typed()}))
 }
 
 pub(super) async fn volume_damaged(State(api): SharedApi, Path(volume): Path<String>) -> Answered {
     let Found { worker, name, named } = api.registry.lookup.find(&volume).await?;
-    ok(json!({"damaged": list(&worker, Some(&name)).await?, "resolved": named}))
+    ok(json!({"damaged": list(&worker, Some(&name)).await?, "resolved": named, "set": worker.typed()}))
 }
 
 #[derive(Deserialize)]
@@ -107,7 +107,7 @@ pub(super) async fn set_decide(
 ) -> Answered {
     let decision: Decision = parse(&body)?;
     audit.does(format!("{} of {set}", in_words(&decision)));
-    let (worker, named) = set_of(&api, &audit, &set).await?;
+    let (worker, named) = cached_set_of(&api, &audit, &set).await?;
     decide(worker, None, decision, named).await
 }
 

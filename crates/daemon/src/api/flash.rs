@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::json;
 use serve::Command;
 
-use super::change::{Audited, done, set_of, volume_of};
+use super::change::{Audited, cached_set_of, done, volume_of};
 use super::context::SharedApi;
 use crate::answer::{Answered, Refusal, ok, parse, to_the_end};
 use crate::components::Found;
@@ -48,7 +48,7 @@ pub(super) async fn create(
         }
         api.registry.settings.label_is_free(&wanted.label, |_| false).await?;
     }
-    let (worker, named) = set_of(&api, &audit, &set).await?;
+    let (worker, named) = cached_set_of(&api, &audit, &set).await?;
     let (sectors, size_bytes) = (wanted.size_bytes / 512, wanted.size_bytes);
     let order = NewVolume { sectors, label: wanted.label, dry_run: wanted.dry_run };
     if !wanted.dry_run {
@@ -87,14 +87,14 @@ pub(super) async fn delete_volume(
     let Found { worker, name, named } = volume_of(&api, &audit, &volume).await?;
     let figures = worker.snapshot().await?;
     let Some(found) = figures.volumes.into_iter().find(|v| v.name == name) else {
-        return Err(Refusal(StatusCode::NOT_FOUND, format!("there is no volume {volume}")));
+        return Err(Refusal::new(StatusCode::NOT_FOUND, format!("there is no volume {volume}")));
     };
     if !found.flash.flash_only {
         let text = format!(
             "{named}: is not a flash-only volume: `ubcache detach` ends its caching, and its data is on its backing \
              device"
         );
-        return Err(Refusal(StatusCode::CONFLICT, text));
+        return Err(Refusal::new(StatusCode::CONFLICT, text));
     }
     let destroys = json!({
         "volume": found.name,
@@ -107,7 +107,7 @@ pub(super) async fn delete_volume(
             "{named}: has {} of data, which exist nowhere else and would be destroyed; to destroy them, add --force",
             serve::amount::human(found.held.dirty_bytes)
         );
-        return Err(Refusal(StatusCode::CONFLICT, text));
+        return Err(Refusal::new(StatusCode::CONFLICT, text));
     }
     if !dry_run {
         let (asked, here) = (audit.asked(), api.clone());
@@ -133,7 +133,7 @@ pub(super) async fn gc(
 ) -> Answered {
     let Gc { dry_run } = parse(&body)?;
     audit.does(format!("gc {set}"));
-    let (worker, named) = set_of(&api, &audit, &set).await?;
+    let (worker, named) = cached_set_of(&api, &audit, &set).await?;
     let walk = async move {
         let before = worker.figures().await?;
         if !dry_run {
@@ -143,7 +143,7 @@ pub(super) async fn gc(
     };
     let (before, after) = to_the_end(walk).await?;
     let Some((before, after)) = before.sets.first().zip(after.sets.first()) else {
-        return Err(Refusal(StatusCode::CONFLICT, format!("{set}: there is no cache set")));
+        return Err(Refusal::new(StatusCode::CONFLICT, format!("{set}: there is no cache set")));
     };
     let freed = after.available_buckets.saturating_sub(before.available_buckets);
     let gc = json!({

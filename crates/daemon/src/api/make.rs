@@ -119,7 +119,7 @@ mod tests {
         let devices: Vec<PathBuf> = vec!["/dev/sdb".into(), "/dev/disk/by-id/x".into()];
         let named = |names: &[&str]| {
             let names: Vec<PathBuf> = names.iter().map(PathBuf::from).collect();
-            named_devices(&names, &devices).map_err(|Refusal(_, why)| why)
+            named_devices(&names, &devices).map_err(|refusal| refusal.text)
         };
         assert_eq!(named(&["x", "/dev/sdb"]).unwrap(), [devices[1].clone(), devices[0].clone()]);
         assert_eq!(named(&[]).unwrap(), [] as [PathBuf; 0]);

@@ -6,6 +6,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serve::plain;
+
 use super::devices::Device;
 use super::inventory::Inventory;
 use super::problems::next_step;
@@ -109,7 +111,7 @@ impl Lookup {
         }
     }
 
-    /// The UUID of the set that `name` denotes, by its UUID or its cache device.
+    /// The UUID of the set that `name` denotes, by its label, its UUID or its cache device.
     pub(crate) async fn set_of(&self, name: &str) -> Result<String, Unresolved> {
         let none = |what: String| {
             Unresolved::unknown(format!("{what}: is neither a set nor a registered cache device"))
@@ -118,7 +120,14 @@ impl Lookup {
             Ok(Named { set: Some(set), .. }) => Ok(set),
             // A backing device without a set has a thread of its own, which clients see as a set.
             Ok(Named { uuid: Some(uuid), served_by: Some(id), .. }) if uuid == id => Ok(id),
-            Ok(named) => Err(none(named.to_string())),
+            Ok(named) => Err(match named.served_by.as_ref().and_then(|id| self.inventory.workers.get(id)) {
+                Some(worker) if named.name.is_some() => Unresolved::OtherKind {
+                    why: format!("{named}: expected a set, found a volume of {}", worker.title()),
+                    name: name.to_owned(),
+                    names: vec![worker.typed()],
+                },
+                _ => none(named.to_string()),
+            }),
             Err(Unresolved::NotRegistered(path)) => Err(none(path.display().to_string())),
             Err(e) => Err(e),
         }
@@ -139,14 +148,33 @@ impl Lookup {
             }
             other => other?,
         };
-        if named.set.is_some() {
-            return Err(Unresolved::unknown(format!("{named}: expected a volume, found a cache device")));
+        if let Some(set) = &named.set {
+            return Err(self.set_for_volume(volume, &named, set).await);
         }
         let worker = named.served_by.as_ref().and_then(|id| self.inventory.workers.serving(id));
         match (worker, named.name.clone()) {
             (Some(worker), Some(name)) => Ok(Found { worker, name, named }),
             _ => Err(Unresolved::unknown(self.is_not_served(&named))),
         }
+    }
+
+    /// The refusal of a set whose name was given for a volume: it names the volumes of the set.
+    async fn set_for_volume(&self, name: &str, named: &Named, set: &str) -> Unresolved {
+        let names = self.volumes_of(set).await;
+        let has = match names.as_slice() {
+            [] => "it serves no volume".to_owned(),
+            [one] => format!("its volume is {one}"),
+            several => format!("its volumes are {}", several.join(", ")),
+        };
+        let why = format!("{named}: expected a volume, found a set; {has}");
+        Unresolved::OtherKind { why, name: name.to_owned(), names }
+    }
+
+    /// The volumes of a set, as an operator types them.
+    pub(crate) async fn volumes_of(&self, set: &str) -> Vec<String> {
+        let sets = self.views.sets().await;
+        let volumes = sets.iter().filter(|view| view.id == set).flat_map(|view| &view.figures.volumes);
+        volumes.map(|v| plain::typed(&v.label, &v.name).to_owned()).collect()
     }
 
     /// Why a registered device or its volume is not served, and the command that serves it.

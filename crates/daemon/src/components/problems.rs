@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use format::{counted, form};
 use serde::Serialize;
 use serve::Snapshot;
 use serve::exports::{Opens, Way};
@@ -165,6 +166,14 @@ fn is_on(tunables: &[TunableFigure], key: &str) -> bool {
     tunables.iter().any(|t| t.key == key && t.value == "1")
 }
 
+/// The label of a set, as the set says, or as its cache device said when it was probed.
+fn label_of<'a>(set: &'a SetView, cache: Option<&'a DeviceView>) -> &'a str {
+    match &set.figures.set {
+        Some(figures) => &figures.names.label,
+        None => cache.filter(|_| set.has_cache).map_or("", |device| &device.label),
+    }
+}
+
 fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     let id = &set.id;
     let device = devices.iter().find(|d| match set.has_cache {
@@ -174,8 +183,9 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     let path = device.map_or_else(|| "DEVICE".to_owned(), |d| d.path.display().to_string());
     let what = match (set.has_cache, device) {
         (false, Some(device)) => title(device),
-        _ => format!("cache set {id} ({path})"),
+        _ => serve::plain::named(label_of(set, device), format!("cache set {id} ({path})")),
     };
+    let typed = serve::plain::typed(label_of(set, device), id);
     let why = set.why.as_deref().unwrap_or("no reason is known");
     match set.state {
         "failed" => found.push(Problem {
@@ -198,10 +208,10 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
         found.push(Problem {
             kind: "io_disabled",
             text: format!("{what} fails every request, because io_disable is 1"),
-            command: format!("ubcache set {id} io_disable=0"),
+            command: format!("ubcache set {typed} io_disable=0"),
         });
     }
-    found.extend(of_damage(figures, (&what, id)));
+    found.extend(of_damage(figures, (&what, typed)));
     let mut without_disk = of_missing_disks(set, figures, devices);
     found.append(&mut without_disk);
 }
@@ -216,8 +226,12 @@ fn of_damage(figures: &SetFigures, (what, id): (&str, &str)) -> Option<Problem> 
     Some(Problem {
         kind: "damaged",
         text: format!(
-            "{blocks} blocks of dirty data are damaged on {what}{first}: no other device has them, and reads of them fail; \
-             see the page bit-rot of the guide"
+            "{} of dirty data {} damaged on {what}{first}: no other device has {}, and reads of {} fail; see the page bit-rot \
+             of the guide",
+            counted(blocks, "block"),
+            form(blocks, "is", "are"),
+            form(blocks, "it", "them"),
+            form(blocks, "it", "them")
         ),
         command: format!("ubcache damaged {id}"),
     })
@@ -231,7 +245,10 @@ fn of_disabled_set(figures: &Snapshot, why: &str, (what, path): (&str, &str)) ->
     if dirty.is_empty() {
         return Problem {
             kind: "set_failed",
-            text: format!("{what} is disabled: {why}; its volumes have no dirty data, so nothing is lost"),
+            text: format!(
+                "{what} is disabled: {why}; its volumes have no dirty data, so nothing is lost; if the device does not come \
+                 back, see the page dead-ssd-clean of the guide"
+            ),
             command: again,
         };
     }
@@ -273,9 +290,9 @@ fn of_missing_disks(set: &SetView, figures: &SetFigures, devices: &[DeviceView])
             Problem {
                 kind: "dirty_without_disk",
                 text: format!(
-                    "{} of dirty data in cache set {} belong to a disk that is not registered ({label}UUID {uuid})",
+                    "{} of dirty data in {} belong to a disk that is not registered ({label}UUID {uuid})",
                     serve::amount::human(slot.dirty_bytes),
-                    set.id
+                    serve::plain::named(&figures.names.label, format!("cache set {}", set.id))
                 ),
                 command: "ubcache register DISK".to_owned(),
             }
@@ -297,7 +314,7 @@ fn of_volume(set: &SetView, volume: &VolumeFigures, found: &mut Vec<Problem>) {
     if is_on(&volume.tunables, "io_disable") {
         let errors = match volume.io_errors {
             0 => String::new(),
-            n => format!(", after {n} failed requests to its disk"),
+            n => format!(", after {} to its disk", counted(n, "failed request")),
         };
         found.push(Problem {
             kind: "io_disabled",
@@ -308,7 +325,7 @@ fn of_volume(set: &SetView, volume: &VolumeFigures, found: &mut Vec<Problem>) {
         let path = device.unwrap_or("its disk");
         found.push(Problem {
             kind: "io_errors",
-            text: format!("{what}: {} requests to {path} failed", volume.io_errors),
+            text: format!("{what}: {} to {path} failed", counted(volume.io_errors, "request")),
             command: format!("ubcache explain {name}"),
         });
     }

@@ -277,9 +277,9 @@ impl Registration {
     async fn free_to_join(&self, set: &str, probe: Probe, wanted: &Attach) -> Result<Probe, Failure> {
         let Attach { backing, force, .. } = wanted;
         match &probe.role {
-            Role::Cache { .. } => {
-                failed(format!("{backing}: expected a backing device, found a cache device"))
-            }
+            Role::Cache { .. } => failed(format!(
+                "{backing}: expected a backing device, found a cache device; the command is `ubcache attach SET DISK`"
+            )),
             Role::Backing {
                 set: Some(other),
                 attachment: attachment @ (Attachment::Clean | Attachment::Dirty),

@@ -6,6 +6,7 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::task::Poll;
 
+use format::{counted, form};
 use io::Nanos;
 use io::sync::{Either, select};
 use serve::{Failure, plain};
@@ -75,8 +76,10 @@ impl Host<'_> {
         match scrubbed.damaged_dirty_blocks + scrubbed.unreadable_blocks {
             0 => Ok(End::Done),
             n => Err(Failure::Failed(format!(
-                "{n} blocks are damaged or cannot be read; run `ubcache damaged {}`",
-                set.uuid()
+                "{} {} damaged or cannot be read; run `ubcache damaged {}`",
+                counted(n, "block"),
+                form(n, "is", "are"),
+                plain::typed(&set.status().label, &set.uuid().to_string())
             ))),
         }
     }

@@ -2,9 +2,10 @@
 //!
 //! Owns the ranges that the operator sees. Must not know how a block is accepted or dropped.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use format::{Inode, Sector, Sectors};
+use format::{BucketNr, Inode, Sector, Sectors};
 
 use super::Scrubber;
 use crate::data::DamagedBlock;
@@ -37,6 +38,14 @@ fn blocks_of(scrubber: &Scrubber, of: Option<Inode>) -> Vec<(DamagedBlock, Optio
     let mut found: Vec<_> = still.into_iter().map(with_volume).collect();
     found.sort_unstable_by_key(|(b, _)| b.at);
     found
+}
+
+/// The buckets with damaged dirty data, ascending.
+pub(crate) fn damaged_buckets(scrubber: &Scrubber) -> Vec<BucketNr> {
+    let table = scrubber.cache.alloc.buckets();
+    let blocks = blocks_of(scrubber, None);
+    let buckets: BTreeSet<BucketNr> = blocks.iter().map(|(b, _)| table.bucket_of(b.ptr)).collect();
+    buckets.into_iter().collect()
 }
 
 /// The damaged dirty data of the set.

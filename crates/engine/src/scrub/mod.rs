@@ -26,8 +26,8 @@ use io::sync::{Either, Event, Mutex, select};
 use io::{Buffer, Nanos};
 
 pub use self::damaged::DamagedRange;
-pub(crate) use self::damaged::{damaged_ranges, resolve};
-use self::survey::{FoundExtent, next_group, survey};
+pub(crate) use self::damaged::{damaged_buckets, damaged_ranges, resolve};
+use self::survey::{FoundExtent, Group, group_of, next_group, survey};
 use crate::data::{ReadSum, ReadToken, Verdict};
 use crate::error::EngineError;
 use crate::events::SetEvent;
@@ -174,6 +174,32 @@ pub(crate) async fn scrub(scrubber: &Rc<Scrubber>) -> Result<ScrubReport, Engine
     task.await
 }
 
+/// Reads the live data of these buckets and compares it with its checksums, so that damage which was known before a restart is
+/// known again. This is no scrub for the schedule and the report. Dropping the future cancels it.
+///
+/// # Errors
+/// If the set has no checksums, or fails or is stopped.
+pub(crate) async fn read_again(scrubber: &Rc<Scrubber>, buckets: Vec<BucketNr>) -> Result<(), EngineError> {
+    if !scrubber.cache.data.has_checksums() {
+        return Err(Refusal::NoChecksums { device: scrubber.cache.device.place().device.clone() }.into());
+    }
+    let cancelled = Rc::new(ScrubCancelled::default());
+    let _request = ScrubRequest(cancelled.clone(), scrubber.clone());
+    let theirs = scrubber.clone();
+    let task = scrubber.cache.rt.spawn(async move {
+        let _one = theirs.lock.lock().await;
+        let _background = theirs.cache.tasks.begin();
+        let (progress, last) = (theirs.progress.get(), theirs.last.get());
+        let mut scrub =
+            Scrub { scrubber: &theirs, cancelled, report: ScrubReport::default(), next: BucketNr(0) };
+        let result = scrub.group(&group_of(&theirs.cache, &buckets)).await;
+        theirs.progress.set(progress);
+        theirs.last.set(last);
+        result
+    });
+    task.await
+}
+
 /// Scrubs the set whenever that is due.
 pub(crate) async fn scrub_task(scrubber: Rc<Scrubber>) {
     let wait = async |span| {
@@ -265,11 +291,7 @@ impl Scrub<'_> {
             let extents = survey(cache, &group).await?;
             for &(bucket, generation) in &group.buckets {
                 self.check()?;
-                let range =
-                    cache.geometry.bucket_start(bucket)..cache.geometry.bucket_start(BucketNr(bucket.0 + 1));
-                let from = extents.partition_point(|e| e.ptr.offset() < range.start);
-                let to = extents.partition_point(|e| e.ptr.offset() < range.end);
-                self.bucket(generation, extents.get(from..to).unwrap_or_default()).await?;
+                self.bucket(generation, extents_of(cache, &extents, bucket)).await?;
                 self.next = BucketNr(bucket.0 + 1);
                 if self.next.0 - stored >= (all / STORED_TIMES).max(1) {
                     stored = self.next.0;
@@ -279,6 +301,17 @@ impl Scrub<'_> {
             self.next = group.end;
         }
         scrubber.progress.set((total, total));
+        Ok(())
+    }
+
+    /// Reads the buckets of a group.
+    async fn group(&mut self, group: &Group) -> Result<(), EngineError> {
+        let cache = &self.scrubber.cache;
+        let extents = survey(cache, group).await?;
+        for &(bucket, generation) in &group.buckets {
+            self.check()?;
+            self.bucket(generation, extents_of(cache, &extents, bucket)).await?;
+        }
         Ok(())
     }
 
@@ -460,6 +493,15 @@ impl Scrub<'_> {
 
 /// The pressure on the cache that the pauses of a scrub assume. A scrub makes no room, so it does not run faster in a full cache.
 const NO_PRESSURE: Pressure = Pressure { dirty_percent: 0.0, in_use_percent: 0.0, cutoffs: (100, 100) };
+
+/// The extents in a bucket, of extents in the order of the device.
+fn extents_of<'a>(cache: &Cache, extents: &'a [FoundExtent], bucket: BucketNr) -> &'a [FoundExtent] {
+    let (start, end) =
+        (cache.geometry.bucket_start(bucket), cache.geometry.bucket_start(BucketNr(bucket.0 + 1)));
+    let from = extents.partition_point(|e| e.ptr.offset() < start);
+    let to = extents.partition_point(|e| e.ptr.offset() < end);
+    extents.get(from..to).unwrap_or_default()
+}
 
 /// The whole blocks on the cache device that an extent touches.
 fn whole(extent: &FoundExtent, block: Sectors) -> std::ops::Range<Sector> {

@@ -34,6 +34,24 @@ pub(super) struct Group {
     pub(super) live: Sectors,
 }
 
+impl Group {
+    fn has(&self, bucket: BucketNr) -> bool {
+        self.buckets.binary_search_by_key(&bucket, |(b, _)| *b).is_ok()
+    }
+}
+
+/// The group of these buckets, as far as they have live data.
+pub(super) fn group_of(cache: &Cache, wanted: &[BucketNr]) -> Group {
+    let buckets = cache.alloc.buckets();
+    let is_live = |b: &BucketNr| {
+        b.0 < buckets.len() && buckets.live(*b) > Sectors::ZERO && buckets.used(*b) == Use::Data
+    };
+    let present: BTreeSet<BucketNr> = wanted.iter().copied().filter(is_live).collect();
+    let live = present.iter().fold(Sectors::ZERO, |sum, b| sum + buckets.live(*b));
+    let end = present.last().map_or(BucketNr(0), |last| BucketNr(last.0 + 1));
+    Group { buckets: present.into_iter().map(|b| (b, buckets.generation(b))).collect(), end, live }
+}
+
 /// The next buckets with live data, from `at` on.
 pub(super) fn next_group(cache: &Cache, at: BucketNr) -> Group {
     let buckets = cache.alloc.buckets();
@@ -73,8 +91,9 @@ pub(super) async fn survey(cache: &Rc<Cache>, group: &Group) -> Result<Vec<Found
             let loaded = tree.try_node(id).filter(|n| n.level == 0 && n.leaf().extents.is_some());
             if let Some(node) = loaded {
                 let live = tree.live_extents(id, &table);
-                let wanted = live
-                    .filter(|(inode, .., ptr, _)| range.contains(&ptr.offset()) && !invalid.contains(inode));
+                let is_of_group =
+                    |ptr: &Ptr| range.contains(&ptr.offset()) && group.has(table.bucket_of(*ptr));
+                let wanted = live.filter(|(inode, .., ptr, _)| is_of_group(ptr) && !invalid.contains(inode));
                 found.extend(wanted.map(|(inode, start, size, ptr, _)| FoundExtent {
                     inode,
                     start,

@@ -192,6 +192,20 @@ impl CacheSet {
         crate::scrub::damaged_ranges(&self.core.scrubber)
     }
 
+    /// The buckets that have this data, ascending. After a restart [`CacheSet::read_again`] finds it by them.
+    pub fn damaged_buckets(&self) -> Vec<format::BucketNr> {
+        crate::scrub::damaged_buckets(&self.core.scrubber)
+    }
+
+    /// Reads the live data of these buckets and compares it with its checksums, so that damage which was known before a restart
+    /// is known again. Dropping the future cancels it.
+    ///
+    /// # Errors
+    /// If the set has no checksums, or fails or is stopped.
+    pub async fn read_again(&self, buckets: Vec<format::BucketNr>) -> Result<(), EngineError> {
+        crate::scrub::read_again(&self.core.scrubber, buckets).await
+    }
+
     /// Accepts or drops damaged dirty data: that of a slot or of all slots, in a range of its volume or all of it. Returns the
     /// number of sectors.
     ///

@@ -130,7 +130,7 @@ pub(super) fn compare_clean(
                     findings.push_with(invariant, Severity::Notice, || {
                         let (expected, found) = (
                             format!("as on {}", source.name()),
-                            format!("something else at sector {sector}"),
+                            format!("something else at {}", view.range_text(slot, sector, Sectors(1))),
                         );
                         Finding::new(
                             Severity::Notice,

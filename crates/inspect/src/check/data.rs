@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::ControlFlow;
 
-use format::{Inode, Ptr, Sector, Sectors};
+use format::{Inode, Ptr, Sector, Sectors, counted, form};
 use serde::Serialize;
 
 use crate::device::unreadable_at;
@@ -92,17 +92,18 @@ impl fmt::Display for DataSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let DataSummary { verified_blocks, unverified_blocks, .. } = self;
         let (dirty, clean) = (self.damaged_dirty_blocks, self.damaged_clean_blocks);
-        write!(f, "    checksums: {verified_blocks} blocks verified, {unverified_blocks} unverified")?;
+        let verified = counted(verified_blocks, "block");
+        write!(f, "    checksums: {verified} verified, {unverified_blocks} unverified")?;
         if dirty + clean == 0 {
             return writeln!(f);
         }
-        writeln!(f, ", {dirty} dirty and {clean} clean blocks DAMAGED")?;
+        writeln!(f, ", DAMAGED: {} and {}", counted(dirty, "dirty block"), counted(clean, "clean block"))?;
         for range in self.damaged.iter().take(SHOWN) {
             writeln!(f, "      {range}")?;
         }
         match self.damaged.len().checked_sub(SHOWN) {
             None | Some(0) => Ok(()),
-            Some(more) => writeln!(f, "      and {more} more ranges, which --json lists"),
+            Some(more) => writeln!(f, "      and {}, which --json lists", counted(more, "more range")),
         }
     }
 }
@@ -112,11 +113,11 @@ impl fmt::Display for DamagedRange {
         let what = if self.dirty { "dirty" } else { "clean" };
         match self.sector {
             Some(start) => {
-                write!(f, "damaged, {what}: sectors {start}..{} of the volume", start + self.sectors)
+                write!(f, "damaged, {what}: sectors {start}+{} of the volume", self.sectors)
             }
             None => {
-                let (start, end) = (self.position, self.position + self.sectors);
-                write!(f, "damaged, {what}: sectors {start}..{end} of the backing device")
+                let (start, sectors) = (self.position, self.sectors);
+                write!(f, "damaged, {what}: sectors {start}+{sectors} of the backing device")
             }
         }
     }
@@ -132,13 +133,25 @@ pub(super) struct VerifiedData {
     pub(super) cancelled: bool,
 }
 
-/// Sectors that [`verify`] looks at: all cached data if the set has checksums.
-pub(super) fn sectors_to_verify(view: &SetView, cache: &dyn ReadAt) -> Sectors {
+/// The data that [`verify`] reads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Which {
+    /// All cached data.
+    All,
+    /// Dirty data alone, whose damage is a loss.
+    Dirty,
+}
+
+/// Sectors that [`verify`] looks at; none if the set has no checksums.
+pub(super) fn sectors_to_verify(view: &SetView, cache: &dyn ReadAt, which: Which) -> Sectors {
     if Verifier::of(view, cache).is_none() {
         return Sectors(0);
     }
     let totals = view.totals();
-    Sectors(totals.dirty_sectors + totals.clean_sectors)
+    match which {
+        Which::All => Sectors(totals.dirty_sectors + totals.clean_sectors),
+        Which::Dirty => Sectors(totals.dirty_sectors),
+    }
 }
 
 /// An extent whose data is compared.
@@ -150,19 +163,21 @@ struct Data<'a> {
     dirty: bool,
 }
 
-/// Compares all cached data with its checksums, in the order of the cache device.
+/// Compares cached data with its checksums, in the order of the cache device.
 ///
 /// `progress` is called with the number of sectors that were looked at.
 pub(super) fn verify(
     view: &SetView,
     cache: &dyn ReadAt,
+    which: Which,
     findings: &mut Findings,
     progress: &mut dyn FnMut(Sectors) -> ControlFlow<()>,
 ) -> VerifiedData {
     let mut found = VerifiedData::default();
     let Some(mut verifier) = Verifier::of(view, cache) else { return found };
     found.compared = true;
-    let live = view.pieces().filter(|(_, _, kind)| kind.is_live());
+    let is_wanted = |kind: PieceKind| kind.is_live() && (which == Which::All || kind == PieceKind::Dirty);
+    let live = view.pieces().filter(|(_, _, kind)| is_wanted(*kind));
     let mut all: Vec<Data<'_>> = live
         .filter_map(|(inode, piece, kind)| {
             let counts = view.slots.get(&inode).is_none_or(|slot| slot.kind != SlotKind::Invalidated);
@@ -280,7 +295,12 @@ impl Pass<'_, '_> {
             let field = if data.dirty { "checksum of dirty data" } else { "checksum of clean data" };
             let (expected, found) = (
                 format!("{expected:#010x}"),
-                format!("{found:#010x} in the block of sector {start}; {} blocks are damaged", worst.blocks),
+                format!(
+                    "{found:#010x} in {}; {} {} damaged",
+                    self.view.range_text(data.inode, start, self.verifier.block_sectors()),
+                    counted(worst.blocks, "block"),
+                    form(worst.blocks, "is", "are")
+                ),
             );
             Finding::new(severity, invariant, place(), Mismatch::new(field, expected, found)).note(note)
         });

@@ -88,8 +88,8 @@ fn inside(view: &SetView, inode: Inode, piece: &Piece, bounds: (Sector, Sector),
     }
     let invariant = Invariant::ExtentValid;
     findings.push_with(invariant, Severity::Error, || {
-        let expected = format!("inside the device, sectors {first}..{end}");
-        let found = format!("{}..{}", piece.start, piece.end());
+        let expected = format!("inside the device, sectors {first}+{} of it", end.0.saturating_sub(first.0));
+        let found = format!("{}+{}", piece.start, piece.len);
         let place = data_place(view, inode, piece);
         Finding::new(Severity::Error, invariant, place, Mismatch::new("range", expected, found))
     });

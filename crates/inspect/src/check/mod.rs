@@ -15,9 +15,13 @@ pub use report::{
     BackingSummary, BtreeSummary, CheckReport, Count, DeviceSummary, JournalSummary, SetReport, SetSummary,
 };
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use format::{BackingSuper, Sectors};
+use format::{BackingSuper, Inode, Sector, Sectors};
+use serde::Serialize;
+
+use data::Which;
 
 use crate::attach::Relation;
 use crate::device::{DeviceSuper, read_superblock};
@@ -92,7 +96,10 @@ pub fn check(
             }
         }
         sets.push(match opened {
-            Ok(view) => check_view(&view, cache, &of_set, options, progress),
+            Ok(mut view) => {
+                know_data_offsets(&mut view, &of_set);
+                check_view(&view, cache, &of_set, options, progress)
+            }
             Err(e) => SetReport::unopened(cache.name(), e.findings),
         });
     }
@@ -103,7 +110,7 @@ pub fn check(
 
 /// Checks one cache device, with the backing devices that were given.
 pub fn check_set(cache: &dyn ReadAt, backings: &[&dyn ReadAt], options: CheckOptions) -> SetReport {
-    let view = match SetView::open(cache, Mode::BestEffort) {
+    let mut view = match SetView::open(cache, Mode::BestEffort) {
         Ok(view) => view,
         Err(e) => return SetReport::unopened(cache.name(), e.findings),
     };
@@ -117,6 +124,7 @@ pub fn check_set(cache: &dyn ReadAt, backings: &[&dyn ReadAt], options: CheckOpt
         }
     }
     let of_set: Vec<&Backing<'_>> = good.iter().collect();
+    know_data_offsets(&mut view, &of_set);
     let mut report = check_view(&view, cache, &of_set, options, &mut |_| ControlFlow::Continue(()));
     report.add(bad);
     report
@@ -140,6 +148,75 @@ fn check_view(
     backing::check_states(view, backings, &mut findings);
     let read = read_data(&Opened { view, cache, backings }, options, &mut findings, progress);
     SetReport::new(view, &usage, backings, read, findings)
+}
+
+/// Tells the view the data offsets of the backing devices that have a slot.
+fn know_data_offsets(view: &mut SetView, backings: &[&Backing<'_>]) {
+    let offset_of = |b: &&Backing<'_>| {
+        Relation::of(view, &b.superblock).slot.map(|slot| (slot, b.superblock.data_offset()))
+    };
+    let offsets: Vec<_> = backings.iter().filter_map(offset_of).collect();
+    view.know_data_offsets(offsets.into_iter());
+}
+
+/// Damaged dirty data of one device or volume of a set.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct DamagedDirtyData {
+    /// Slot in the UUID table.
+    pub inode: u32,
+    /// UUID of the device or volume.
+    pub uuid: String,
+    /// Label of the device or volume.
+    pub label: String,
+    /// Name of its backing device; absent if that was not given, and for a flash-only volume.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backing: Option<String>,
+    /// Number of damaged blocks.
+    pub blocks: u64,
+    /// The damaged ranges, in order.
+    pub ranges: Vec<DamagedRange>,
+}
+
+/// Compares the dirty data of a set with its checksums, and returns the damage; no damage if the set cannot be opened or has no
+/// checksums. `None` if `progress` ended the comparison.
+pub fn damaged_dirty(
+    cache: &dyn ReadAt,
+    backings: &[&dyn ReadAt],
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Option<Vec<DamagedDirtyData>> {
+    let Ok(view) = SetView::open(cache, Mode::BestEffort) else { return Some(Vec::new()) };
+    let slot_of = |source: &&dyn ReadAt| match read_superblock(*source) {
+        Ok(DeviceSuper::Backing(sb)) => {
+            Some((Relation::of(&view, &sb).slot?, (Some(source.name().to_owned()), sb.data_offset())))
+        }
+        _ => None,
+    };
+    let volumes = view.volumes().map(|(inode, _)| (inode, (None, Sector(0))));
+    let known: BTreeMap<Inode, (Option<String>, Sector)> =
+        backings.iter().filter_map(slot_of).chain(volumes).collect();
+    let (mut done, total) = (Sectors(0), data::sectors_to_verify(&view, cache, Which::Dirty));
+    let mut advance = |n: Sectors| {
+        done.0 += n.0;
+        progress(Progress { done, total })
+    };
+    let found = data::verify(&view, cache, Which::Dirty, &mut Findings::default(), &mut advance);
+    if found.cancelled {
+        return None;
+    }
+    let damaged = found.slots.into_iter().filter(|(_, summary)| summary.damaged_dirty_blocks > 0);
+    let described = damaged.map(|(inode, summary)| {
+        let slot = view.slots.get(&inode);
+        let (backing, offset) = known.get(&inode).cloned().unzip();
+        DamagedDirtyData {
+            backing: backing.flatten(),
+            inode: inode.0,
+            uuid: slot.map(|s| s.uuid.to_string()).unwrap_or_default(),
+            label: slot.map(|s| s.label.clone()).unwrap_or_default(),
+            blocks: summary.damaged_dirty_blocks,
+            ranges: summary.finished(offset).damaged,
+        }
+    });
+    Some(described.collect())
 }
 
 /// What the reading of cached data showed.
@@ -167,7 +244,7 @@ fn read_data(
     let mut read = DataRead::default();
     let mut to_verify = Sectors(0);
     if options.verify_data {
-        to_verify = data::sectors_to_verify(view, cache);
+        to_verify = data::sectors_to_verify(view, cache, Which::All);
     }
     let mut to_compare = Sectors(0);
     if options.compare_clean {
@@ -179,7 +256,7 @@ fn read_data(
         progress(Progress { done, total })
     };
     if options.verify_data {
-        read.verified = data::verify(view, cache, findings, &mut advance);
+        read.verified = data::verify(view, cache, Which::All, findings, &mut advance);
     }
     if options.compare_clean && !read.verified.cancelled {
         read.compared = backing::compare_clean(view, cache, backings, findings, &mut advance);

@@ -14,7 +14,7 @@ use crate::finding::{Finding, Findings, Invariant, Severity};
 use crate::source::ReadAt;
 use crate::usage::{Usage, UsageCounts};
 use crate::view::{SetView, SlotKind};
-use format::{BackingSuper, Sector};
+use format::{BackingSuper, Sector, counted, form};
 
 /// The findings on all devices.
 #[derive(Clone, Debug, Serialize)]
@@ -179,10 +179,13 @@ pub struct BackingSummary {
     pub data_offset: u64,
     /// Size of the cached device.
     pub sectors: u64,
-    /// `attached`, `void`, `older copy`, `no slot`, `other set`, `unattached`; absent without a set to compare with.
+    /// `attached`, `invalid`, `older copy`, `no slot`, `other set`, `unattached`; absent without a set to compare with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attachment: Option<&'static str>,
+    /// The same under the key of version 0.1, whose word for `invalid` was `void`; the next release leaves it out.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(rename = "standing")]
-    pub attachment: Option<&'static str>,
+    pub attachment_of_0_1: Option<&'static str>,
 }
 
 impl BackingSummary {
@@ -196,6 +199,7 @@ impl BackingSummary {
             data_offset: superblock.data_offset().0,
             sectors: superblock.data_sectors().0,
             attachment: None,
+            attachment_of_0_1: None,
         }
     }
 
@@ -203,12 +207,13 @@ impl BackingSummary {
         let attachment = Some(match attachment {
             Attachment::Attached => "attached",
             Attachment::OlderDirty | Attachment::OlderClean => "older copy",
-            Attachment::Invalid => "void",
+            Attachment::Invalid => "invalid",
             Attachment::NoSlot => "no slot",
             Attachment::OtherSet => "other set",
             Attachment::Unattached => "unattached",
         });
-        BackingSummary { attachment, ..BackingSummary::of(source, superblock) }
+        let attachment_of_0_1 = attachment.map(|word| if word == "invalid" { "void" } else { word });
+        BackingSummary { attachment, attachment_of_0_1, ..BackingSummary::of(source, superblock) }
     }
 }
 
@@ -398,9 +403,8 @@ impl fmt::Display for CheckReport {
 }
 
 fn verdict(errors: u64, notices: u64) -> String {
-    let plural = |n: u64, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
-    let errors = if errors == 0 { "no errors".to_owned() } else { plural(errors, "error") };
-    if notices == 0 { errors } else { format!("{errors}, {}", plural(notices, "notice")) }
+    let errors = if errors == 0 { "no errors".to_owned() } else { counted(errors, "error") };
+    if notices == 0 { errors } else { format!("{errors}, {}", counted(notices, "notice")) }
 }
 
 impl fmt::Display for BackingSummary {
@@ -428,13 +432,43 @@ impl fmt::Display for SetReport {
         let kept = u64::try_from(self.findings.len()).unwrap_or(u64::MAX);
         let all: u64 = self.counts.iter().map(|c| c.count).sum();
         if all > kept {
-            writeln!(f, "{} more findings like these:", all - kept)?;
+            writeln!(f, "{} like these:", counted(all - kept, "more finding"))?;
             for c in self.counts.iter().filter(|c| c.count > Findings::LISTED) {
                 writeln!(f, "  {} {} of invariant {}", c.count, c.severity, c.invariant)?;
             }
         }
         for assumption in &self.assumptions {
             writeln!(f, "{}: assumed: {assumption}", self.device)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for DeviceSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "  slot {}: {} {}", self.inode, self.kind, self.uuid)?;
+        if !self.label.is_empty() {
+            write!(f, " {:?}", self.label)?;
+        }
+        if let Some(sectors) = self.sectors {
+            write!(f, ", {sectors} sectors")?;
+        }
+        let sectors = |n: u64| counted(n, "sector");
+        write!(f, ": {} dirty, {} clean", sectors(self.dirty_sectors), sectors(self.clean_sectors))?;
+        match self.clean_extents_differing_from_backing {
+            None | Some(0) => writeln!(f)?,
+            Some(n) => {
+                let differ = form(n, "differs", "differ");
+                writeln!(f, "; {} {differ} from the backing device", counted(n, "clean extent"))?;
+            }
+        }
+        match &self.backing {
+            Some(backing) => writeln!(f, "    {backing}")?,
+            None if self.kind == "cached" => writeln!(f, "    its backing device was not given")?,
+            None => {}
+        }
+        if let Some(data) = &self.data {
+            write!(f, "{data}")?;
         }
         Ok(())
     }
@@ -447,18 +481,27 @@ impl fmt::Display for SetSummary {
             None => writeln!(f, "  never initialised: nothing is cached")?,
             Some(j) => writeln!(
                 f,
-                "  journal: newest entry {}, {} entries with {} keys to replay, from {} on",
-                j.newest_seq, j.replay_entries, j.replay_keys, j.last_seq
+                "  journal: newest entry {}, {} with {} to replay, from {} on",
+                j.newest_seq,
+                counted(j.replay_entries, "entry"),
+                counted(j.replay_keys, "key"),
+                j.last_seq
             )?,
         }
         let b = &self.btree;
         writeln!(
             f,
-            "  btree: {} nodes, root at level {}, {} sets; {} extents ({} dirty), {} stale, {} holes",
-            b.nodes, b.root_level, b.bsets, b.live_extents, b.dirty_extents, b.stale_extents, b.holes
+            "  btree: {}, root at level {}, {}; {} ({} dirty), {} stale, {}",
+            counted(b.nodes, "node"),
+            b.root_level,
+            counted(b.bsets, "bset"),
+            counted(b.live_extents, "extent"),
+            b.dirty_extents,
+            b.stale_extents,
+            counted(b.holes, "hole")
         )?;
         if b.missing_nodes > 0 {
-            writeln!(f, "  btree: {} nodes are MISSING", b.missing_nodes)?;
+            writeln!(f, "  btree: MISSING: {}", counted(b.missing_nodes, "node"))?;
         }
         let u = &self.buckets;
         writeln!(
@@ -466,28 +509,7 @@ impl fmt::Display for SetSummary {
             "  buckets: {} superblock, {} journal, {} prio, {} uuid, {} btree, {} data, {} unused",
             u.superblock, u.journal, u.prio, u.uuid, u.btree, u.data, u.unused
         )?;
-        for d in &self.devices {
-            write!(f, "  slot {}: {} {}", d.inode, d.kind, d.uuid)?;
-            if !d.label.is_empty() {
-                write!(f, " {:?}", d.label)?;
-            }
-            if let Some(sectors) = d.sectors {
-                write!(f, ", {sectors} sectors")?;
-            }
-            write!(f, ": {} dirty, {} clean", d.dirty_sectors, d.clean_sectors)?;
-            match d.clean_extents_differing_from_backing {
-                None | Some(0) => writeln!(f)?,
-                Some(n) => writeln!(f, "; {n} clean extents differ from the backing device")?,
-            }
-            match &d.backing {
-                Some(backing) => writeln!(f, "    {backing}")?,
-                None if d.kind == "cached" => writeln!(f, "    its backing device was not given")?,
-                None => {}
-            }
-            if let Some(data) = &d.data {
-                write!(f, "{data}")?;
-            }
-        }
+        self.devices.iter().try_for_each(|d| write!(f, "{d}"))?;
         for backing in &self.other_backings {
             writeln!(f, "  {backing}")?;
         }

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use format::parse_node;
+use format::{counted, parse_node};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -159,7 +159,7 @@ fn node_doc(
 
 impl fmt::Display for BtreeDoc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} nodes, root at level {}", self.node_count, self.root_level)?;
+        writeln!(f, "{}, root at level {}", counted(self.node_count, "node"), self.root_level)?;
         if self.missing_nodes > 0 {
             writeln!(f, "{} more nodes are referenced and cannot be read", self.missing_nodes)?;
         }
@@ -169,7 +169,7 @@ impl fmt::Display for BtreeDoc {
             write!(f, "  seq {}, {} of {} sectors written", n.seq, n.written_sectors, n.key.size)?;
             writeln!(f, ", {} {what}{}", n.live, if n.damaged { ", DAMAGED" } else { "" })?;
             for (i, bset) in n.bsets.iter().enumerate() {
-                writeln!(f, "  bset {i} at byte {}: {} keys", bset.offset_bytes, bset.key_count)?;
+                writeln!(f, "  bset {i} at byte {}: {}", bset.offset_bytes, counted(bset.key_count, "key"))?;
                 for key in &bset.keys {
                     writeln!(f, "    {key}")?;
                 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use format::counted;
 use serde::Serialize;
 
 use super::KeyDoc;
@@ -134,13 +135,13 @@ impl fmt::Display for JournalDoc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "newest entry: {}, needs those from {} on", self.newest_seq, self.last_seq)?;
         if self.missing_at_start > 0 {
-            writeln!(f, "missing at the start of that range: {} entries", self.missing_at_start)?;
+            writeln!(f, "missing at the start of that range: {}", counted(self.missing_at_start, "entry"))?;
         }
         writeln!(f, "root: level {}, {}", self.btree_level, self.btree_root)?;
         writeln!(f, "uuid table: {}", self.uuid_bucket)?;
         writeln!(f, "first prio set: bucket {}", self.prio_bucket)?;
         for b in &self.buckets {
-            write!(f, "bucket {} (index {}): {} entries", b.bucket, b.index, b.entries)?;
+            write!(f, "bucket {} (index {}): {}", b.bucket, b.index, counted(b.entries, "entry"))?;
             if let (Some(min), Some(max)) = (b.min_seq, b.max_seq) {
                 write!(f, ", {min} to {max}")?;
             }
@@ -150,8 +151,10 @@ impl fmt::Display for JournalDoc {
             }
         }
         for e in &self.entries {
-            write!(f, "entry {} (needs {}): sector {}, {} sectors", e.seq, e.last_seq, e.sector, e.sectors)?;
-            writeln!(f, ", {} keys{}", e.key_count, if e.replay { ", replayed" } else { "" })?;
+            write!(f, "entry {} (needs {}): sector {}", e.seq, e.last_seq, e.sector)?;
+            write!(f, ", {}", counted(e.sectors, "sector"))?;
+            let replayed = if e.replay { ", replayed" } else { "" };
+            writeln!(f, ", {}{replayed}", counted(e.key_count, "key"))?;
             for key in &e.keys {
                 writeln!(f, "  {key}")?;
             }

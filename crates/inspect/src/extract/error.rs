@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use format::{Inode, Sector, Sectors, Uuid};
+use format::{Inode, Sector, Sectors, Uuid, counted};
 use thiserror::Error;
 
 use super::Lost;
@@ -128,8 +128,9 @@ pub enum ExtractError {
     },
     /// There is dirty data for sectors that the device does not have.
     #[error(
-        "slot {slot}: expected dirty data between sectors {first} and {end}, found {dirty_sectors} sectors \
-         outside, the first at {at}"
+        "slot {slot}: expected dirty data between sectors {first} and {end} of the device, found {} outside, the first at \
+         {at}",
+        counted(dirty_sectors, "sector")
     )]
     OutsideDevice {
         /// The slot.
@@ -145,8 +146,9 @@ pub enum ExtractError {
     },
     /// The place of dirty data is not known, because its pointer is not valid.
     #[error(
-        "slot {slot}: expected dirty data inside buckets of the cache, found {dirty_sectors} sectors with \
-         invalid pointers, the first at {at}"
+        "slot {slot}: expected dirty data inside buckets of the cache, found {} with invalid pointers, the first at sector {at} \
+         of the device",
+        counted(dirty_sectors, "sector")
     )]
     InvalidPointer {
         /// The slot.
@@ -158,9 +160,10 @@ pub enum ExtractError {
     },
     /// Dirty data does not have its checksum.
     #[error(
-        "{cache}: expected dirty data with the checksums of its footers, found {sectors} damaged sectors: {ranges} of the volume: \
+        "{cache}: expected dirty data with the checksums of its footers, found {}: {ranges} of the volume: \
          the output would be wrong there; `--damaged older` writes the older data of the backing device in these places, \
-         `--damaged zeros` zeros, `--damaged as-is` the damaged bytes"
+         `--damaged zeros` zeros, `--damaged as-is` the damaged bytes",
+        counted(sectors, "damaged sector")
     )]
     DamagedData {
         /// Name of the cache device.
@@ -197,7 +200,7 @@ pub struct Ranges {
 
 impl fmt::Display for Ranges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let each = self.listed.iter().map(|r| format!("{}..{}", r.start, r.start.saturating_add(r.sectors)));
+        let each = self.listed.iter().map(|r| format!("{}+{}", r.start, r.sectors));
         f.write_str(&each.collect::<Vec<_>>().join(", "))?;
         f.write_str(if self.more { ", and more" } else { "" })
     }

@@ -53,8 +53,9 @@ pub(super) fn run(
     }
     if result.damaged_clean_sectors > 0 {
         result.warnings.push(format!(
-            "{}: {} sectors of clean data do not have their checksum and were read from the backing device",
-            it.view.device, result.damaged_clean_sectors
+            "{}: clean data without its checksum was read from the backing device: {}",
+            it.view.device,
+            format::counted(result.damaged_clean_sectors, "sector")
         ));
     }
     sink.finish().map_err(ExtractError::Output)?;

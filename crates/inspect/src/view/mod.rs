@@ -26,7 +26,7 @@ pub use slots::{Slot, SlotKind};
 
 use std::collections::BTreeMap;
 
-use format::{BucketNr, CacheSuper, Geometry, Inode, RawSuperblock, Sectors};
+use format::{BucketNr, CacheSuper, Geometry, Inode, RawSuperblock, Sector, Sectors};
 use thiserror::Error;
 
 use crate::device::{DeviceSuper, check_superblock, read_superblock_bytes, superblock_place, unreadable_at};
@@ -72,6 +72,8 @@ pub struct SetView {
     pub findings: Findings,
     /// Assumptions about damaged structures; empty unless opened with [`Mode::BestEffort`].
     pub assumptions: Vec<String>,
+    /// The first data sector of each device, as far as its backing device was given. Keys count from the start of the device.
+    data_offsets: BTreeMap<Inode, Sector>,
 }
 
 /// A set that cannot be opened.
@@ -112,6 +114,21 @@ impl SetView {
             SlotKind::Volume(sectors) => Some((*inode, sectors)),
             _ => None,
         })
+    }
+
+    /// Takes the first data sectors of backing devices, so that messages count sectors as clients of the volumes do.
+    pub(crate) fn know_data_offsets(&mut self, offsets: impl Iterator<Item = (Inode, Sector)>) {
+        self.data_offsets = offsets.chain(self.volumes().map(|(inode, _)| (inode, Sector(0)))).collect();
+    }
+
+    /// A range of keys for messages: sectors of the volume; sectors of the backing device if its data offset is not known, or
+    /// the range lies before it.
+    pub(crate) fn range_text(&self, inode: Inode, start: Sector, len: Sectors) -> String {
+        let first = self.data_offsets.get(&inode).and_then(|first| start.0.checked_sub(first.0));
+        match first {
+            Some(first) => format!("sectors {first}+{len} of the volume"),
+            None => format!("sectors {start}+{len} of the backing device"),
+        }
     }
 
     /// A btree node; `None` if the view has no node with this number.
@@ -164,6 +181,7 @@ fn open(scan: &mut Scan<'_>) -> Result<SetView, Stop> {
         extents: ExtentMap::default(),
         findings: Findings::default(),
         assumptions: Vec::new(),
+        data_offsets: BTreeMap::new(),
     };
     if view.superblock.sync() {
         fill(scan, &mut view)?;
@@ -241,9 +259,8 @@ fn tolerant(bytes: &[u8]) -> Option<(CacheSuper, String)> {
 /// The place of a piece's key, with its range and pointer.
 pub(crate) fn data_place(view: &SetView, inode: Inode, piece: &Piece) -> Place {
     let place = view.origin_place(piece.origin);
-    let end = piece.end();
     let mut item = place.item.clone().map(|i| i + ", ").unwrap_or_default();
-    item += &format!("inode {inode} sectors {}..{end}", piece.start);
+    item += &format!("slot {inode}, {}", view.range_text(inode, piece.start, piece.len));
     if let Some(ptr) = piece.ptr {
         item += &format!(" at cache sector {}", ptr.offset());
         if let Some(bucket) = view.gens.bucket_of(ptr, piece.len) {

@@ -67,6 +67,56 @@ fn promtool_accepts_the_alert_rules() {
     }
 }
 
+/// Bit rot had no rule. Damaged dirty data is for a person at once, damaged clean data for the next working day.
+#[test]
+fn the_rules_report_bit_rot() {
+    if skipped() {
+        return;
+    }
+    let alert = |name: &str, severity: &str, fires: &str| {
+        let labels =
+            if fires.is_empty() { String::new() } else { format!("\n              severity: {severity}") };
+        let expected = if fires.is_empty() {
+            "[]".to_owned()
+        } else {
+            format!("\n          - exp_labels:\n              set: {fires}{labels}")
+        };
+        format!("      - eval_time: 1h\n        alertname: {name}\n        exp_alerts: {expected}\n")
+    };
+    let rules = root().join(RULES).canonicalize().unwrap();
+    let group = |dirty: &str, clean: &str, expected: [String; 2]| {
+        format!(
+            "  - interval: 5m\n    input_series:\n\
+             \x20     - series: 'ubcache_checksum_damaged_dirty_bytes{{set=\"s\"}}'\n        values: '{dirty}'\n\
+             \x20     - series: 'ubcache_checksum_blocks_total{{set=\"s\",result=\"damaged\"}}'\n        values: '{clean}'\n\
+             \x20   alert_rule_test:\n{}",
+            expected.concat()
+        )
+    };
+    let (page, warn) = ("UbcacheDamagedDirtyData", "UbcacheDamagedData");
+    let mut text = format!("rule_files: [\"{}\"]\nevaluation_interval: 5m\ntests:\n", rules.display());
+    text += &group("0x20", "0x20", [alert(page, "", ""), alert(warn, "", "")]);
+    text += &group("0x5 4096x20", "0x20", [alert(page, "critical", "s"), alert(warn, "", "")]);
+    text += &group("0x20", "0x5 3x20", [alert(page, "", ""), alert(warn, "warning", "s")]);
+    // Promtool compares annotations as well; what they say is not this test's subject.
+    let plain: String = read(RULES).lines().filter(|l| !is_annotation(l)).map(|l| format!("{l}\n")).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let (plain_rules, tests) = (dir.path().join("rules.yml"), dir.path().join("tests.yml"));
+    std::fs::write(&plain_rules, plain).unwrap();
+    let text = text.replace(&rules.display().to_string(), &plain_rules.display().to_string());
+    // The label `result` stays on the series of the second rule.
+    let text = text.replace("severity: warning", "result: damaged\n              severity: warning");
+    std::fs::write(&tests, text).unwrap();
+    let said = promtool(&["test", "rules", tests.to_str().unwrap()], "");
+    assert!(said.contains("SUCCESS"), "{said}");
+}
+
+/// Whether a line of the rules is an annotation.
+fn is_annotation(line: &str) -> bool {
+    let line = line.trim_start();
+    ["annotations:", "summary:", "description:"].iter().any(|key| line.starts_with(key))
+}
+
 #[test]
 fn promtool_accepts_the_queries_of_the_dashboard() {
     if skipped() {

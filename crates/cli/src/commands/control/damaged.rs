@@ -1,6 +1,7 @@
 //! `damaged`: the damaged dirty data of a set or a volume, and the decisions about it.
 
 use clap::{Args, ValueEnum};
+use format::counted;
 use serde_json::{Value, json};
 use serve::plain;
 
@@ -57,7 +58,7 @@ impl std::str::FromStr for Range {
 #[derive(Args, Debug)]
 #[command(after_help = "Example: ubcache damaged data drop --range 2048+8 --yes")]
 pub(crate) struct Damaged {
-    /// Volume (name, label or device) or set (UUID or cache device)
+    /// Volume (name, label or device) or set (UUID, label or cache device)
     name: String,
     /// What becomes of it
     decision: Option<Decision>,
@@ -120,9 +121,9 @@ impl Damaged {
             let amount = size::human(body["bytes"].as_u64().unwrap_or(0));
             let done = if decision == Decision::Accept { "accepted" } else { "dropped" };
             format!(
-                "{}: {amount} {done}; {} damaged ranges left\n",
+                "{}: {amount} {done}; {} left\n",
                 described(&body["resolved"]),
-                each(&body["damaged"]).count()
+                counted(each(&body["damaged"]).count(), "damaged range")
             )
         })
     }
@@ -156,7 +157,8 @@ fn listed(body: &Value) -> String {
     let damaged: Vec<&Value> = each(&body["damaged"]).collect();
     let set = described(&body["resolved"]);
     if damaged.is_empty() {
-        return format!("{set}: no damaged dirty data is known; `ubcache scrub` searches for it\n");
+        let searches = format!("ubcache scrub {}", body["set"].as_str().unwrap_or("SET"));
+        return format!("{set}: no damaged dirty data is known; `{searches}` searches for it\n");
     }
     format!("{set}: damaged dirty data, which no other device has:\n{}", lines(&damaged))
 }

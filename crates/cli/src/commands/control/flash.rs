@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::{Args, Subcommand};
-use format::Sectors;
+use format::{Sectors, counted};
 use serde_json::{Value, json};
 
 use super::offline::{self, NewVolume};
@@ -40,11 +40,12 @@ impl Gc {
             let (gc, set) = (&body["gc"], described(&body["resolved"]));
             let available = format!("{} of {} buckets are available", gc["buckets_available"], gc["buckets"]);
             if self.dry_run {
-                return format!("{set}: would walk {} nodes of the btree; {available}\n", gc["btree_nodes"]);
+                let nodes = counted(&gc["btree_nodes"], "node");
+                return format!("{set}: would walk {nodes} of the btree; {available}\n");
             }
             format!(
-                "{set}: {} buckets freed ({}); {available}\n",
-                gc["buckets_freed"],
+                "{set}: {} freed ({}); {available}\n",
+                counted(&gc["buckets_freed"], "bucket"),
                 bytes(&gc["freed_bytes"])
             )
         })

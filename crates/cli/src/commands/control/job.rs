@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use format::{counted, form};
 use serde_json::{Value, json};
 use serve::plain;
 
@@ -47,9 +48,11 @@ fn wiped_in_words(wiped: &Value) -> String {
         return String::new();
     };
     format!(
-        ": {} overwritten with zeros on the cache device: {whole} buckets, and the unused part of {shared} that hold \
-         other data or metadata",
-        size::human(bytes)
+        ": {} overwritten with zeros on the cache device: {}, and the unused part of {shared} that {} other data or \
+         metadata",
+        size::human(bytes),
+        counted(whole, "bucket"),
+        form(shared, "holds", "hold")
     )
 }
 
@@ -59,16 +62,18 @@ fn scrubbed_in_words(scrubbed: &Value) -> String {
     if !scrubbed.is_object() {
         return String::new();
     }
-    let more = |key: &str, words: &str| match number(key) {
+    let more = |key: &str, words: &dyn Fn(u64) -> String| match number(key) {
         0 => String::new(),
-        n => format!(", {n} {words}"),
+        n => format!(", {}", words(n)),
     };
     format!(
-        ": {} blocks verified{}{}{}",
-        number("verified_blocks"),
-        more("learnt_blocks", "got a checksum"),
-        more("unverified_blocks", "have no checksum still"),
-        more("damaged_clean_blocks", "of clean data were damaged and dropped")
+        ": {} verified{}{}{}",
+        counted(number("verified_blocks"), "block"),
+        more("learnt_blocks", &|n| format!("{n} got a checksum")),
+        more("unverified_blocks", &|n| format!("{n} {} no checksum still", form(n, "has", "have"))),
+        more("damaged_clean_blocks", &|n| {
+            format!("{n} of clean data {} damaged and dropped", form(n, "was", "were"))
+        })
     )
 }
 
@@ -273,7 +278,8 @@ impl Jobs {
                     "failed" => format!("failed: {}", text(&j["error"])),
                     other => other.to_owned(),
                 };
-                format!("{} {} {}: {how}\n", j["id"], text(&j["kind"]), text(&j["target"]))
+                let target = plain::named(text(&j["label"]), text(&j["target"]));
+                format!("{} {} {target}: {how}\n", j["id"], text(&j["kind"]))
             });
             lines.collect()
         })

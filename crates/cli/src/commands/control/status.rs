@@ -96,16 +96,20 @@ fn screen(status: &Value) -> String {
             "\njob {}: {} {}: {} %\n",
             job["id"],
             text(&job["kind"]),
-            text(&job["target"]),
+            plain::named(text(&job["label"]), text(&job["target"])),
             job["percent"]
         ));
     }
     let errors: Vec<&Value> = each(&status["last_errors"]).collect();
     if !errors.is_empty() {
         said.push_str("\nlast errors and warnings:\n");
-        errors
-            .iter()
-            .for_each(|e| said.push_str(&format!("  {}: {}\n", text(&e["level"]), text(&e["text"]))));
+        errors.iter().for_each(|e| {
+            said.push_str(&format!(
+                "  {}: {}\n",
+                text(&e["level"]),
+                plain::about(text(&e["label"]), text(&e["text"]))
+            ))
+        });
     }
     said
 }
@@ -347,12 +351,15 @@ impl Events {
 /// An event as one line of text.
 fn line(event: &Value) -> String {
     let time = Utc(event["time_ms"].as_u64().unwrap_or(0));
-    let set = event["set"].as_str().map(|s| format!("{s}: ")).unwrap_or_default();
+    let about = match (text(&event["label"]), event["set"].as_str()) {
+        ("", Some(set)) => set,
+        (label, _) => label,
+    };
     let level = match text(&event["level"]) {
         "info" => String::new(),
         other => format!("{other}: "),
     };
-    format!("{time} {level}{set}{}\n", text(&event["text"]))
+    format!("{time} {level}{}\n", plain::about(about, text(&event["text"])))
 }
 
 #[cfg(test)]
@@ -365,6 +372,9 @@ mod tests {
         let event =
             json!({"seq": 7, "time_ms": 1_795_615_500_000_u64, "level": "error", "set": "s", "text": "oh"});
         assert_eq!(line(&event), "2026-11-25T14:05:00Z error: s: oh\n");
+        let labelled =
+            json!({"time_ms": 0, "level": "info", "set": "s", "label": "fast", "text": "scrub done"});
+        assert_eq!(line(&labelled), "1970-01-01T00:00:00Z fast: scrub done\n");
     }
 
     fn one_set() -> Value {

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use format::counted;
 
 use super::{answer, text};
 use crate::client::{Control, segment};
@@ -55,7 +56,7 @@ impl Wait {
                 Err(other) => return Err(other),
             };
             if let Some(seconds) = self.timeout.filter(|s| began.elapsed() >= Duration::from_secs(*s)) {
-                let what = format!("{} was not served within {seconds} seconds", self.volume);
+                let what = format!("{} was not served within {}", self.volume, counted(seconds, "second"));
                 return Err(Failure::because(what, refused));
             }
             std::thread::sleep(EVERY);

@@ -7,7 +7,7 @@ use std::error::Error;
 use std::path::Path;
 
 use blockio::{probe_before_bcache, probe_signature};
-use format::{BackingState, Identity, Inode, RawSuperblock, Sectors, identify};
+use format::{BackingState, Identity, Inode, RawSuperblock, Sector, Sectors, identify};
 use inspect::view::SlotKind;
 use inspect::{FileSource, Mode, SetView};
 use io::Disk;
@@ -37,6 +37,10 @@ impl Contents {
 enum Dirty {
     No,
     Yes,
+    /// The cache device of this backing device has it.
+    InItsCache {
+        data_offset: Sector,
+    },
     /// The metadata is damaged, so the dirty data cannot be counted.
     Unknown,
 }
@@ -89,9 +93,22 @@ impl Make {
         let Contents { text, dirty, cause } = describe(path, &bytes);
         let advice = match dirty {
             Dirty::No if self.wipe || self.force => return Ok(None),
-            Dirty::No => "overwrite it with --wipe",
-            Dirty::Yes => "write the dirty data back with `ubcache drain -C`, or lose it with --wipe-dirty",
-            Dirty::Unknown => "look at it with `ubcache check`, or lose its dirty data with --wipe-dirty",
+            Dirty::No => "overwrite it with --wipe".to_owned(),
+            Dirty::Yes => {
+                format!(
+                    "write the dirty data back with `ubcache drain -C {path_text}`, or lose it with --wipe-dirty"
+                )
+            }
+            Dirty::InItsCache { data_offset } => format!(
+                "with that cache device `ubcache drain -C CACHE-DEVICE -B {path_text}` writes it back; if that device is lost, \
+                 `--wipe-dirty --data-offset {data_offset}` gives it up and leaves the other data as it is; see the page \
+                 dead-ssd-dirty of the guide"
+            ),
+            Dirty::Unknown => {
+                format!(
+                    "look at it with `ubcache check {path_text}`, or lose its dirty data with --wipe-dirty"
+                )
+            }
         };
         let text = format!("{path_text}: {text}: {advice}");
         Ok(Some(match cause {
@@ -147,8 +164,11 @@ fn describe(path: &Path, bytes: &[u8]) -> Contents {
     match raw.check_backing(any, 0) {
         Ok(sb) => {
             let (dirty, data) = match sb.state() {
-                BackingState::Dirty => (Dirty::Yes, " (its cache set holds data that is nowhere else)"),
-                _ => (Dirty::No, ""),
+                BackingState::Dirty => {
+                    let of = format!(" (cache set {} has data of it that is nowhere else)", sb.set_uuid());
+                    (Dirty::InItsCache { data_offset: sb.data_offset() }, of)
+                }
+                _ => (Dirty::No, String::new()),
             };
             let label = if sb.label().is_empty() { String::new() } else { format!(" {:?}", sb.label()) };
             let state = sb.state().name();

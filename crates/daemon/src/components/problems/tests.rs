@@ -83,6 +83,18 @@ fn a_healthy_set_has_no_problems() {
     assert_eq!(problems(&[set(vec![volume("bcache0", "one")])], &devices), []);
 }
 
+/// Problems of a set began with its UUID although it had a label, and so did their commands.
+#[test]
+fn a_set_with_a_label_is_called_by_it() {
+    let mut labelled = set(Vec::new());
+    let figures = labelled.figures.set.as_mut().unwrap();
+    figures.names.label = "fast".into();
+    figures.tunables = on("io_disable");
+    let found = problems(&[labelled], &[device("/dev/ssd", "cache", "served", "")]);
+    assert!(found[0].text.starts_with("fast, cache set s (/dev/ssd) fails every request"), "{found:?}");
+    assert_eq!(found[0].command, "ubcache set fast io_disable=0");
+}
+
 /// A set that was disabled was shown as serving, without a word of what to do.
 #[test]
 fn a_set_that_has_failed_is_the_first_problem() {
@@ -94,7 +106,8 @@ fn a_set_that_has_failed_is_the_first_problem() {
     assert_eq!(found.iter().map(|p| p.kind).collect::<Vec<_>>(), ["set_failed", "not_exported"]);
     assert_eq!(
         found[0].text,
-        "cache set s (/dev/ssd) is disabled: ssd: read failed; its volumes have no dirty data, so nothing is lost"
+        "cache set s (/dev/ssd) is disabled: ssd: read failed; its volumes have no dirty data, so nothing is lost; if the device \
+         does not come back, see the page dead-ssd-clean of the guide"
     );
     assert_eq!(found[0].command, "ubcache unregister /dev/ssd && ubcache register /dev/ssd");
     assert_eq!(found[1].text, "one (bcache0) is NOT EXPORTED: no room");
