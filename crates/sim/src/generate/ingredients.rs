@@ -46,16 +46,15 @@ fn add_to_all(plan: &mut Plan, rng: &mut Rng, leanings: &[Lean]) {
 /// the boot may be damaged.
 fn may_hide_footers(faults: &Faults) -> bool {
     let fails = faults.cache_one_in > 0 || faults.unreadable.is_some();
-    fails || faults.outage.as_ref().is_some_and(|o| o.device == 0)
+    let goes = faults.outage.as_ref().is_some_and(|o| o.device == 0);
+    fails || goes || faults.pull.as_ref().is_some_and(|p| p.device == 0)
 }
 
 fn damage(plan: &mut Plan, rng: &mut Rng) {
     for boot in &mut plan.boots {
-        // A read beside an overwriting in place gets unverified data (`open-plans/read-beside-an-overwriting.plan`).
-        let overwrites = plan.depth > 1 && boot.settings.overwrite_in_place != "off";
         // A wipe overwrites footers, so data whose footer was not read before has no checksum afterwards.
         let wipes = boot.actions.iter().any(|(_, a)| matches!(a, OperatorAction::Wipe { .. }));
-        if rng.chance(1, 2) || overwrites || wipes || boot.faults.as_ref().is_some_and(may_hide_footers) {
+        if rng.chance(1, 2) || wipes || boot.faults.as_ref().is_some_and(may_hide_footers) {
             continue;
         }
         let most = one_of(rng, &[1, 40, 300]);
