@@ -278,3 +278,116 @@ fn a_bucket_without_room_for_a_footer_has_checksums_in_memory() {
         assert_eq!((counters.verified_blocks, counters.unverified_blocks), (15, 15));
     });
 }
+
+/// ATTACK 1. A scrub has read a block without a known checksum. The block is overwritten in place, and the table drops the
+/// checksums of the bucket, which the scrub reads again for its next chunk. The checksum of the older data must not be learnt: it
+/// would make the data of an answered write unreadable.
+#[test]
+fn a_checksum_of_older_data_is_not_learnt_after_the_table_has_forgotten_an_overwriting() {
+    run(|rt| async move {
+        let f = Fixture::open(&rt).await;
+        let (one, other) = (f.write(&rt, 0, DATA, 1).await, f.write(&rt, 100, DATA, 2).await);
+        rt.sleep(Nanos::from_secs(1)).await;
+        f.forget();
+        // The bucket is reopened, and then forgotten: no checksum of it is known. So it is after a power loss.
+        assert!(f.begin_overwrite(one, 3).await);
+        f.overwrite(&rt, one, 3).await;
+        assert_eq!(f.verify(other, 2).await, Verdict::Verified);
+        assert!(!f.has_sums(one), "the table has room for one bucket");
+        // The scrub reads the first chunk of the bucket.
+        let began = f.cache.data.read_token();
+        assert_eq!(f.verify(one, 3).await, Verdict::Unverified);
+        let sum = format::checksum::crc32c(&[3; 512]);
+        let found: Vec<ReadSum> =
+            (0..15).map(|n| ReadSum { at: one.advanced(Sectors(n)), sum, began }).collect();
+        // It pauses. A client overwrites the data, and clients use other buckets.
+        assert!(f.begin_overwrite(one, 4).await);
+        f.overwrite(&rt, one, 4).await;
+        assert_eq!(f.verify(other, 2).await, Verdict::Verified);
+        assert!(!f.has_sums(one), "the table has room for one bucket");
+        // The next chunk of the scrub, or a read of a client, reads the footer of the bucket.
+        assert_eq!(f.verify(one, 4).await, Verdict::Unverified);
+        let learnt = f.cache.data.learn(&found, false).await.unwrap();
+        assert_eq!(f.verify(one, 4).await, Verdict::Unverified, "sound data counts as damaged");
+        assert_eq!(learnt, 0, "the data was overwritten since it was read");
+    });
+}
+
+/// ATTACK 2. A block was overwritten in place, the table has forgotten it, and a scrub learns its checksum. The footer must follow
+/// a flush, as docs/decisions/034 says: otherwise a power loss keeps the footer and the older data.
+#[test]
+fn a_footer_with_learnt_checksums_follows_a_flush_of_a_forgotten_overwriting() {
+    run(|rt| async move {
+        let f = Fixture::open(&rt).await;
+        let (one, other) = (f.write(&rt, 0, DATA, 1).await, f.write(&rt, 100, DATA, 2).await);
+        rt.sleep(Nanos::from_secs(1)).await;
+        f.forget();
+        assert!(f.begin_overwrite(one, 3).await);
+        f.overwrite(&rt, one, 3).await;
+        let flushes = f.cache.device.flush_count();
+        assert_eq!(f.verify(other, 2).await, Verdict::Verified);
+        assert!(!f.has_sums(one), "the table has room for one bucket");
+        let began = f.cache.data.read_token();
+        assert_eq!(f.verify(one, 3).await, Verdict::Unverified);
+        let sum = format::checksum::crc32c(&[3; 512]);
+        let footers = f.cache.data.counters().footers_written;
+        assert_eq!(f.cache.data.learn(&[ReadSum { at: one, sum, began }], false).await.unwrap(), 1);
+        assert_eq!(f.cache.data.counters().footers_written, footers + 1);
+        assert!(f.cache.device.flush_count() > flushes, "the footer is on the device, and the data may be lost");
+    });
+}
+
+/// ATTACK 3. A kernel places blocks of the volume. If its data begins in the middle of a block of the device, a write that is whole
+/// blocks of the device is parts of two blocks at the place of the dirty data. Its checksums must not become those of whole blocks.
+#[test]
+fn parts_of_blocks_are_not_overwritten_with_checksums_of_whole_blocks() {
+    run(|rt| async move {
+        let disk = Disk::new(Watching::new(16_384), rt.clone());
+        let superblock = CacheSuper::format(&CacheFormat {
+            uuid: Uuid([1; 16]),
+            set_uuid: Uuid([7; 16]),
+            device_sectors: disk.info().sectors,
+            block_sectors: Sectors(8),
+            bucket_sectors: Sectors(64),
+            replacement: Replacement::Lru,
+            discard: false,
+        });
+        let mut superblock = superblock.unwrap();
+        superblock.set_checksum_key(Some(FooterKey(7)));
+        disk.write(Sector(8), rt.pool().copy_of(&superblock.encode()), true).await.unwrap();
+        let mut options = SetOptions::default();
+        options.tunables.overwrite_in_place = crate::tunables::Overwrite::Always;
+        let set = CacheSet::open(disk, options).await.unwrap();
+        let backing = format::BackingSuper::format(&format::superblock::BackingFormat {
+            uuid: Uuid([3; 16]),
+            set_uuid: Uuid([0; 16]),
+            device_sectors: Sectors(8192),
+            block_sectors: Sectors(8),
+            bucket_sectors: Sectors(64),
+            data_offset: Sector(20),
+            cache_mode: format::CacheMode::Writeback,
+            label: [0; 32],
+        });
+        let backing = crate::device::BackingDevice::new(Disk::new(TestDisk::new(8192), rt.clone()), backing.unwrap());
+        let volume = crate::set::attach(&set.core, Rc::new(backing)).await.unwrap();
+        volume.settings_mut().writeback_running = false;
+        let (cache, inode) = (components(set, &rt), volume.inode().unwrap());
+        rt.sleep(Nanos::from_secs(60)).await;
+        let write = async |start, sectors: Sectors, byte| {
+            let data = rt.pool().copy_of(&vec![byte; sectors.bytes() as usize]);
+            volume.write(Sector(start), sectors, data, 0, WriteFlags::default()).await.unwrap();
+        };
+        write(4, Sectors(24), 1).await;
+        let Kind::Hit { ptr, .. } = cache.index.segment(inode, Sector(24), Sector(48)).unwrap().kind else {
+            panic!("the data is not cached")
+        };
+        // The key as a kernel makes it: blocks of the volume, which begins at sector 20 of the device.
+        let (durability, key) = (Durability::Journaled, Some((ptr, true)));
+        cache.index.change(inode, Sector(24), Sector(48), None, durability).await.unwrap();
+        cache.index.change(inode, Sector(20), Sector(44), key, durability).await.unwrap();
+        write(4, Sectors(8), 3).await;
+        let (buffer, read) = volume.read(Sector(0), Sectors(24), rt.pool().take(24 * 512), 0).await;
+        read.unwrap();
+        assert!(buffer.as_slice()[..4 * 512].iter().all(|b| *b == 1));
+    });
+}

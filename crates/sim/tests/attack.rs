@@ -1,0 +1,145 @@
+//! Attacks: damage that was known and is forgotten, and reads that never end.
+#![allow(clippy::unwrap_used)]
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use engine::SetOptions;
+use engine::tunables::Overwrite;
+use format::{CacheMode, Sector, Sectors};
+use sim::damaged_data::flip;
+use sim::disk::{Fault, Kind, Matching, Retained};
+use sim::hardware::Layout;
+use sim::scenario::{Boot, Scenario};
+use sim::stamp::{Content, decode};
+
+/// Buckets of seven blocks of data and a footer.
+fn layout() -> Layout {
+    Layout { checksums: true, ..Layout::small(CacheMode::Writeback) }
+}
+
+async fn open(b: &Boot) {
+    let mut options = SetOptions::default();
+    options.tunables.overwrite_in_place = Overwrite::Always;
+    options.tunables.scrub_share = 100;
+    b.open_with(options).await;
+    b.tune(0, "sequential_cutoff", "0").await;
+    b.tune(0, "writeback_running", "0").await;
+}
+
+/// Dirty data of a bucket with a footer is damaged, and the operator knows it. A client overwrites another block of the bucket in
+/// place, and the power fails. The damage is still noticed: it is neither served nor written back.
+#[test]
+fn known_damage_is_known_after_a_crash_although_its_bucket_was_overwritten_in_place() {
+    for reads_again in [false, true] {
+        let mut scenario = Scenario::new(1, layout(), 0);
+        scenario.boot_and_stop(|b| async move {
+            open(&b).await;
+            assert!(b.clients[0].write(0, 7, true).await);
+            b.stop().await;
+        });
+        let buckets = Rc::new(std::cell::RefCell::new(Vec::new()));
+        let theirs = buckets.clone();
+        scenario.boot(move |b| async move {
+            open(&b).await;
+            b.clients[0].set_tolerant(true);
+            assert_eq!(flip(&b, 3..4), 1);
+            assert!(b.clients[0].read(3, 1).await.is_none(), "the damage was served");
+            assert_eq!(b.set().damaged().len(), 1);
+            *theirs.borrow_mut() = b.set().damaged_buckets();
+            assert!(b.clients[0].write(0, 1, true).await);
+        });
+        scenario.power_cut(Retained::Nothing);
+        scenario.boot(move |b| async move {
+            open(&b).await;
+            b.clients[0].set_tolerant(true);
+            if reads_again {
+                // As the daemon does.
+                b.set().read_again(buckets.borrow().clone()).await.unwrap();
+                assert_eq!(b.set().checksum_counters().learnt_blocks, 0, "damage got a checksum");
+            }
+            assert!(b.clients[0].read(3, 1).await.is_none(), "the damage was served");
+        });
+    }
+}
+
+/// A block of dirty data is damaged. Clients overwrite other blocks of its bucket in place all the time. A read of the block ends
+/// with an error, and does not wait until they pause.
+#[test]
+fn a_read_of_damaged_data_ends_beside_overwriting_of_other_blocks() {
+    let mut scenario = Scenario::new(1, layout(), 0);
+    scenario.boot(|b| async move {
+        open(&b).await;
+        let c = b.clients[0].clone();
+        c.set_tolerant(true);
+        assert!(c.write(0, 7, true).await);
+        assert_eq!(flip(&b, 3..4), 1);
+        let stop = Rc::new(Cell::new(false));
+        let writers: Vec<_> = [0, 1, 2, 4, 5, 6]
+            .into_iter()
+            .map(|at| {
+                let (c, stop) = (c.clone(), stop.clone());
+                b.rt.spawn(async move {
+                    while !stop.get() {
+                        assert!(c.write(at, 1, false).await);
+                    }
+                })
+            })
+            .collect();
+        b.sleep_ms(10).await;
+        let reader = c.clone();
+        let reading = b.rt.spawn(async move { reader.read(3, 1).await });
+        b.sleep_ms(300).await;
+        let answer = reading.try_take();
+        let (races, counters) = (b.set().counters(), b.set().checksum_counters());
+        stop.set(true);
+        println!("{races:?} {counters:?}");
+        for w in writers {
+            w.await;
+        }
+        assert!(answer.is_some_and(|data| data.is_none()), "the read has not ended after 300 ms");
+        assert_eq!(b.set().damaged().first().map(|d| d.sectors), Some(Sectors(1)));
+    });
+}
+
+/// The footer of the first bucket cannot be written. A scrub still finds the damage in the buckets behind it.
+#[test]
+fn a_scrub_goes_on_behind_a_footer_that_cannot_be_written() {
+    let mut scenario = Scenario::new(1, layout(), 0);
+    scenario.boot_and_stop(|b| async move {
+        open(&b).await;
+        assert!(b.clients[0].write(0, 7, true).await && b.clients[0].write(100, 7, true).await);
+        b.stop().await;
+    });
+    scenario.boot(|b| async move {
+        open(&b).await;
+        // The first bucket is reopened, and has no footer after the power loss.
+        let first = if place_of(&b, 0) < place_of(&b, 100) { 0 } else { 100 };
+        assert!(b.clients[0].write(first, 1, true).await);
+    });
+    scenario.power_cut(Retained::Nothing);
+    scenario.boot(|b| async move {
+        open(&b).await;
+        let (first, second) = if place_of(&b, 0) < place_of(&b, 100) { (0, 100) } else { (100, 0) };
+        assert_eq!(flip(&b, second + 3..second + 4), 1);
+        let footer = place_of(&b, first) / 8 * 8 + 7;
+        let matching = Matching { kind: Kind::Write, range: footer..footer + 1 };
+        b.cache.set_faults(vec![Fault { matching, skip: 0, count: u32::MAX }]);
+        b.clients[0].set_tolerant(true);
+        for _ in 0..3 {
+            println!("{:?}", b.set().scrub().await.map_err(|e| e.to_string()));
+        }
+        assert!(b.set().failure().is_none());
+        assert_eq!(b.set().damaged().len(), 1, "the damage in the second bucket was not found");
+    });
+}
+
+/// The place on the cache device that has data of this sector of volume 0.
+fn place_of(b: &Boot, sector: u64) -> u64 {
+    let image = b.cache.image();
+    let is_it = |at: &u64| {
+        let found = decode(&image.read_vec(Sector(*at), Sectors(1)));
+        matches!(found, Content::Data { volume: 0, sector: s, write } if s == sector && write > 0)
+    };
+    (0..256 * 8).find(is_it).unwrap()
+}
