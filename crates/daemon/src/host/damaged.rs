@@ -3,6 +3,7 @@
 //! Owns the list that is stored. A list of the engine ends with its process, and damage is noticed only when data is read: without
 //! the stored list, `status` would not name it before the next scrub. Must not know how a block is verified.
 
+use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -80,14 +81,12 @@ pub(super) async fn read_damaged_again(host: &Host<'_>) {
     store_damaged(host).await;
 }
 
-/// The work that stores the list; `None` if it has not changed, or the list of the last run is not read again yet.
+/// The work that stores the list; `None` if it has not changed. Buckets of the last run that are not read again yet stay in it.
 fn changed_damage(host: &Host<'_>) -> Option<impl FnOnce() + Send + use<>> {
     let set = host.session.set.as_ref().filter(|set| set.has_checksums())?;
-    if host.damaged.unread().is_some() {
-        return None;
-    }
-    let buckets = set.damaged_buckets();
-    host.damaged.update(buckets.into_iter().take(MOST_BUCKETS).map(|bucket| bucket.0).collect())
+    let found = set.damaged_buckets().into_iter().map(|bucket| bucket.0);
+    let all: BTreeSet<u32> = found.chain(host.damaged.unread().unwrap_or_default()).collect();
+    host.damaged.update(all.into_iter().take(MOST_BUCKETS).collect())
 }
 
 /// Stores the list if it has changed.

@@ -51,6 +51,12 @@ impl DamagedBlocks {
         });
     }
 
+    /// Whether a block in `[start, end)` is damaged that is not a part of `[but.0, but.1)`.
+    pub(super) fn has_other(&self, (start, end): (Sector, Sector), but: (Sector, Sector)) -> bool {
+        let is_other = |b: &DamagedBlock| b.ptr.offset() < but.0 || b.ptr.offset() + b.size > but.1;
+        self.blocks.range(start..end).any(|(_, b)| is_other(b))
+    }
+
     pub(super) fn all(&self) -> Vec<DamagedBlock> {
         self.blocks.values().copied().collect()
     }
@@ -79,6 +85,17 @@ mod tests {
     fn block(at: u64, generation: u8) -> DamagedBlock {
         let ptr = Ptr::new(0, Sector(at), Gen(generation));
         DamagedBlock { at: (Inode(1), Sector(1000 + at)), size: Sectors(8), ptr }
+    }
+
+    #[test]
+    fn other_damaged_blocks_of_a_bucket() {
+        let mut blocks = DamagedBlocks::default();
+        blocks.add(block(16, 1));
+        let other =
+            |but: (u64, u64)| blocks.has_other((Sector(0), Sector(64)), (Sector(but.0), Sector(but.1)));
+        assert!(other((0, 8)) && other((24, 32)) && other((16, 20)));
+        assert!(!other((16, 24)) && !other((8, 32)));
+        assert!(!blocks.has_other((Sector(64), Sector(128)), (Sector(64), Sector(72))));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 use std::rc::Rc;
 
 use format::{BlockSums, BucketNr, FooterId, Gen, Ptr, Sectors, encode_footer, parse_footer};
+
 use io::IoError;
 
 use super::sums::{BucketSums, FooterState, ReadSum};
@@ -12,6 +13,7 @@ use super::{CachedData, Checksums};
 use crate::alloc::Buckets;
 use crate::canary::{Bug, bug};
 use crate::device::Tick;
+use crate::error::EngineError;
 
 /// The number of footers that are written or replaced by zeros at the same time, at a start and a stop.
 const AT_ONCE: usize = 64;
@@ -166,13 +168,13 @@ impl CachedData {
     ///
     /// # Errors
     /// If the footer cannot be written. Without it, the checksums are known as long as the process runs.
-    pub(crate) async fn learn(&self, found: &[ReadSum], replaces: bool) -> Result<u64, IoError> {
+    pub(crate) async fn learn(&self, found: &[ReadSum], replaces: bool) -> Result<u64, EngineError> {
         let (Some(sums), Some(first)) = (&self.sums, found.first()) else { return Ok(0) };
         if !self.alloc.buckets().is_current(first.at) {
             return Ok(0);
         }
         let id = sums.id(&self.alloc, first.at);
-        let learnt = sums.table.borrow_mut().learn(found, replaces, self.device.latest_write());
+        let learnt = sums.table.borrow_mut().learn(found, replaces);
         match learnt {
             None => Ok(0),
             Some((FooterState::Written, 0)) => Ok(0),
@@ -194,21 +196,25 @@ impl CachedData {
         id: FooterId,
         at: Ptr,
         durable: bool,
-    ) -> Result<(), IoError> {
+    ) -> Result<(), EngineError> {
         sums.changes.set(sums.changes.get() + 1);
         // A pinned bucket is not reused.
         self.alloc.pin(id.bucket);
+        let overwritten = sums.table.borrow_mut().of_ptr(at).map(|e| e.overwritten).unwrap_or_default();
+        // As before any footer: see `write_footer`.
+        let mut result = self.device.flush(overwritten).await;
         let bytes = {
             let mut table = sums.table.borrow_mut();
-            table.of_ptr(at).map(|e| encode_footer(&sums.layout, sums.key, id, &e.sums))
+            let entry = table.of_ptr(at).filter(|_| result.is_ok());
+            entry.map(|e| encode_footer(&sums.layout, sums.key, id, &e.sums))
         };
-        let mut result = Ok(());
         if let Some(bytes) = bytes {
             let (sector, _) = sums.layout.place(self.device.geometry().bucket_start(id.bucket));
             let buffer = self.device.disk().runtime().pool().copy_of(&bytes);
-            result = self.device.disk().write(sector, buffer, durable).await;
+            let written = self.device.disk().write(sector, buffer, durable).await;
             self.device.wrote();
-            self.device.observe_data(&result);
+            self.device.observe_data(&written);
+            result = written.map_err(EngineError::from);
             sums.count(|c| c.footers_written += 1);
         }
         if let Some(entry) = sums.table.borrow_mut().of_ptr(at) {

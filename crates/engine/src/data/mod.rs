@@ -329,6 +329,14 @@ impl CachedData {
     /// false if the data must go to a new place instead. The caller holds the range, and has pinned the bucket.
     pub(crate) async fn begin_overwrite(&self, at: Ptr, new: &[u8]) -> bool {
         let Some(sums) = &self.sums else { return true };
+        let sectors = Sectors::from_bytes_floor(new.len() as u64);
+        let geometry = self.device.geometry();
+        let start = geometry.bucket_start(self.alloc.buckets().bucket_of(at));
+        let bucket = (start, start + geometry.bucket_sectors);
+        // The footer is what makes the damage known after a crash.
+        if sums.damaged.borrow().has_other(bucket, (at.offset(), at.offset() + sectors)) {
+            return false;
+        }
         sums.prepare_overwrite(self, at, new).await
     }
 

@@ -4,6 +4,7 @@
 //!
 //! Invariants: sums belong to one generation of their bucket; sums whose footer may be on the device do not change.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use format::{BlockSums, BucketNr, FooterLayout, Gen, Geometry, Ptr, Sectors};
@@ -44,6 +45,51 @@ struct OverwrittenBlock {
     new: u32,
 }
 
+/// When blocks of a bucket were overwritten in place. A read of one block does not start again because another is overwritten.
+struct Changes {
+    /// The last blocks, and the moments at which their overwriting began or ended.
+    recent: VecDeque<(usize, ReadToken)>,
+    /// The last moment of all others.
+    earlier: ReadToken,
+}
+
+/// The largest number of overwritings of a bucket whose block is known.
+const RECENT: usize = 64;
+
+impl Changes {
+    fn add(&mut self, block: usize, now: ReadToken) {
+        if self.recent.len() >= RECENT
+            && let Some((_, at)) = self.recent.pop_front()
+        {
+            self.earlier = self.earlier.max(at);
+        }
+        self.recent.push_back((block, now));
+    }
+
+    /// Whether the block may have been overwritten after `began`.
+    fn has_one_after(&self, block: usize, began: ReadToken) -> bool {
+        self.earlier > began || self.recent.iter().any(|(b, at)| *b == block && *at > began)
+    }
+
+    fn last(&self) -> ReadToken {
+        self.recent.back().map_or(self.earlier, |(_, at)| *at)
+    }
+}
+
+/// What remains of sums that were dropped from memory: sums that are read again later may be of buckets with such changes.
+#[derive(Default)]
+struct Forgotten {
+    changed: ReadToken,
+    overwritten: Tick,
+}
+
+impl Forgotten {
+    fn add(&mut self, sums: &BucketSums) {
+        self.changed = self.changed.max(sums.changes.last());
+        self.overwritten = self.overwritten.max(sums.overwritten);
+    }
+}
+
 /// The sums of one bucket.
 pub(super) struct BucketSums {
     generation: Gen,
@@ -51,8 +97,8 @@ pub(super) struct BucketSums {
     pub(super) footer: FooterState,
     /// The last overwriting in place of dirty data; a footer waits for a flush that covers it.
     pub(super) overwritten: Tick,
-    /// The moment of the last overwriting in place.
-    changed: ReadToken,
+    /// When blocks were overwritten in place.
+    changes: Changes,
     /// Whether the sums are not complete, because the data was overwritten, or the device had no footer. They get a footer
     /// only when the set stops.
     pub(super) reopened: bool,
@@ -113,6 +159,7 @@ pub(crate) struct SumsTable {
     most: usize,
     /// Counts sums that were dropped from memory.
     drops: u64,
+    forgotten: Forgotten,
     /// The bucket at which the next search for sums to drop begins.
     hand: usize,
     /// Counts beginnings and ends of overwriting in place.
@@ -138,6 +185,7 @@ impl SumsTable {
             len: 0,
             most,
             drops: 0,
+            forgotten: Forgotten::default(),
             hand: 0,
             now: ReadToken(0),
             dropped: vec![NOTHING_DROPPED; geometry.nbuckets as usize],
@@ -186,8 +234,8 @@ impl SumsTable {
             generation,
             sums,
             footer,
-            overwritten: Tick::default(),
-            changed: ReadToken(0),
+            overwritten: self.forgotten.overwritten,
+            changes: Changes { earlier: self.forgotten.changed, recent: VecDeque::new() },
             reopened: false,
             overwriting: Vec::new(),
             used: true,
@@ -201,7 +249,8 @@ impl SumsTable {
 
     /// Removes the sums of a bucket.
     pub(super) fn remove(&mut self, bucket: BucketNr) {
-        if self.table.get_mut(bucket.0 as usize).and_then(Option::take).is_some() {
+        if let Some(entry) = self.table.get_mut(bucket.0 as usize).and_then(Option::take) {
+            self.forgotten.add(&entry);
             self.len -= 1;
             self.drops += 1;
         }
@@ -243,6 +292,7 @@ impl SumsTable {
                     let known = u16::try_from(entry.sums.known()).unwrap_or(u16::MAX - 1);
                     *dropped = Dropped { generation: entry.generation, known };
                 }
+                self.forgotten.add(entry);
                 *place = None;
                 self.len -= 1;
                 self.drops += 1;
@@ -305,7 +355,8 @@ impl SumsTable {
 
     /// Whether a block of the bucket may have been overwritten in place after `began`.
     pub(super) fn was_overwritten(&mut self, ptr: Ptr, began: ReadToken) -> bool {
-        self.of_ptr(ptr).is_none_or(|e| e.changed > began)
+        let block = self.block(ptr);
+        self.of_ptr(ptr).is_none_or(|e| e.changes.has_one_after(block, began))
     }
 
     /// The next moment: overwriting in place begins or ends.
@@ -332,10 +383,10 @@ impl SumsTable {
         let now = self.next_moment();
         let Some(entry) = self.of_ptr(at) else { return };
         assert!(entry.footer == FooterState::Absent, "data with a footer is overwritten in place");
-        entry.changed = now;
         for (block, bytes) in (first..).zip(data.chunks(block_bytes)) {
             let (old, new) = (entry.sums.get(block), format::checksum::crc32c(bytes));
             entry.overwriting.push(OverwrittenBlock { block, old, new });
+            entry.changes.add(block, now);
             entry.sums.set(block, None);
         }
     }
@@ -345,7 +396,6 @@ impl SumsTable {
         let blocks = self.blocks(at, sectors);
         let now = self.next_moment();
         let Some(entry) = self.of_ptr(at) else { return };
-        entry.changed = now;
         for b in entry.overwriting.extract_if(.., |b| blocks.contains(&b.block)) {
             let sum = match end {
                 Overwritten::Written(_) => Some(b.new),
@@ -353,6 +403,7 @@ impl SumsTable {
                 Overwritten::NotBegun => b.old,
             };
             entry.sums.set(b.block, sum);
+            entry.changes.add(b.block, now);
         }
         if let Overwritten::Written(tick) = end {
             entry.overwritten = entry.overwritten.max(tick);
@@ -360,15 +411,10 @@ impl SumsTable {
     }
 
     /// Makes checksums known that a reader of blocks of one bucket has computed, except those of blocks that may have been
-    /// overwritten since. `replaces`: also those of blocks that have another one. `tick`: the moment from which a flush
-    /// covers the data. Returns the state of the footer before the change, and the number of new checksums. If that state is
-    /// [`FooterState::Written`], it is [`FooterState::Changing`] now, and the caller writes the footer.
-    pub(super) fn learn(
-        &mut self,
-        found: &[ReadSum],
-        replaces: bool,
-        tick: Tick,
-    ) -> Option<(FooterState, u64)> {
+    /// overwritten since. `replaces`: also those of blocks that have another one. Returns the state of the footer before the
+    /// change, and the number of new checksums. If that state is [`FooterState::Written`], it is [`FooterState::Changing`] now,
+    /// and the caller writes the footer.
+    pub(super) fn learn(&mut self, found: &[ReadSum], replaces: bool) -> Option<(FooterState, u64)> {
         let places: Vec<usize> = found.iter().map(|f| self.block(f.at)).collect();
         let entry = self.of_ptr(found.first()?.at)?;
         let before = entry.footer;
@@ -377,7 +423,8 @@ impl SumsTable {
         }
         let mut new = 0;
         for (f, block) in found.iter().zip(places) {
-            let is_stable = entry.overwriting.is_empty() && entry.changed <= f.began;
+            let is_stable = !entry.overwriting.iter().any(|b| b.block == block)
+                && !entry.changes.has_one_after(block, f.began);
             let is_new = match entry.sums.get(block) {
                 None => true,
                 Some(known) => replaces && known != f.sum,
@@ -387,12 +434,8 @@ impl SumsTable {
                 new += 1;
             }
         }
-        if new > 0 {
-            // The table may have forgotten an overwriting in place.
-            entry.overwritten = entry.overwritten.max(tick);
-            if before == FooterState::Written {
-                entry.footer = FooterState::Changing;
-            }
+        if new > 0 && before == FooterState::Written {
+            entry.footer = FooterState::Changing;
         }
         Some((before, new))
     }

@@ -169,7 +169,7 @@ pub(crate) async fn scrub(scrubber: &Rc<Scrubber>) -> Result<ScrubReport, Engine
     let task = scrubber.cache.rt.spawn(async move {
         let _one = theirs.lock.lock().await;
         let _background = theirs.cache.tasks.begin();
-        Scrub { scrubber: &theirs, cancelled, report: ScrubReport::default(), next: BucketNr(0) }.run().await
+        Scrub::new(&theirs, cancelled).run().await
     });
     task.await
 }
@@ -190,8 +190,8 @@ pub(crate) async fn read_again(scrubber: &Rc<Scrubber>, buckets: Vec<BucketNr>) 
         let _one = theirs.lock.lock().await;
         let _background = theirs.cache.tasks.begin();
         let (progress, last) = (theirs.progress.get(), theirs.last.get());
-        let mut scrub =
-            Scrub { scrubber: &theirs, cancelled, report: ScrubReport::default(), next: BucketNr(0) };
+        // A block that was damaged must not get the checksum of the damage.
+        let mut scrub = Scrub { learns: false, ..Scrub::new(&theirs, cancelled) };
         let result = scrub.group(&group_of(&theirs.cache, &buckets)).await;
         theirs.progress.set(progress);
         theirs.last.set(last);
@@ -237,6 +237,8 @@ struct Scrub<'a> {
     report: ScrubReport,
     /// The bucket that comes next.
     next: BucketNr,
+    /// Whether blocks without a checksum get one.
+    learns: bool,
 }
 
 /// Some extents that are read with one request.
@@ -247,7 +249,11 @@ struct ScrubRead<'a> {
     sectors: Sectors,
 }
 
-impl Scrub<'_> {
+impl<'a> Scrub<'a> {
+    fn new(scrubber: &'a Rc<Scrubber>, cancelled: Rc<ScrubCancelled>) -> Scrub<'a> {
+        Scrub { scrubber, cancelled, report: ScrubReport::default(), next: BucketNr(0), learns: true }
+    }
+
     async fn run(mut self) -> Result<ScrubReport, EngineError> {
         let scrubber = self.scrubber;
         scrubber.running.set(true);
@@ -353,7 +359,10 @@ impl Scrub<'_> {
             scrubber.last.set(self.report);
             self.pause(scrubber.cache.rt.now().since(began), chunk.sectors).await;
         }
-        let (new, unknown) = (scrubber.cache.data.learn(&found, false).await?, found.len() as u64);
+        let unknown = found.len() as u64;
+        // The device counts a footer that cannot be written. The scrub goes on, because the buckets behind may have damage.
+        let learnt = if self.learns { scrubber.cache.data.learn(&found, false).await } else { Ok(0) };
+        let new = learnt.unwrap_or(0);
         scrubber.cache.data.count_learnt(new);
         self.report.learnt_blocks += new;
         self.report.unverified_blocks += unknown.saturating_sub(new);

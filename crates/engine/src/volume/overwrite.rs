@@ -18,10 +18,10 @@
 use format::{JournalSeq, Ptr};
 use io::Nanos;
 
-use super::Blocks;
 use super::Cache;
 use super::Target;
 use super::hit::bytes_of;
+use super::pieces::blocks_of_data;
 use super::write::Write;
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::index::Kind;
@@ -58,7 +58,8 @@ pub(super) fn place_to_overwrite(target: Target<'_>, write: &Write) -> Option<Pt
     let Target { volume, cache, inode } = target;
     let seg = cache.index.segment(inode, write.start, write.end).ok()?;
     let Kind::Hit { ptr, dirty: true, .. } = seg.kind else { return None };
-    let blocks = Blocks::of_disk(cache.device.disk());
+    // A part of a block has no checksum of its own. A kernel may have placed data so that blocks of the volume are such parts.
+    let blocks = blocks_of_data(cache);
     if seg.end != write.end || !blocks.are_whole(ptr.offset(), write.sectors()) {
         return None;
     }

@@ -333,7 +333,10 @@ fn a_footer_with_learnt_checksums_follows_a_flush_of_a_forgotten_overwriting() {
         let footers = f.cache.data.counters().footers_written;
         assert_eq!(f.cache.data.learn(&[ReadSum { at: one, sum, began }], false).await.unwrap(), 1);
         assert_eq!(f.cache.data.counters().footers_written, footers + 1);
-        assert!(f.cache.device.flush_count() > flushes, "the footer is on the device, and the data may be lost");
+        assert!(
+            f.cache.device.flush_count() > flushes,
+            "the footer is on the device, and the data may be lost"
+        );
     });
 }
 
@@ -368,7 +371,8 @@ fn parts_of_blocks_are_not_overwritten_with_checksums_of_whole_blocks() {
             cache_mode: format::CacheMode::Writeback,
             label: [0; 32],
         });
-        let backing = crate::device::BackingDevice::new(Disk::new(TestDisk::new(8192), rt.clone()), backing.unwrap());
+        let backing =
+            crate::device::BackingDevice::new(Disk::new(TestDisk::new(8192), rt.clone()), backing.unwrap());
         let volume = crate::set::attach(&set.core, Rc::new(backing)).await.unwrap();
         volume.settings_mut().writeback_running = false;
         let (cache, inode) = (components(set, &rt), volume.inode().unwrap());

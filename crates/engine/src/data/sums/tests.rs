@@ -82,24 +82,23 @@ fn checksums_are_learnt_of_blocks_that_nobody_overwrites() {
         let before = t.now();
         t.overwrites(ptr(20, 3, 1), &[5; 512]);
         let during = t.now();
-        assert_eq!(t.learn(&read(3, 7, during), false, tick), Some((FooterState::Absent, 0)), "under way");
+        assert_eq!(t.learn(&read(3, 7, during), false), Some((FooterState::Absent, 0)), "under way");
         t.overwrote(ptr(20, 3, 1), Sectors(1), Overwritten::Failed);
         for began in [before, during] {
-            assert_eq!(t.learn(&read(3, 7, began), false, tick), Some((FooterState::Absent, 0)));
+            assert_eq!(t.learn(&read(3, 7, began), false), Some((FooterState::Absent, 0)));
         }
         let now = t.now();
-        assert_eq!(t.learn(&read(3, 7, now), false, tick), Some((FooterState::Absent, 1)));
+        assert_eq!(t.learn(&read(3, 7, now), false), Some((FooterState::Absent, 1)));
         assert_eq!(t.sum_of(ptr(20, 3, 1)), Some(7));
-        assert_eq!(t.of_ptr(ptr(20, 3, 1)).unwrap().overwritten, tick, "a footer waits for a flush");
-        assert_eq!(t.learn(&read(3, 8, now), false, tick), Some((FooterState::Absent, 0)), "it is known");
-        assert_eq!(t.learn(&read(3, 8, now), true, tick), Some((FooterState::Absent, 1)), "it is replaced");
-        assert_eq!(t.learn(&read(3, 8, now), true, tick), Some((FooterState::Absent, 0)), "it is the same");
+        assert_eq!(t.learn(&read(3, 8, now), false), Some((FooterState::Absent, 0)), "it is known");
+        assert_eq!(t.learn(&read(3, 8, now), true), Some((FooterState::Absent, 1)), "it is replaced");
+        assert_eq!(t.learn(&read(3, 8, now), true), Some((FooterState::Absent, 0)), "it is the same");
         t.of_ptr(ptr(20, 0, 1)).unwrap().footer = FooterState::Written;
-        assert_eq!(t.learn(&read(3, 8, now), false, tick), Some((FooterState::Written, 0)));
+        assert_eq!(t.learn(&read(3, 8, now), false), Some((FooterState::Written, 0)));
         assert_eq!(state(&mut t), Some(FooterState::Written));
-        assert_eq!(t.learn(&read(4, 9, now), false, tick), Some((FooterState::Written, 1)));
+        assert_eq!(t.learn(&read(4, 9, now), false), Some((FooterState::Written, 1)));
         assert_eq!(state(&mut t), Some(FooterState::Changing), "the caller writes the footer");
-        assert_eq!(t.learn(&read(5, 9, now), false, tick), None);
+        assert_eq!(t.learn(&read(5, 9, now), false), None);
         assert_eq!(t.known(BucketNr(20), Gen(1)), Known::Blocks(2));
         assert_eq!(t.known(BucketNr(20), Gen(2)), Known::NotRead);
     });
