@@ -113,6 +113,12 @@ impl CachedData {
         self.alloc.unpin(bucket);
     }
 
+    /// Writes the footer of a bucket that has none, because a block of it is damaged: without it a crash would make that unknown.
+    pub(crate) async fn keep_sums(&self, at: Ptr) {
+        let bucket = self.alloc.buckets().bucket_of(at);
+        self.write_footer(bucket, true).await;
+    }
+
     /// Begins the write of a footer if the device has none, no write to the bucket is under way, and it has live data.
     /// Returns the generation of the bucket and its last overwriting in place. A bucket that was reopened gets its footer
     /// only at a stop (`last`): otherwise each overwriting in place could cost two more requests.

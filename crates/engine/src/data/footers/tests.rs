@@ -279,7 +279,7 @@ fn a_bucket_without_room_for_a_footer_has_checksums_in_memory() {
     });
 }
 
-/// ATTACK 1. A scrub has read a block without a known checksum. The block is overwritten in place, and the table drops the
+/// A scrub has read a block without a known checksum. The block is overwritten in place, and the table drops the
 /// checksums of the bucket, which the scrub reads again for its next chunk. The checksum of the older data must not be learnt: it
 /// would make the data of an answered write unreadable.
 #[test]
@@ -313,7 +313,7 @@ fn a_checksum_of_older_data_is_not_learnt_after_the_table_has_forgotten_an_overw
     });
 }
 
-/// ATTACK 2. A block was overwritten in place, the table has forgotten it, and a scrub learns its checksum. The footer must follow
+/// A block was overwritten in place, the table has forgotten it, and a scrub learns its checksum. The footer must follow
 /// a flush, as docs/decisions/034 says: otherwise a power loss keeps the footer and the older data.
 #[test]
 fn a_footer_with_learnt_checksums_follows_a_flush_of_a_forgotten_overwriting() {
@@ -340,7 +340,7 @@ fn a_footer_with_learnt_checksums_follows_a_flush_of_a_forgotten_overwriting() {
     });
 }
 
-/// ATTACK 3. A kernel places blocks of the volume. If its data begins in the middle of a block of the device, a write that is whole
+/// A kernel places blocks of the volume. If its data begins in the middle of a block of the device, a write that is whole
 /// blocks of the device is parts of two blocks at the place of the dirty data. Its checksums must not become those of whole blocks.
 #[test]
 fn parts_of_blocks_are_not_overwritten_with_checksums_of_whole_blocks() {

@@ -74,34 +74,32 @@ fn blocks_that_are_being_overwritten_are_compared_with_the_data_before_and_after
 /// A scrub computes the checksums of blocks that it has read. Blocks that are overwritten meanwhile get none.
 #[test]
 fn checksums_are_learnt_of_blocks_that_nobody_overwrites() {
-    run(|rt| async move {
-        let (mut t, tick) = (table(64), cache_device(&TestDisk::new(4096), &rt, Sectors(16)).wrote());
-        t.put(BucketNr(20), Gen(1), BlockSums::unknown(15), FooterState::Absent);
-        let read = |block, sum, began| [ReadSum { at: ptr(20, block, 1), sum, began }];
-        let state = |t: &mut SumsTable| t.of_ptr(ptr(20, 0, 1)).map(|e| e.footer);
-        let before = t.now();
-        t.overwrites(ptr(20, 3, 1), &[5; 512]);
-        let during = t.now();
-        assert_eq!(t.learn(&read(3, 7, during), false), Some((FooterState::Absent, 0)), "under way");
-        t.overwrote(ptr(20, 3, 1), Sectors(1), Overwritten::Failed);
-        for began in [before, during] {
-            assert_eq!(t.learn(&read(3, 7, began), false), Some((FooterState::Absent, 0)));
-        }
-        let now = t.now();
-        assert_eq!(t.learn(&read(3, 7, now), false), Some((FooterState::Absent, 1)));
-        assert_eq!(t.sum_of(ptr(20, 3, 1)), Some(7));
-        assert_eq!(t.learn(&read(3, 8, now), false), Some((FooterState::Absent, 0)), "it is known");
-        assert_eq!(t.learn(&read(3, 8, now), true), Some((FooterState::Absent, 1)), "it is replaced");
-        assert_eq!(t.learn(&read(3, 8, now), true), Some((FooterState::Absent, 0)), "it is the same");
-        t.of_ptr(ptr(20, 0, 1)).unwrap().footer = FooterState::Written;
-        assert_eq!(t.learn(&read(3, 8, now), false), Some((FooterState::Written, 0)));
-        assert_eq!(state(&mut t), Some(FooterState::Written));
-        assert_eq!(t.learn(&read(4, 9, now), false), Some((FooterState::Written, 1)));
-        assert_eq!(state(&mut t), Some(FooterState::Changing), "the caller writes the footer");
-        assert_eq!(t.learn(&read(5, 9, now), false), None);
-        assert_eq!(t.known(BucketNr(20), Gen(1)), Known::Blocks(2));
-        assert_eq!(t.known(BucketNr(20), Gen(2)), Known::NotRead);
-    });
+    let mut t = table(64);
+    t.put(BucketNr(20), Gen(1), BlockSums::unknown(15), FooterState::Absent);
+    let read = |block, sum, began| [ReadSum { at: ptr(20, block, 1), sum, began }];
+    let state = |t: &mut SumsTable| t.of_ptr(ptr(20, 0, 1)).map(|e| e.footer);
+    let before = t.now();
+    t.overwrites(ptr(20, 3, 1), &[5; 512]);
+    let during = t.now();
+    assert_eq!(t.learn(&read(3, 7, during), false), Some((FooterState::Absent, 0)), "under way");
+    t.overwrote(ptr(20, 3, 1), Sectors(1), Overwritten::Failed);
+    for began in [before, during] {
+        assert_eq!(t.learn(&read(3, 7, began), false), Some((FooterState::Absent, 0)));
+    }
+    let now = t.now();
+    assert_eq!(t.learn(&read(3, 7, now), false), Some((FooterState::Absent, 1)));
+    assert_eq!(t.sum_of(ptr(20, 3, 1)), Some(7));
+    assert_eq!(t.learn(&read(3, 8, now), false), Some((FooterState::Absent, 0)), "it is known");
+    assert_eq!(t.learn(&read(3, 8, now), true), Some((FooterState::Absent, 1)), "it is replaced");
+    assert_eq!(t.learn(&read(3, 8, now), true), Some((FooterState::Absent, 0)), "it is the same");
+    t.of_ptr(ptr(20, 0, 1)).unwrap().footer = FooterState::Written;
+    assert_eq!(t.learn(&read(3, 8, now), false), Some((FooterState::Written, 0)));
+    assert_eq!(state(&mut t), Some(FooterState::Written));
+    assert_eq!(t.learn(&read(4, 9, now), false), Some((FooterState::Written, 1)));
+    assert_eq!(state(&mut t), Some(FooterState::Changing), "the caller writes the footer");
+    assert_eq!(t.learn(&read(5, 9, now), false), None);
+    assert_eq!(t.known(BucketNr(20), Gen(1)), Known::Blocks(2));
+    assert_eq!(t.known(BucketNr(20), Gen(2)), Known::NotRead);
 }
 
 #[test]
