@@ -58,7 +58,8 @@ fn known_damage_is_known_after_a_crash_although_its_bucket_was_overwritten_in_pl
             b.clients[0].set_tolerant(true);
             if reads_again {
                 // As the daemon does.
-                b.set().read_again(buckets.borrow().clone()).await.unwrap();
+                let again = buckets.borrow().clone();
+                b.set().read_again(again).await.unwrap();
                 assert_eq!(b.set().checksum_counters().learnt_blocks, 0, "damage got a checksum");
             }
             assert!(b.clients[0].read(3, 1).await.is_none(), "the damage was served");

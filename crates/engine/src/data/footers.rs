@@ -114,7 +114,7 @@ impl CachedData {
     }
 
     /// Writes the footer of a bucket that has none, because a block of it is damaged: without it a crash would make that unknown.
-    pub(crate) async fn keep_sums(&self, at: Ptr) {
+    pub(crate) async fn write_footer_now(&self, at: Ptr) {
         let bucket = self.alloc.buckets().bucket_of(at);
         self.write_footer(bucket, true).await;
     }
