@@ -23,6 +23,11 @@ impl Presence {
         Presence(None)
     }
 
+    /// Whether the client has disconnected, as far as its connection has been read.
+    pub(crate) fn has_left(&self) -> bool {
+        self.0.as_ref().is_some_and(|here| here.has_changed().is_err())
+    }
+
     /// Returns when the client has disconnected.
     pub(crate) async fn disconnected(&self) {
         match &self.0 {

@@ -196,3 +196,32 @@ fn a_long_command_delays_no_other_and_an_interrupted_one_is_not_carried_out() {
     assert_eq!(daemon.state_of(&slow.file), "waiting");
     daemon.stop();
 }
+
+/// Ctrl-C while the daemon did not run, as on a machine without memory: the command was carried out as soon as it ran.
+#[test]
+fn a_command_whose_client_left_before_the_daemon_read_it_is_not_carried_out() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    for path in ["stop", "unregister"] {
+        daemon.signal(rustix::process::Signal::STOP);
+        let body = match path {
+            "unregister" => format!("{{\"device\": {:?}}}", place.hdd),
+            _ => String::new(),
+        };
+        let path = if path == "unregister" {
+            "/v1/unregister".into()
+        } else {
+            format!("/v1/volumes/bcache0/{path}")
+        };
+        let mut stream = daemon.connect();
+        write!(stream, "POST {path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+        drop(stream);
+        let before = daemon.said().matches("the client disconnected before the command began").count();
+        daemon.signal(rustix::process::Signal::CONT);
+        let said = || daemon.said().matches("the client disconnected before the command began").count();
+        wait_until("the end of the command", || said() > before);
+        assert_eq!(daemon.state_of(&place.hdd), "served");
+    }
+    daemon.stop();
+}

@@ -294,3 +294,23 @@ fn a_disk_moves_between_two_sets_as_often_as_one_likes() {
     }
     daemon.stop();
 }
+
+/// `register` of a disk whose volume had been detached, and was served still, failed with "in use by this process". Then
+/// `unregister` said "unregistered", and clients still wrote to the disk.
+#[test]
+fn a_detached_disk_is_registered_and_can_be_unregistered() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["detach", "one"]).ok();
+    daemon.run(&["register", &place.hdd]).ok();
+    assert_eq!(daemon.state_of(&place.hdd), "served");
+    let mut client = place.client("bcache0");
+    client.read(0, 4096).unwrap();
+    drop(client);
+    daemon.run(&["unregister", &place.hdd]).ok();
+    let (status, body) = daemon.http("GET", "/v1/volumes/bcache0", "");
+    assert_eq!(status, 404, "{body}");
+    assert!(daemon.devices().iter().all(|d| d["path"] != place.hdd.as_str()));
+    daemon.stop();
+}

@@ -16,6 +16,9 @@ use crate::asked::Asked;
 /// Time for which a command waits for another one.
 const WAITS_FOR: Duration = Duration::from_secs(10);
 
+/// How often a command lets other tasks run before it looks whether its client has left.
+const LOOKS: usize = 4;
+
 /// What a command changes.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Scope {
@@ -78,6 +81,10 @@ impl Drop for Claim<'_> {
     }
 }
 
+fn left() -> Failure {
+    Failure::Failed("the client disconnected before the command began; nothing was changed".into())
+}
+
 impl Changes {
     fn lock(&self) -> MutexGuard<'_, ClaimState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -101,20 +108,23 @@ impl Changes {
     /// # Errors
     /// If another command has some of it for too long, or the client disconnects first.
     pub(crate) async fn claim(&self, asked: &Asked, scope: Scope) -> Result<Claim<'_>, Failure> {
-        // A command that need not wait begins, whether or not its client stays.
+        // A client can have left before the daemon has read its request, for example while the daemon was busy. Its connection
+        // then sees the end right behind the request.
+        for _ in 0..LOOKS {
+            tokio::task::yield_now().await;
+        }
+        if asked.client.has_left() {
+            return Err(left());
+        }
         match self.try_claim(&asked.what, &scope) {
             Ok(claim) => return Ok(claim),
-            Err(other) => {
-                message::note(&plain::escaped(&format!("{} waits; under way: {other}", asked.what)))
-            }
+            Err(other) => message::note(plain::escaped(&format!("{} waits; under way: {other}", asked.what))),
         }
         let waited = tokio::time::timeout(self.waits_for, self.wait(&asked.what, &scope));
         tokio::select! {
             // The claim may be free after the client has left and before this task sees either.
             biased;
-            () = asked.client.disconnected() => Err(Failure::Failed(
-                "the client disconnected before the command began; nothing was changed".into(),
-            )),
+            () = asked.client.disconnected() => Err(left()),
             claim = waited => claim.or_else(|_| self.try_claim(&asked.what, &scope)).map_err(|other| {
                 Failure::Failed(format!(
                     "nothing was changed: another command is under way for the same device or set: {other}; \

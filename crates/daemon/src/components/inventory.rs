@@ -25,7 +25,10 @@ impl Inventory {
         if !self.devices.is_served(&probe.path) {
             return false;
         }
-        let Some(worker) = self.workers.of_device(probe) else { return false };
+        let Some(worker) = self.workers.of_device(probe) else {
+            // The thread of a set goes on to serve a volume that was detached from it.
+            return self.workers.volume_of(&probe.uuid).await.is_some();
+        };
         if worker.phase() != Phase::Serving || matches!(probe.role, Role::Cache { .. }) {
             return true;
         }

@@ -11,7 +11,7 @@ use serve::{Failure, message};
 
 use super::admission::{Admission, By};
 use super::changes::{Claim, Scope};
-use super::devices::DeviceState;
+use super::devices::{Device, DeviceState};
 use super::inventory::Inventory;
 use super::lookup::{Found, Lookup};
 use super::placement::Placement;
@@ -163,6 +163,12 @@ impl Registration {
         scope
     }
 
+    /// Whether no other registered device has this UUID.
+    fn is_only(&self, probe: &Probe) -> bool {
+        let is_same = |d: &Device| d.probe.as_ref().is_some_and(|p| p.uuid == probe.uuid);
+        self.inventory.devices.paths(is_same).len() <= 1
+    }
+
     /// Unregisters a device: of a cache device the set is stopped, and dirty data stays dirty; of a backing device the volume.
     ///
     /// # Errors
@@ -177,25 +183,24 @@ impl Registration {
         let Some(path) = named.device.clone() else { return failed(format!("{named}: has no device")) };
         let known = self.inventory.devices.get(&path);
         let Some(known) = known else { return failed(format!("{named}: is not registered")) };
-        if known.state.has_thread()
-            && let Some(probe) = &known.probe
-        {
-            match &probe.role {
-                Role::Cache { set, .. } => {
-                    let stopped = self.inventory.workers.stop(set).await;
-                    if self.inventory.workers.serving(set).is_some() {
-                        stopped?;
-                    } else if let Err(e) = stopped {
-                        // A set that is disabled cannot be stopped in order, and its thread has ended.
-                        message::warn(format!("{named}: {e}"));
-                    }
-                    self.inventory.devices.remove(&path);
-                    self.placement.replace_without_cache(set).await;
+        match known.probe.as_ref().map(|probe| (probe, &probe.role)) {
+            Some((_, Role::Cache { set, .. })) if known.state.has_thread() => {
+                let stopped = self.inventory.workers.stop(set).await;
+                if self.inventory.workers.serving(set).is_some() {
+                    stopped?;
+                } else if let Err(e) = stopped {
+                    // A set that is disabled cannot be stopped in order, and its thread has ended.
+                    message::warn(format!("{named}: {e}"));
                 }
-                Role::Backing { .. } => {
-                    self.inventory.workers.stop_backing(probe).await?;
-                }
+                self.inventory.devices.remove(&path);
+                self.placement.replace_without_cache(set).await;
             }
+            // A device whose registration has failed can be served still, by an earlier thread, unless it is a copy of the served
+            // one. No device is served that is not registered.
+            Some((probe, Role::Backing { .. })) if known.state.has_thread() || self.is_only(probe) => {
+                self.inventory.workers.stop_backing(probe).await?;
+            }
+            _ => {}
         }
         self.inventory.devices.remove(&path);
         if let Some(probe) = &known.probe {
@@ -265,9 +270,13 @@ impl Registration {
         let (Some(cache), true) = (&worker.plan.cache, set.is_some_and(|s| s.failed.is_some())) else {
             return Ok(());
         };
+        let page = match &probe.role {
+            Role::Backing { attachment: Attachment::Dirty, .. } => "dead-ssd-dirty",
+            _ => "dead-ssd-clean",
+        };
         failed(format!(
             "{backing}: {} is disabled, and has the device until its cache device is unregistered; run `ubcache unregister \
-             {}`, then this command again; see the page dead-ssd-clean of the guide",
+             {}`, then this command again; see the page {page} of the guide",
             worker.title(),
             cache.display()
         ))
