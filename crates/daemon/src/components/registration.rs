@@ -271,12 +271,12 @@ impl Registration {
             return Ok(());
         };
         let page = match &probe.role {
-            Role::Backing { attachment: Attachment::Dirty, .. } => "dead-ssd-dirty",
-            _ => "dead-ssd-clean",
+            Role::Backing { attachment: Attachment::Dirty, .. } => "the page dead-ssd-dirty of the guide",
+            _ => "the page dead-ssd-clean of the guide",
         };
         failed(format!(
             "{backing}: {} is disabled, and has the device until its cache device is unregistered; run `ubcache unregister \
-             {}`, then this command again; see the page {page} of the guide",
+             {}`, then this command again; see {page}",
             worker.title(),
             cache.display()
         ))
