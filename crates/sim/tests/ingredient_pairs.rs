@@ -35,6 +35,7 @@ const NOT_TOGETHER: &[(&str, &str, &str)] = &[
     ("mode setting ", "mode setting ", "a boot has one"),
     ("damaged data", "cache errors", "a footer that cannot be read leaves data without a checksum"),
     ("damaged data", "unreadable cache", "a footer that cannot be read leaves data without a checksum"),
+    ("damaged data", "pull cache", "a footer that cannot be read leaves data without a checksum"),
     ("damaged data", "action wipe", "a wipe overwrites footers, and data without a checksum is not verified"),
     ("used by a kernel", "after a kernel", "a kernel uses the first boots"),
 ];
