@@ -1,7 +1,7 @@
 //! Scrub: reads all live data in the cache, and compares it with its checksums.
 //!
 //! Owns the order of the walk, its speed, and the report. The walk goes over the buckets in the order of the device. A survey of
-//! the index finds the live extents of some buckets at a time ([`survey`]). The blocks of each bucket are read, as far as
+//! the index finds the live extents of some buckets at a time (`survey`). The blocks of each bucket are read, as far as
 //! they are live:
 //!
 //! * a block that does not match its checksum is damaged. Clean data is invalidated, dirty data is listed, as at every other
