@@ -156,7 +156,7 @@ fn flush(f: &Fixture) {
         f.assert_untouched();
         return;
     }
-    run(&["check", &f.cache, &f.backing]).ok().says(&["(0 dirty)", "state clean"]);
+    run(&["check", &f.cache, &f.backing]).ok().says(&[": 0 sectors dirty", "state clean"]);
     for d in cached {
         assert_eq!(
             d["sha256"],
