@@ -64,24 +64,29 @@ impl DaemonReply {
     }
 }
 
-/// The command of these arguments with the name or the tunable that the daemon proposes. `None` if it proposes nothing, or the
-/// arguments do not have what it is to replace.
+/// The command of these arguments with the name or the tunable that the daemon proposes. `None` if it proposes nothing or several
+/// names, or the arguments do not have what it is to replace.
 fn command_instead(args: &[String], instead: &Value) -> Option<String> {
     let name = instead["name"].as_str()?;
-    let first = instead["names"].as_array()?.first().and_then(Value::as_str);
+    let only = match instead["names"].as_array()?.as_slice() {
+        [] => None,
+        [only] => only.as_str(),
+        // The operator decides which, and the text of the refusal has all of them.
+        _ => return None,
+    };
     let key =
         instead["key"].as_array().and_then(|pair| Some((pair.first()?.as_str()?, pair.get(1)?.as_str()?)));
     let is_name =
         |arg: &str| arg == name || std::path::absolute(arg).is_ok_and(|path| path == Path::new(name));
-    let mut is_changed = [first.is_none(), key.is_none()];
+    let mut is_changed = [only.is_none(), key.is_none()];
     let mut command = vec!["ubcache".to_owned()];
     for arg in args.iter().skip(1) {
         let (before, value) =
             arg.split_once('=').map_or((arg.as_str(), None), |(key, value)| (key, Some(value)));
-        command.push(match (first, key) {
-            (Some(first), _) if is_name(arg) => {
+        command.push(match (only, key) {
+            (Some(only), _) if is_name(arg) => {
                 is_changed[0] = true;
-                first.to_owned()
+                only.to_owned()
             }
             (_, Some((wrong, right))) if before == wrong => {
                 is_changed[1] = true;
@@ -451,9 +456,11 @@ mod tests {
             let args: Vec<String> = typed.split(' ').map(str::to_owned).collect();
             command_instead(&args, &serde_json::from_str(instead).unwrap())
         };
-        let detach = r#"{"name": "fast", "names": ["backup", "films"], "key": null}"#;
+        let detach = r#"{"name": "fast", "names": ["backup"], "key": null}"#;
         assert_eq!(command("ubcache detach fast --wipe", detach).unwrap(), "ubcache detach backup --wipe");
         assert_eq!(command("ubcache detach other", detach), None);
+        let several = r#"{"name": "fast", "names": ["backup", "films"], "key": null}"#;
+        assert_eq!(command("ubcache detach fast", several), None, "no volume is chosen for the operator");
         let path = r#"{"name": "/dev/ssd", "names": ["my_data"]}"#;
         assert_eq!(command("x detach /dev/ssd", path).unwrap(), "ubcache detach my_data");
         let key =

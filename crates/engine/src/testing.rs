@@ -27,15 +27,24 @@ pub(crate) fn watched_cache_device(disk: &Rc<Watching>, rt: &Handle, bucket: Sec
     cache_device_on(io::Disk::new(disk.clone(), rt.clone()), bucket)
 }
 
-/// A backing device in no set.
+/// A backing device in no set, with blocks of one sector.
 pub(crate) fn backing_device(disk: &Rc<TestDisk>, rt: &Handle) -> Rc<BackingDevice> {
+    backing_device_of(disk, rt, (Sectors(1), Sector(16)))
+}
+
+/// A backing device in no set with blocks of this size, whose data begins at `offset`.
+pub(crate) fn backing_device_of(
+    disk: &Rc<TestDisk>,
+    rt: &Handle,
+    (block_sectors, data_offset): (Sectors, Sector),
+) -> Rc<BackingDevice> {
     let superblock = BackingSuper::format(&BackingFormat {
         uuid: Uuid([3; 16]),
         set_uuid: Uuid([0; 16]),
         device_sectors: disk.info.sectors,
-        block_sectors: Sectors(1),
+        block_sectors,
         bucket_sectors: Sectors(64),
-        data_offset: Sector(16),
+        data_offset,
         cache_mode: CacheMode::Writeback,
         label: [0; 32],
     });

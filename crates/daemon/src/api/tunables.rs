@@ -84,33 +84,43 @@ impl Addressed {
             Whose::Set(_) => Owner::Set,
             Whose::Volume(_) => Owner::Device,
         };
-        let (text, near) = match meant(key, own) {
-            Meant::Own | Meant::Unknown => return Ok(()),
-            Meant::Near(near) => (format!("unknown tunable {key}; did you mean {near}?"), near),
-            Meant::Other if own == Owner::Set && key == "label" => {
-                let text = format!(
-                    "{}: its label is no tunable: `ubcache set-label {} LABEL` sets it",
-                    self.named,
-                    self.worker.typed()
-                );
-                return Err(Refusal::malformed(text));
+        match meant(key, own) {
+            Meant::Own | Meant::Unknown => Ok(()),
+            Meant::Near(near) => {
+                let text = format!("unknown tunable {key}; did you mean {near}?");
+                Err(self.refused(text, Vec::new(), Some((key.to_owned(), near.to_owned()))))
             }
-            Meant::Other => (self.of_other(api, key).await, key),
+            Meant::Other if own == Owner::Set && key == "label" => {
+                let (named, set) = (&self.named, self.worker.typed());
+                let text =
+                    format!("{named}: its label is no tunable: `ubcache set-label {set} LABEL` sets it");
+                Err(Refusal::malformed(text))
+            }
+            Meant::Other => {
+                let text = self.of_other(api, key).await;
+                Err(self.refused(text, self.others(api).await, None))
+            }
             Meant::NearOfOther(near) => {
                 let whose = self.of_other(api, near).await;
-                (format!("unknown tunable {key}; did you mean {near}? {whose}"), near)
+                let text = format!("unknown tunable {key}; did you mean {near}? {whose}");
+                Err(self.refused(text, self.others(api).await, Some((key.to_owned(), near.to_owned()))))
             }
-        };
-        let is_own = matches!(meant(key, own), Meant::Near(_));
-        let names = match own {
-            _ if is_own => Vec::new(),
-            Owner::Set => api.registry.lookup.volumes_of(&self.worker.plan.id).await,
-            Owner::Device if self.worker.plan.cache.is_some() => vec![self.worker.typed()],
-            Owner::Device => return Err(Refusal::malformed(text)),
-        };
-        let key = (near != key).then(|| (key.to_owned(), near.to_owned()));
-        let instead = Some(Box::new(Instead { name: self.asked.clone(), names, key }));
-        Err(Refusal { instead, ..Refusal::malformed(text) })
+        }
+    }
+
+    /// A refusal with the names and the tunable that would be right, if there are any.
+    fn refused(&self, text: String, names: Vec<String>, key: Option<(String, String)>) -> Refusal {
+        let helps = !names.is_empty() || key.is_some();
+        let instead = helps.then(|| Box::new(Instead { name: self.asked.clone(), names, key }));
+        Refusal { instead, ..Refusal::malformed(text) }
+    }
+
+    /// The names of the volumes of a set, or of the set of a volume.
+    async fn others(&self, api: &Api) -> Vec<String> {
+        match &self.whose {
+            Whose::Set(set) => api.registry.lookup.volumes_of(set).await,
+            Whose::Volume(_) => self.worker.plan.cache.iter().map(|_| self.worker.typed()).collect(),
+        }
     }
 
     /// Whose tunable this is that the set or volume does not have.

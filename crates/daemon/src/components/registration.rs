@@ -163,10 +163,11 @@ impl Registration {
         scope
     }
 
-    /// Whether no other registered device has this UUID.
-    fn is_only(&self, probe: &Probe) -> bool {
+    /// Whether the registration of a device has failed, and no other registered device has its UUID: a failed copy says nothing
+    /// about the original.
+    fn is_last(&self, device: &Device, probe: &Probe) -> bool {
         let is_same = |d: &Device| d.probe.as_ref().is_some_and(|p| p.uuid == probe.uuid);
-        self.inventory.devices.paths(is_same).len() <= 1
+        matches!(device.state, DeviceState::Failed(_)) && self.inventory.devices.paths(is_same).len() <= 1
     }
 
     /// Unregisters a device: of a cache device the set is stopped, and dirty data stays dirty; of a backing device the volume.
@@ -195,9 +196,10 @@ impl Registration {
                 self.inventory.devices.remove(&path);
                 self.placement.replace_without_cache(set).await;
             }
-            // A device whose registration has failed can be served still, by an earlier thread, unless it is a copy of the served
-            // one. No device is served that is not registered.
-            Some((probe, Role::Backing { .. })) if known.state.has_thread() || self.is_only(probe) => {
+            // An earlier thread may still serve a device whose last registration has failed.
+            Some((probe, Role::Backing { .. }))
+                if known.state.has_thread() || self.is_last(&known, probe) =>
+            {
                 self.inventory.workers.stop_backing(probe).await?;
             }
             _ => {}

@@ -5,14 +5,12 @@
 use std::rc::Rc;
 
 use format::{BlockSums, BucketNr, FooterId, Gen, Ptr, Sectors, encode_footer, parse_footer};
-
 use io::IoError;
 
-use super::sums::{BucketSums, FooterState, ReadSum};
+use super::sums::{BucketSums, FooterState, ReadSum, SumsTable};
 use super::{CachedData, Checksums};
 use crate::alloc::Buckets;
 use crate::canary::{Bug, bug};
-use crate::device::Tick;
 use crate::error::EngineError;
 
 /// The number of footers that are written or replaced by zeros at the same time, at a start and a stop.
@@ -83,46 +81,72 @@ impl CachedData {
         Ok(())
     }
 
-    /// Writes the footer of a bucket if it needs one ([`Self::begin_footer`]).
+    /// Writes the footer of a bucket if it needs one ([`Self::begin_footer`]). The device counts a write that fails.
     async fn write_footer(&self, bucket: BucketNr, last: bool) {
         let Some(sums) = &self.sums else { return };
-        let Some((generation, overwritten)) = self.begin_footer(sums, bucket, last) else { return };
+        if let Some(generation) = self.begin_footer(sums, bucket, last) {
+            let id = FooterId { set_uuid: sums.set_uuid, bucket, generation };
+            let _ = self.put_footer(sums, id, (FooterState::Absent, false)).await;
+        }
+    }
+
+    /// Writes the footer of a bucket whose state is [`FooterState::Changing`], and was `before`, behind a flush of its last
+    /// overwriting in place.
+    ///
+    /// A footer that it replaces is right about the data, too, and a torn one is not valid, so a crash at any moment is harmless.
+    async fn put_footer(
+        &self,
+        sums: &Checksums,
+        id: FooterId,
+        (before, durable): (FooterState, bool),
+    ) -> Result<(), EngineError> {
         // A pinned bucket is not reused, so the footer cannot end in the data of a later use.
-        self.alloc.pin(bucket);
+        self.alloc.pin(id.bucket);
+        let entry = |table: &mut SumsTable| table.get_mut(id.bucket, id.generation).map(|e| e.overwritten);
+        let overwritten = entry(&mut sums.table.borrow_mut()).unwrap_or_default();
         // An overwriting in place may still be in the volatile cache of the device, and the data before it durable.
-        let flushed = bug(Bug::FooterBeforeOverwrite) || self.device.flush(overwritten).await.is_ok();
-        let id = FooterId { set_uuid: sums.set_uuid, bucket, generation };
+        let flushed = match bug(Bug::FooterBeforeOverwrite) {
+            true => Ok(()),
+            false => self.device.flush(overwritten).await,
+        };
         let bytes = {
             let mut table = sums.table.borrow_mut();
-            let entry = table.get_mut(bucket, generation).filter(|_| flushed);
+            let entry = table.get_mut(id.bucket, id.generation).filter(|_| flushed.is_ok());
             entry.map(|e| encode_footer(&sums.layout, sums.key, id, &e.sums))
         };
+        let is_flushed = flushed.is_ok();
+        let mut result = flushed;
         if let Some(bytes) = bytes {
-            let (sector, _) = sums.layout.place(self.device.geometry().bucket_start(bucket));
+            let (sector, _) = sums.layout.place(self.device.geometry().bucket_start(id.bucket));
             let buffer = self.device.disk().runtime().pool().copy_of(&bytes);
-            let written = self.device.disk().write(sector, buffer, false).await;
+            let written = self.device.disk().write(sector, buffer, durable).await;
             self.device.wrote();
             self.device.observe_data(&written);
             sums.count(|c| c.footers_written += 1);
+            result = written.map_err(EngineError::from);
         }
-        if let Some(entry) = sums.table.borrow_mut().get_mut(bucket, generation) {
+        if let Some(entry) = sums.table.borrow_mut().get_mut(id.bucket, id.generation) {
             // A write that has failed may have reached the device.
-            entry.footer = if flushed { FooterState::Written } else { FooterState::Absent };
-            entry.reopened &= !flushed;
+            entry.footer = if is_flushed { FooterState::Written } else { before };
+            entry.reopened &= !is_flushed;
         }
-        self.alloc.unpin(bucket);
+        self.alloc.unpin(id.bucket);
+        result
     }
 
-    /// Writes the footer of a bucket that has none, because a block of it is damaged: without it a crash would make that unknown.
-    pub(crate) async fn write_footer_now(&self, at: Ptr) {
-        let bucket = self.alloc.buckets().bucket_of(at);
-        self.write_footer(bucket, true).await;
+    /// Writes the footer of a bucket that has none, if a block of it is known to be damaged: without it a crash would make that
+    /// unknown.
+    pub(crate) async fn write_footer_of_damaged(&self, at: Ptr) {
+        if self.is_damaged_beside(at, Sectors::ZERO) {
+            let bucket = self.alloc.buckets().bucket_of(at);
+            self.write_footer(bucket, true).await;
+        }
     }
 
     /// Begins the write of a footer if the device has none, no write to the bucket is under way, and it has live data.
-    /// Returns the generation of the bucket and its last overwriting in place. A bucket that was reopened gets its footer
-    /// only at a stop (`last`): otherwise each overwriting in place could cost two more requests.
-    fn begin_footer(&self, sums: &Checksums, bucket: BucketNr, last: bool) -> Option<(Gen, Tick)> {
+    /// Returns the generation of the bucket. A bucket that was reopened gets its footer only at a stop (`last`): otherwise each
+    /// overwriting in place could cost two more requests.
+    fn begin_footer(&self, sums: &Checksums, bucket: BucketNr, last: bool) -> Option<Gen> {
         let buckets = self.alloc.buckets();
         let mut table = sums.table.borrow_mut();
         if buckets.pins(bucket) > 0 || !has_room(&buckets, bucket) {
@@ -138,7 +162,7 @@ impl CachedData {
         };
         let entry = table.get_mut(bucket, generation).filter(is_due)?;
         entry.footer = FooterState::Changing;
-        Some((generation, entry.overwritten))
+        Some(generation)
     }
 
     /// Reads the footer of the bucket of `ptr` into the table. A bucket without a footer has no known checksums. After an error
@@ -169,8 +193,8 @@ impl CachedData {
     }
 
     /// Makes the checksums of blocks of one bucket known that a reader has computed, and writes the footer if the bucket can
-    /// have one now. `replaces`: also replaces known checksums, and the footer is durable afterwards. Returns the number of
-    /// new checksums, which is 0 if the blocks may have been overwritten since they were read.
+    /// have one now. `replaces`: also replaces known checksums, and the footer that replaces another one is durable afterwards.
+    /// Returns the number of new checksums, which is 0 if the blocks may have been overwritten since they were read.
     ///
     /// # Errors
     /// If the footer cannot be written. Without it, the checksums are known as long as the process runs.
@@ -184,51 +208,15 @@ impl CachedData {
         match learnt {
             None => Ok(0),
             Some((FooterState::Written, 0)) => Ok(0),
-            Some((FooterState::Written, new)) => {
-                self.replace_footer(sums, id, first.at, replaces).await.map(|()| new)
+            Some((before @ FooterState::Written, new)) => {
+                sums.changes.set(sums.changes.get() + 1);
+                self.put_footer(sums, id, (before, replaces)).await.map(|()| new)
             }
             Some((_, new)) => {
                 self.write_footer(id.bucket, true).await;
                 Ok(new)
             }
         }
-    }
-
-    /// Replaces the footer of a bucket whose state is [`FooterState::Changing`]. The old and the new footer are right about
-    /// the data, and a torn one is not valid, so a crash at any moment is harmless.
-    async fn replace_footer(
-        &self,
-        sums: &Checksums,
-        id: FooterId,
-        at: Ptr,
-        durable: bool,
-    ) -> Result<(), EngineError> {
-        sums.changes.set(sums.changes.get() + 1);
-        // A pinned bucket is not reused.
-        self.alloc.pin(id.bucket);
-        let overwritten = sums.table.borrow_mut().of_ptr(at).map(|e| e.overwritten).unwrap_or_default();
-        // As before any footer: see `write_footer`.
-        let mut result = self.device.flush(overwritten).await;
-        let bytes = {
-            let mut table = sums.table.borrow_mut();
-            let entry = table.of_ptr(at).filter(|_| result.is_ok());
-            entry.map(|e| encode_footer(&sums.layout, sums.key, id, &e.sums))
-        };
-        if let Some(bytes) = bytes {
-            let (sector, _) = sums.layout.place(self.device.geometry().bucket_start(id.bucket));
-            let buffer = self.device.disk().runtime().pool().copy_of(&bytes);
-            let written = self.device.disk().write(sector, buffer, durable).await;
-            self.device.wrote();
-            self.device.observe_data(&written);
-            result = written.map_err(EngineError::from);
-            sums.count(|c| c.footers_written += 1);
-        }
-        if let Some(entry) = sums.table.borrow_mut().of_ptr(at) {
-            // After an error the device has the old footer, or the new one, or none.
-            entry.footer = FooterState::Written;
-        }
-        self.alloc.unpin(id.bucket);
-        result
     }
 }
 

@@ -330,14 +330,25 @@ impl CachedData {
     pub(crate) async fn begin_overwrite(&self, at: Ptr, new: &[u8]) -> bool {
         let Some(sums) = &self.sums else { return true };
         let sectors = Sectors::from_bytes_floor(new.len() as u64);
+        // The footer is what makes damage known after a crash.
+        if self.is_damaged_beside(at, sectors) || !sums.prepare_overwrite(self, at, new).await {
+            return false;
+        }
+        // A read may have found damage while the footer was replaced by zeros.
+        let found = self.is_damaged_beside(at, sectors);
+        if found {
+            sums.overwrote(at, sectors, Overwritten::NotBegun);
+        }
+        !found
+    }
+
+    /// Whether blocks of the bucket are known to be damaged, other than these.
+    pub(crate) fn is_damaged_beside(&self, at: Ptr, sectors: Sectors) -> bool {
+        let Some(sums) = &self.sums else { return false };
         let geometry = self.device.geometry();
         let start = geometry.bucket_start(self.alloc.buckets().bucket_of(at));
         let bucket = (start, start + geometry.bucket_sectors);
-        // The footer is what makes the damage known after a crash.
-        if sums.damaged.borrow().has_other(bucket, (at.offset(), at.offset() + sectors)) {
-            return false;
-        }
-        sums.prepare_overwrite(self, at, new).await
+        sums.damaged.borrow().has_other(bucket, (at.offset(), at.offset() + sectors))
     }
 
     /// Ends an overwriting in place that was prepared and not begun.

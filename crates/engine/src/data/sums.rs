@@ -48,27 +48,27 @@ struct OverwrittenBlock {
 /// When blocks of a bucket were overwritten in place. A read of one block does not start again because another is overwritten.
 struct Changes {
     /// The last blocks, and the moments at which their overwriting began or ended.
-    recent: VecDeque<(usize, ReadToken)>,
+    recent: VecDeque<(Range<usize>, ReadToken)>,
     /// The last moment of all others.
     earlier: ReadToken,
 }
 
-/// The largest number of overwritings of a bucket whose block is known.
+/// The largest number of beginnings and ends whose blocks are known.
 const RECENT: usize = 64;
 
 impl Changes {
-    fn add(&mut self, block: usize, now: ReadToken) {
+    fn add(&mut self, blocks: Range<usize>, now: ReadToken) {
         if self.recent.len() >= RECENT
             && let Some((_, at)) = self.recent.pop_front()
         {
             self.earlier = self.earlier.max(at);
         }
-        self.recent.push_back((block, now));
+        self.recent.push_back((blocks, now));
     }
 
     /// Whether the block may have been overwritten after `began`.
     fn has_one_after(&self, block: usize, began: ReadToken) -> bool {
-        self.earlier > began || self.recent.iter().any(|(b, at)| *b == block && *at > began)
+        self.earlier > began || self.recent.iter().any(|(b, at)| b.contains(&block) && *at > began)
     }
 
     fn last(&self) -> ReadToken {
@@ -383,10 +383,10 @@ impl SumsTable {
         let now = self.next_moment();
         let Some(entry) = self.of_ptr(at) else { return };
         assert!(entry.footer == FooterState::Absent, "data with a footer is overwritten in place");
+        entry.changes.add(first..first + data.len().div_ceil(block_bytes), now);
         for (block, bytes) in (first..).zip(data.chunks(block_bytes)) {
             let (old, new) = (entry.sums.get(block), format::checksum::crc32c(bytes));
             entry.overwriting.push(OverwrittenBlock { block, old, new });
-            entry.changes.add(block, now);
             entry.sums.set(block, None);
         }
     }
@@ -403,8 +403,8 @@ impl SumsTable {
                 Overwritten::NotBegun => b.old,
             };
             entry.sums.set(b.block, sum);
-            entry.changes.add(b.block, now);
         }
+        entry.changes.add(blocks, now);
         if let Overwritten::Written(tick) = end {
             entry.overwritten = entry.overwritten.max(tick);
         }

@@ -159,19 +159,7 @@ impl Drop for ScrubRequest {
 /// # Errors
 /// If the set has no checksums, or fails or is stopped.
 pub(crate) async fn scrub(scrubber: &Rc<Scrubber>) -> Result<ScrubReport, EngineError> {
-    if !scrubber.cache.data.has_checksums() {
-        return Err(Refusal::NoChecksums { device: scrubber.cache.device.place().device.clone() }.into());
-    }
-    let cancelled = Rc::new(ScrubCancelled::default());
-    let _request = ScrubRequest(cancelled.clone(), scrubber.clone());
-    let theirs = scrubber.clone();
-    // The scrub is a separate task, which ends only after its requests.
-    let task = scrubber.cache.rt.spawn(async move {
-        let _one = theirs.lock.lock().await;
-        let _background = theirs.cache.tasks.begin();
-        Scrub::new(&theirs, cancelled).run().await
-    });
-    task.await
+    in_task(scrubber, async |scrub| scrub.run().await).await
 }
 
 /// Reads the live data of these buckets and compares it with its checksums, so that damage which was known before a restart is
@@ -180,6 +168,19 @@ pub(crate) async fn scrub(scrubber: &Rc<Scrubber>) -> Result<ScrubReport, Engine
 /// # Errors
 /// If the set has no checksums, or fails or is stopped.
 pub(crate) async fn read_again(scrubber: &Rc<Scrubber>, buckets: Vec<BucketNr>) -> Result<(), EngineError> {
+    in_task(scrubber, async move |scrub: Scrub<'_>| {
+        let group = group_of(&scrub.scrubber.cache, &buckets);
+        Scrub { is_scrub: false, ..scrub }.group(&group).await
+    })
+    .await
+}
+
+/// Does work as a task of its own, which ends only after its requests. One such task runs at a time. Dropping the future cancels
+/// the work.
+async fn in_task<T: 'static>(
+    scrubber: &Rc<Scrubber>,
+    work: impl AsyncFnOnce(Scrub<'_>) -> Result<T, EngineError> + 'static,
+) -> Result<T, EngineError> {
     if !scrubber.cache.data.has_checksums() {
         return Err(Refusal::NoChecksums { device: scrubber.cache.device.place().device.clone() }.into());
     }
@@ -189,13 +190,7 @@ pub(crate) async fn read_again(scrubber: &Rc<Scrubber>, buckets: Vec<BucketNr>) 
     let task = scrubber.cache.rt.spawn(async move {
         let _one = theirs.lock.lock().await;
         let _background = theirs.cache.tasks.begin();
-        let (progress, last) = (theirs.progress.get(), theirs.last.get());
-        // A block that was damaged must not get the checksum of the damage.
-        let mut scrub = Scrub { learns: false, ..Scrub::new(&theirs, cancelled) };
-        let result = scrub.group(&group_of(&theirs.cache, &buckets)).await;
-        theirs.progress.set(progress);
-        theirs.last.set(last);
-        result
+        work(Scrub::new(&theirs, cancelled)).await
     });
     task.await
 }
@@ -237,8 +232,9 @@ struct Scrub<'a> {
     report: ScrubReport,
     /// The bucket that comes next.
     next: BucketNr,
-    /// Whether blocks without a checksum get one.
-    learns: bool,
+    /// Whether blocks without a checksum get one, and the progress and the report are shown. A block that was damaged before a
+    /// restart must not get the checksum of the damage.
+    is_scrub: bool,
 }
 
 /// Some extents that are read with one request.
@@ -251,7 +247,7 @@ struct ScrubRead<'a> {
 
 impl<'a> Scrub<'a> {
     fn new(scrubber: &'a Rc<Scrubber>, cancelled: Rc<ScrubCancelled>) -> Scrub<'a> {
-        Scrub { scrubber, cancelled, report: ScrubReport::default(), next: BucketNr(0), learns: true }
+        Scrub { scrubber, cancelled, report: ScrubReport::default(), next: BucketNr(0), is_scrub: true }
     }
 
     async fn run(mut self) -> Result<ScrubReport, EngineError> {
@@ -353,15 +349,17 @@ impl<'a> Scrub<'a> {
             rest = rest.get(chunk.extents.len()..).unwrap_or_default();
             let began = scrubber.cache.rt.now();
             self.chunk(generation, &chunk, &mut found).await?;
-            let live: Sectors = chunk.extents.iter().fold(Sectors::ZERO, |sum, e| sum + e.size);
-            let (done, total) = scrubber.progress.get();
-            scrubber.progress.set(((done + live).min(total), total));
-            scrubber.last.set(self.report);
+            if self.is_scrub {
+                let live: Sectors = chunk.extents.iter().fold(Sectors::ZERO, |sum, e| sum + e.size);
+                let (done, total) = scrubber.progress.get();
+                scrubber.progress.set(((done + live).min(total), total));
+                scrubber.last.set(self.report);
+            }
             self.pause(scrubber.cache.rt.now().since(began), chunk.sectors).await;
         }
         let unknown = found.len() as u64;
         // The device counts a footer that cannot be written. The scrub goes on, because the buckets behind may have damage.
-        let learnt = if self.learns { scrubber.cache.data.learn(&found, false).await } else { Ok(0) };
+        let learnt = if self.is_scrub { scrubber.cache.data.learn(&found, false).await } else { Ok(0) };
         let new = learnt.unwrap_or(0);
         scrubber.cache.data.count_learnt(new);
         self.report.learnt_blocks += new;

@@ -120,7 +120,7 @@ pub(crate) async fn found_damaged(
     };
     if live.dirty > Sectors::ZERO {
         list_damaged(owner, block, mismatch);
-        owner.cache.data.write_footer_now(block.ptr).await;
+        owner.cache.data.write_footer_of_damaged(block.ptr).await;
         return Ok(Found::Dirty);
     }
     if live.clean > Sectors::ZERO && invalidate_damaged(owner, block, mismatch).await? {

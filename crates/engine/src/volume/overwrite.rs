@@ -15,7 +15,7 @@
 //! * [`CachedData::end_overwrite`](crate::data::CachedData::end_overwrite) makes the next flush cover it. A write with FUA
 //!   is durable by itself, together with the keys that are not durable yet.
 
-use format::{JournalSeq, Ptr};
+use format::{JournalSeq, Ptr, Sectors};
 use io::Nanos;
 
 use super::Cache;
@@ -85,6 +85,7 @@ pub(super) async fn overwrite(target: Target<'_>, write: &Write, ptr: Ptr) -> Op
                 cache.data.give_up_overwrite(ptr, write.sectors());
             }
             cache.alloc.unpin(bucket);
+            Box::pin(cache.data.write_footer_of_damaged(ptr)).await;
             return None;
         }
     }
@@ -94,6 +95,10 @@ pub(super) async fn overwrite(target: Target<'_>, write: &Write, ptr: Ptr) -> Op
     cache.data.end_overwrite(ptr, sectors, &done.result, write.fua);
     cache.alloc.unpin(bucket);
     cache.device.observe_data(&done.result);
+    if cache.data.is_damaged_beside(ptr, Sectors::ZERO) {
+        // A read has found damage in the bucket meanwhile.
+        Box::pin(cache.data.write_footer_of_damaged(ptr)).await;
+    }
     // After an error the content of the place is unknown. The caller writes the data to a new place and moves the key
     // there.
     done.result.ok()?;

@@ -112,7 +112,7 @@ pub(super) async fn read_parts(
     };
     let began = Began { cache: ReadStart::now(target, epoch), flush_failed: flush_has_failed(volume) };
     let (readings, requests) = start_pieces(target, pieces, caches && unchanged);
-    if volume.backing().is_none() {
+    if volume.backing().is_none() && found != Outcome::Hit {
         // Nothing is read for the holes of a flash-only volume.
         bytes_of_mut(&mut buffer, read.offset_bytes, read.sectors()).fill(0);
     }

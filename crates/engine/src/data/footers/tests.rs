@@ -7,9 +7,12 @@ use io::{Disk, Handle, Nanos, WriteFlags};
 use super::super::{SumsTable, Verdict};
 use super::*;
 use crate::alloc::Allocator;
+use crate::data::DamagedBlock;
+use crate::device::BackingDevice;
 use crate::index::{Durability, Kind};
 use crate::set::{CacheSet, SetOptions};
-use crate::testing::{TestDisk, Watching, backing_device, components, run};
+use crate::testing::{TestDisk, Watching, backing_device, backing_device_of, components, run};
+use crate::tunables::Overwrite;
 use crate::volume::{Cache, Volume};
 
 /// Sectors of data in a bucket of 16 sectors.
@@ -25,22 +28,32 @@ struct Fixture {
 
 impl Fixture {
     async fn open(rt: &Handle) -> Fixture {
+        let backing = backing_device(&TestDisk::new(8192), rt);
+        Fixture::of(rt, (Sectors(1), Sectors(16)), backing, SetOptions::default()).await
+    }
+
+    /// A set with blocks and buckets of these sizes, and one volume.
+    async fn of(
+        rt: &Handle,
+        (block_sectors, bucket_sectors): (Sectors, Sectors),
+        backing: Rc<BackingDevice>,
+        options: SetOptions,
+    ) -> Fixture {
         let device = Watching::new(16_384);
         let disk = Disk::new(device.clone(), rt.clone());
         let superblock = CacheSuper::format(&CacheFormat {
             uuid: Uuid([1; 16]),
             set_uuid: Uuid([7; 16]),
             device_sectors: disk.info().sectors,
-            block_sectors: Sectors(1),
-            bucket_sectors: Sectors(16),
+            block_sectors,
+            bucket_sectors,
             replacement: Replacement::Lru,
             discard: false,
         });
         let mut superblock = superblock.unwrap();
         superblock.set_checksum_key(Some(FooterKey(7)));
         disk.write(Sector(8), rt.pool().copy_of(&superblock.encode()), true).await.unwrap();
-        let set = CacheSet::open(disk, SetOptions::default()).await.unwrap();
-        let backing = backing_device(&TestDisk::new(8192), rt);
+        let set = CacheSet::open(disk, options).await.unwrap();
         let volume = crate::set::attach(&set.core, backing).await.unwrap();
         volume.settings_mut().writeback_running = false;
         let (cache, inode) = (components(set, rt), volume.inode().unwrap());
@@ -52,7 +65,7 @@ impl Fixture {
     async fn write(&self, rt: &Handle, start: u64, sectors: Sectors, byte: u8) -> Ptr {
         let data = rt.pool().copy_of(&vec![byte; sectors.bytes() as usize]);
         self.volume.write(Sector(start), sectors, data, 0, WriteFlags::default()).await.unwrap();
-        let at = Sector(16 + start);
+        let at = self.volume.backing().unwrap().data_offset() + Sectors(start);
         match self.cache.index.segment(self.inode, at, at + sectors).unwrap().kind {
             Kind::Hit { ptr, .. } => ptr,
             Kind::Hole { .. } => panic!("the data is not cached"),
@@ -254,6 +267,30 @@ fn an_overwriting_that_was_given_up_is_over() {
     });
 }
 
+/// A read finds damage in the bucket while its footer is replaced by zeros. The data goes to a new place, and the bucket gets a
+/// footer again, because a crash would make the damage unknown.
+#[test]
+fn damage_that_is_found_while_an_overwriting_begins_stays_known() {
+    run(|rt| async move {
+        let f = Fixture::open(&rt).await;
+        let ptr = f.write(&rt, 0, DATA, 1).await;
+        rt.sleep(Nanos::from_secs(1)).await;
+        let data = f.cache.data.clone();
+        f.device.disk().hold(true);
+        let beginning = rt.spawn(async move { data.begin_overwrite(ptr, &[3; 512]).await });
+        f.device.disk().held(1, &rt).await;
+        let place = ptr.advanced(Sectors(8));
+        let at = (f.inode, Sector(24));
+        assert!(f.cache.data.add_damaged(DamagedBlock { at, size: Sectors(1), ptr: place }));
+        f.device.disk().hold(false);
+        assert!(!beginning.await);
+        f.cache.data.write_footer_of_damaged(ptr).await;
+        assert_eq!(f.cache.data.counters().footers_written, 2);
+        f.forget();
+        assert_eq!(f.verify(ptr, 1).await, Verdict::Verified);
+    });
+}
+
 /// A bucket that a kernel has filled to its end has neither a footer to read nor one to replace. Its overwritten blocks have
 /// checksums in memory.
 #[test]
@@ -345,52 +382,20 @@ fn a_footer_with_learnt_checksums_follows_a_flush_of_a_forgotten_overwriting() {
 #[test]
 fn parts_of_blocks_are_not_overwritten_with_checksums_of_whole_blocks() {
     run(|rt| async move {
-        let disk = Disk::new(Watching::new(16_384), rt.clone());
-        let superblock = CacheSuper::format(&CacheFormat {
-            uuid: Uuid([1; 16]),
-            set_uuid: Uuid([7; 16]),
-            device_sectors: disk.info().sectors,
-            block_sectors: Sectors(8),
-            bucket_sectors: Sectors(64),
-            replacement: Replacement::Lru,
-            discard: false,
-        });
-        let mut superblock = superblock.unwrap();
-        superblock.set_checksum_key(Some(FooterKey(7)));
-        disk.write(Sector(8), rt.pool().copy_of(&superblock.encode()), true).await.unwrap();
         let mut options = SetOptions::default();
-        options.tunables.overwrite_in_place = crate::tunables::Overwrite::Always;
-        let set = CacheSet::open(disk, options).await.unwrap();
-        let backing = format::BackingSuper::format(&format::superblock::BackingFormat {
-            uuid: Uuid([3; 16]),
-            set_uuid: Uuid([0; 16]),
-            device_sectors: Sectors(8192),
-            block_sectors: Sectors(8),
-            bucket_sectors: Sectors(64),
-            data_offset: Sector(20),
-            cache_mode: format::CacheMode::Writeback,
-            label: [0; 32],
-        });
-        let backing =
-            crate::device::BackingDevice::new(Disk::new(TestDisk::new(8192), rt.clone()), backing.unwrap());
-        let volume = crate::set::attach(&set.core, Rc::new(backing)).await.unwrap();
-        volume.settings_mut().writeback_running = false;
-        let (cache, inode) = (components(set, &rt), volume.inode().unwrap());
-        rt.sleep(Nanos::from_secs(60)).await;
-        let write = async |start, sectors: Sectors, byte| {
-            let data = rt.pool().copy_of(&vec![byte; sectors.bytes() as usize]);
-            volume.write(Sector(start), sectors, data, 0, WriteFlags::default()).await.unwrap();
-        };
-        write(4, Sectors(24), 1).await;
-        let Kind::Hit { ptr, .. } = cache.index.segment(inode, Sector(24), Sector(48)).unwrap().kind else {
-            panic!("the data is not cached")
-        };
+        options.tunables.overwrite_in_place = Overwrite::Always;
+        let backing = backing_device_of(&TestDisk::new(8192), &rt, (Sectors(8), Sector(20)));
+        let f = Fixture::of(&rt, (Sectors(8), Sectors(64)), backing, options).await;
+        let ptr = f.write(&rt, 4, Sectors(24), 1).await;
         // The key as a kernel makes it: blocks of the volume, which begins at sector 20 of the device.
-        let (durability, key) = (Durability::Journaled, Some((ptr, true)));
-        cache.index.change(inode, Sector(24), Sector(48), None, durability).await.unwrap();
-        cache.index.change(inode, Sector(20), Sector(44), key, durability).await.unwrap();
-        write(4, Sectors(8), 3).await;
-        let (buffer, read) = volume.read(Sector(0), Sectors(24), rt.pool().take(24 * 512), 0).await;
+        let change = async |start, key| {
+            let (start, durability) = (Sector(start), Durability::Journaled);
+            f.cache.index.change(f.inode, start, start + Sectors(24), key, durability).await.unwrap();
+        };
+        change(24, None).await;
+        change(20, Some((ptr, true))).await;
+        f.write(&rt, 4, Sectors(8), 3).await;
+        let (buffer, read) = f.volume.read(Sector(0), Sectors(24), rt.pool().take(24 * 512), 0).await;
         read.unwrap();
         assert!(buffer.as_slice()[..4 * 512].iter().all(|b| *b == 1));
     });

@@ -71,6 +71,23 @@ fn blocks_that_are_being_overwritten_are_compared_with_the_data_before_and_after
     });
 }
 
+/// A read of a damaged block began again for ever while clients overwrote many other blocks of its bucket.
+#[test]
+fn a_block_has_not_changed_because_others_were_overwritten() {
+    let mut t = table(64);
+    t.appended(ptr(20, 0, 1), &[1; 15 * 512]);
+    let began = t.now();
+    for _ in 0..RECENT / 2 {
+        t.overwrites(ptr(20, 0, 1), &[2; 10 * 512]);
+        t.overwrote(ptr(20, 0, 1), Sectors(10), Overwritten::Failed);
+    }
+    assert!(t.was_overwritten(ptr(20, 9, 1), began));
+    assert!(!t.was_overwritten(ptr(20, 10, 1), began));
+    // The oldest moments are forgotten, so it may have been any block.
+    t.overwrites(ptr(20, 0, 1), &[2; 512]);
+    assert!(t.was_overwritten(ptr(20, 10, 1), began));
+}
+
 /// A scrub computes the checksums of blocks that it has read. Blocks that are overwritten meanwhile get none.
 #[test]
 fn checksums_are_learnt_of_blocks_that_nobody_overwrites() {
