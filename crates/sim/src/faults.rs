@@ -71,7 +71,7 @@ pub(crate) fn damage_later(hardware: &Hardware, damage: &DataDamage, sectors: &D
     });
 }
 
-/// Damages a block, unless it has other data than that of clients: of other data nobody knows whose it is.
+/// Damages a block if clients wrote all of it. The oracle must know which sectors of which volume the damage hits.
 fn damage_block(cache: &SimDisk, at: u64, (bytes, bad): (&[u8], &[u8]), sectors: &DamagedSectors) {
     let owner = |sector: &[u8]| match decode(sector) {
         Content::Data { volume, sector, .. } => Some((volume, sector)),

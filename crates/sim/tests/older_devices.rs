@@ -124,7 +124,7 @@ pub fn a_crash_log_does_not_count_after_a_flush_failed_for_which_no_task_waits()
         let volume = b.volume(0);
         drop(select(pin!(volume.flush()), b.rt.sleep(Nanos::from_ms(5))).await);
         assert_eq!(b.cache.held(), 1);
-        // Not in place, because it begins before the dirty data.
+        // This write begins before the dirty data, so it does not overwrite it in place.
         assert!(c.write(127, 2, false).await);
         b.cache.release();
         b.sleep_ms(10).await;
@@ -201,7 +201,8 @@ fn a_crash_log_does_not_count_after_the_device_had_no_room_and_then_failed() {
     start_and_judge(&mut scenario, options(&memory));
 }
 
-/// The same where a flush fails that was under way: the device has lost what was not flushed.
+/// The set fails because the device has no room. A flush that was under way then fails with an I/O error, so the device may have
+/// lost data, and the crash log must not be used.
 #[test]
 fn a_crash_log_does_not_count_after_the_device_had_no_room_and_a_flush_failed() {
     const ENOSPC: i32 = 28;

@@ -215,7 +215,8 @@ fn a_label_has_one_owner() {
     run(&["make", "-C", &ssd, "-B", &hdd, "-B", &more, "--label", "x"]).usage().says(&["labels are unique"]);
 }
 
-/// A set was named where a volume is needed, or the reverse: the refusal said what was expected, and not what to type.
+/// The operator gave the name of a set to a command that needs a volume, or the name of a volume to one that needs a set. The
+/// refusal did not say which command works.
 #[test]
 fn a_refused_kind_of_name_comes_with_the_command_that_works() {
     let place = Place::new();

@@ -10,7 +10,7 @@ use format::{Ptr, Sector, Sectors};
 use io::{Buffer, Nanos};
 
 use super::request::Read;
-use super::{Blocks, Cache, CachedPiece, Target, is_sound};
+use super::{Blocks, CachedPiece, Target, is_sound};
 use crate::canary::{Bug, bug};
 use crate::data::ReadToken;
 use crate::device::ReadEpoch;
@@ -88,7 +88,8 @@ pub(super) fn accept<'d>(
 ) -> bool {
     let Target { volume, cache, .. } = target;
     cache.congestion().observe_latency(Direction::Read, ended.since(began.time), ended);
-    if !is_still_valid(cache, extent.ptr, began.epoch) {
+    let is_reused = !cache.alloc.buckets().is_current(extent.ptr) && !bug(Bug::StaleGenerationRead);
+    if is_reused || cache.device.read_epoch() != began.epoch {
         return false;
     }
     if cache.alloc.used(extent.ptr, read.sectors(), volume.saving_of(read.meta)) && !extent.dirty {
@@ -117,12 +118,6 @@ pub(super) async fn verify_and_accept(
         }
     }
     Ok(accept(target, read, extent, (began, ended), || data))
-}
-
-/// Whether data that was read from `ptr` is still the data to which the key pointed when it was looked up, at `epoch`.
-fn is_still_valid(cache: &Cache, ptr: Ptr, epoch: ReadEpoch) -> bool {
-    let reused = !cache.alloc.buckets().is_current(ptr) && !bug(Bug::StaleGenerationRead);
-    !reused && cache.device.read_epoch() == epoch
 }
 
 /// Promotes the whole blocks of clean data that was just read.

@@ -66,45 +66,50 @@ pub(super) async fn read_cached(
                 accept(target, read, extent, (&began, ended), data)
             };
             if is_valid {
-                return answer(target, read, (Outcome::Hit, arrived), buffer);
+                count_read(target, read, Outcome::Hit, arrived);
+                return (buffer, Ok(()));
             }
             cache.device.counters().cache_read_races += 1;
             continue;
         }
-        let in_pieces = read_in_pieces(target, read, (seg, epoch), buffer, &mut waited);
-        let (b, outcome) = Box::pin(in_pieces).await;
+        let in_pieces = read_in_pieces(target, read, (seg, epoch), buffer, (arrived, &mut waited));
+        let (b, answered) = Box::pin(in_pieces).await;
         buffer = b;
-        match outcome {
-            Ok(Some(found)) => return answer(target, read, (found, arrived), buffer),
-            Ok(None) => {}
+        match answered {
+            Ok(true) => return (buffer, Ok(())),
+            Ok(false) => {}
             Err(e) => return (buffer, Err(e)),
         }
     }
 }
 
 /// Reads a request that is not one extent. After a failed flush it first waits for the operations under way in the range,
-/// unless it has `waited` already. Returns how much of the request the cache had, or `None` if it must look up and read again.
+/// unless it has `waited` already. Returns false if the request must look up and read again.
 async fn read_in_pieces(
     target: Target<'_>,
     read: &Read,
     first: (IndexSegment, ReadEpoch),
     buffer: Buffer,
-    waited: &mut bool,
-) -> (Buffer, Result<Option<Outcome>, EngineError>) {
+    (arrived, waited): (Nanos, &mut bool),
+) -> (Buffer, Result<bool, EngineError>) {
     let Target { volume, cache, .. } = target;
     let flush_failed = flush_has_failed(volume);
     if flush_failed && !*waited && !bug(Bug::FailedFlushIgnoredByReads) {
         *waited = true;
         volume.ranges.present_ended(read.start, read.end).await;
-        return (buffer, Ok(None));
+        return (buffer, Ok(false));
     }
     let (buffer, outcome) = read_parts(target, read, first, buffer).await;
     let is_settled = flush_has_failed(volume) == flush_failed || bug(Bug::FailedFlushIgnoredByReads);
-    let outcome = outcome.map(|found| found.filter(|_| is_settled));
-    if let Ok(None) = outcome {
-        cache.device.counters().cache_read_races += 1;
+    let found = match outcome {
+        Ok(found) => found.filter(|_| is_settled),
+        Err(e) => return (buffer, Err(e)),
+    };
+    match found {
+        Some(found) => count_read(target, read, found, arrived),
+        None => cache.device.counters().cache_read_races += 1,
     }
-    (buffer, outcome)
+    (buffer, Ok(found.is_some()))
 }
 
 /// The extent that a request is, if it is one that the device can read without a copy. `first`: what the index has at its
@@ -131,18 +136,6 @@ async fn read_instead(
         count_read(target, read, Outcome::Miss, arrived);
     }
     (buffer, result.map_err(EngineError::from))
-}
-
-/// Counts a read, and returns its answer.
-#[inline]
-fn answer(
-    target: Target<'_>,
-    read: &Read,
-    (found, arrived): (Outcome, Nanos),
-    buffer: Buffer,
-) -> (Buffer, Result<(), EngineError>) {
-    count_read(target, read, found, arrived);
-    (buffer, Ok(()))
 }
 
 /// Counts a read. `found`: how much of it the cache had.

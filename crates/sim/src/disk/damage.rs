@@ -1,7 +1,7 @@
 //! Damaged sectors: a read returns other contents than were written, until the block is written again.
 //!
-//! Owns these contents. The medium below keeps what was written, so an image of the device has no damage. Must not know
-//! whose data it is.
+//! Owns the damaged contents of blocks. The medium stores what was written, so an image of the device has no damage. Must not
+//! know which client wrote a block.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;

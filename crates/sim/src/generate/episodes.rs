@@ -287,8 +287,8 @@ fn look_up_over_leaves(plan: &mut Plan, rng: &mut Rng, number: usize, volume: us
     sequence.end(plan, number, cut);
 }
 
-/// A client gives up a flush of data that was overwritten in place. The flush fails, and the cache device loses what was written
-/// meanwhile. Then the process dies, and its memory outlives it.
+/// A client overwrites data in place, flushes it, and gives the flush up. The device fails the flush and loses the data. Then the
+/// process dies, and its crash log remains.
 fn flush_without_waiter(plan: &mut Plan, rng: &mut Rng, number: usize, volume: usize) {
     let mut sequence = Sequence::begin(plan, rng, number, volume);
     plan.crash_log = true;
@@ -307,7 +307,7 @@ fn flush_without_waiter(plan: &mut Plan, rng: &mut Rng, number: usize, volume: u
     sequence.write(start, sectors, false);
     sequence.operate([OperatorAction::NextFlushLoses { device: 0 }], 1);
     sequence.add(Request::FlushGivenUp { ns: rng.below(5_000_000) });
-    // Not in place, because it begins before the dirty data.
+    // This write begins before the dirty data, so it does not overwrite it in place.
     let (at, size) = (start.saturating_sub(8), sequence.size);
     sequence.write(at, (sectors + 8).min(size - at), false);
     // The flush fails now, unless it has failed before.
