@@ -162,6 +162,8 @@ table! {
         ReclaimLooksOnce,
         /// Keys leave no room in the journal for the entries that free it.
         JournalWithoutReserve,
+        /// Keys that a crash log records leave no reserve if the process crashes before their entry is durable.
+        CrashLogWithoutReserve,
         /// Dirty data is overwritten in place while an older state of it is written back, and then becomes clean.
         OverwrittenInWriteback,
         /// Dirty data is overwritten in place while an older state of it is moved to another bucket.

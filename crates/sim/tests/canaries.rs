@@ -47,6 +47,7 @@ const RARE: &[Bug] = &[
     Bug::InvalidKeysCounted,
     Bug::JournalHoldersWait,
     Bug::JournalWithoutReserve,
+    Bug::CrashLogWithoutReserve,
     Bug::ReclaimLooksOnce,
     Bug::MissOverPendingHole,
     Bug::LateFlushTrusted,

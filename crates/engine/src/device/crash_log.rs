@@ -22,6 +22,12 @@ impl CrashLog {
         *self.0.borrow_mut() = Some(memory);
     }
 
+    /// Whether keys are recorded.
+    #[inline]
+    pub(crate) fn is_recording(&self) -> bool {
+        self.0.borrow().is_some()
+    }
+
     /// Records a key of the journal entry `seq`.
     pub(crate) fn record(&self, seq: JournalSeq, key: &Bkey) {
         if let Some(memory) = &*self.0.borrow() {

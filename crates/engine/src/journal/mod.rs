@@ -214,7 +214,7 @@ impl Journal {
         let s = &mut *self.state.borrow_mut();
         let words = s.words + key.words();
         let bytes = HEADER_BYTES + 8 * words;
-        let last_seq = s.pins.oldest(s.open);
+        let last_seq = self.last_seq_of_keys(s);
         if bytes > self.max_entry_bytes || !s.ring.has_room(bytes, s.reserve_of_keys(), last_seq) {
             return None;
         }
@@ -279,8 +279,19 @@ impl Journal {
     /// Whether the ring has room for a key beyond the room that the entries that free it need.
     pub(crate) fn has_room_to_spare(&self) -> bool {
         let s = &mut *self.state.borrow_mut();
-        let last_seq = s.pins.oldest(s.open);
+        let last_seq = self.last_seq_of_keys(s);
         s.ring.has_room(HEADER_BYTES + 24, s.reserve_of_keys(), last_seq)
+    }
+
+    /// The `last_seq` that an entry with keys has at least. The next process writes the keys of a crash log with the
+    /// `last_seq` of the newest durable entry, because it replays all entries from there on. The reserve must be left then,
+    /// too: without it the start could not free the ring.
+    fn last_seq_of_keys(&self, s: &mut JournalState) -> JournalSeq {
+        if self.device.crash_log().is_recording() && !bug(Bug::CrashLogWithoutReserve) {
+            s.ring.durable_last_seq()
+        } else {
+            s.pins.oldest(s.open)
+        }
     }
 
     /// Waits until `room` is true. Meanwhile the reclaim task writes leaves to free space.

@@ -140,6 +140,11 @@ impl Ring {
         self.newest_in.iter().copied().filter(|n| *n >= seq).min().unwrap_or(seq)
     }
 
+    /// The `last_seq` of the newest durable entry.
+    pub(crate) fn durable_last_seq(&self) -> JournalSeq {
+        self.durable_last_seq
+    }
+
     /// Records that an entry with this `last_seq` is durable.
     pub(crate) fn durable(&mut self, last_seq: JournalSeq) {
         self.durable_last_seq = self.durable_last_seq.max(last_seq);

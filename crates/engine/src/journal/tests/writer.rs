@@ -275,3 +275,28 @@ fn keys_survive() {
         assert_eq!((memory.resets.get(), memory.words.borrow().len()), (2, 0));
     });
 }
+
+/// Room that an entry frees counts for its own keys, but not while a crash log records them: the next process writes the
+/// keys without freeing that room, and needs the reserve to free the ring.
+#[test]
+fn keys_of_a_crash_log_leave_the_reserve_without_their_entry() {
+    run(|rt| async move {
+        let j = journal(&TestDisk::new(8192), &rt);
+        fill(&j, &rt).await;
+        j.device.crash_log().begin(io::CrashLogRef(Rc::new(Memory::default())));
+        for _ in 0..200 {
+            j.unpin(JournalSeq(2));
+        }
+        j.pins_released();
+        assert!(j.can_advance());
+        assert_eq!(j.try_add(&extent(8), rt.now()), None, "no durable entry has freed the ring");
+        assert!(!j.has_room_to_spare());
+        let waiting = j.clone();
+        let waiting = rt.spawn(async move { waiting.wait_room().await });
+        some_turns(&rt).await;
+        assert!(waiting.try_take().is_none());
+        spawn_commit_roots(&j, &rt, Urgency::Frees, 1).await.unwrap();
+        waiting.await.unwrap();
+        assert!(j.try_add(&extent(8), rt.now()).is_some() && j.has_room_to_spare());
+    });
+}
