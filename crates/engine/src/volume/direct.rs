@@ -15,7 +15,7 @@ use std::rc::Rc;
 
 use format::{JournalSeq, Sector, Sectors};
 use io::sync::{join, join_all};
-use io::{Op, VolumeError, ZeroFlags};
+use io::{IoError, Op, VolumeError, ZeroFlags};
 
 use super::Blocks;
 use super::Target;
@@ -26,7 +26,7 @@ use super::write::Write;
 use super::write::{count_bypass, merge, overlaps_dirty, write_flash_only, write_uncached};
 use crate::alloc::{DataKind, Placed};
 use crate::canary::{Bug, bug};
-use crate::device::MeteredIo;
+use crate::device::{BackingDevice, MeteredIo};
 use crate::error::EngineError;
 use crate::index::{Durability, Kind};
 use crate::policy::bypass::BypassReason;
@@ -45,7 +45,9 @@ pub(super) async fn write_direct(
     over_dirty: bool,
 ) -> Result<(), EngineError> {
     let Target { volume, cache, .. } = target;
-    let Some(backing) = volume.backing() else { return Ok(()) };
+    let Some(backing) = volume.backing() else {
+        panic!("volume {}: a write past the cache, but the volume has no backing device", volume.name());
+    };
     volume.ranges.writeback_done(write.start, write.end).await;
     let (outer_start, outer_end) = widened(volume, cache, write.range());
     invalidate_clean(target, outer_start, outer_end).await?;
@@ -123,17 +125,9 @@ pub(super) async fn remove_cached(
     let Some((first, last)) = split.whole else { return Ok(()) };
     volume.ranges.writeback_done(first, last).await;
     invalidate_clean(target, first, last).await?;
-    let operation = match op {
-        Direct::Zeroes(flags) => Some(Op::WriteZeroes { may_unmap: flags.may_unmap }),
-        Direct::Discard => backing.disk().info().discard.then_some(Op::Discard),
-    };
-    if let Some(operation) = operation {
-        let result = backing.disk().start_plain(operation, first, last - first).await.result;
-        backing.wrote_directly();
-        // A discard that the device refuses changes nothing. A failed write of zeros is an error.
-        if operation != Op::Discard {
-            result?;
-        }
+    match op {
+        Direct::Zeroes(flags) => zero_blocks(volume, &backing, (first, last), flags.may_unmap).await?,
+        Direct::Discard => discard_blocks(&backing, (first, last)).await,
     }
     let fua = matches!(op, Direct::Zeroes(ZeroFlags { fua: true, .. }));
     if overlaps_dirty(target, first, last).await? {
@@ -286,19 +280,36 @@ pub(super) async fn remove_uncached(
     volume.ranges.writeback_done(first, last).await;
     match op {
         Direct::Zeroes(flags) => {
-            let zeroes = Op::WriteZeroes { may_unmap: flags.may_unmap };
-            backing.disk().start_plain(zeroes, first, last - first).await.result?;
-            backing.wrote_directly();
+            zero_blocks(volume, &backing, (first, last), flags.may_unmap).await?;
             if flags.fua {
                 backing.settle_direct_writes().await?;
             }
         }
-        _ if backing.disk().info().discard => {
-            // A discard is a hint: a device that refuses it has changed nothing.
-            let _ = backing.disk().discard(first, last - first).await;
-            backing.wrote_directly();
-        }
-        _ => {}
+        Direct::Discard => discard_blocks(&backing, (first, last)).await,
     }
     Ok(())
+}
+
+/// Writes zeros to whole blocks of the backing device.
+async fn zero_blocks(
+    volume: &Volume,
+    backing: &BackingDevice,
+    (first, last): (Sector, Sector),
+    may_unmap: bool,
+) -> Result<(), IoError> {
+    let done = backing.disk().start_plain(Op::WriteZeroes { may_unmap }, first, last - first).await;
+    // A request that failed may have changed a part of the range.
+    backing.wrote_directly();
+    if let Err(e) = &done.result {
+        backing.failed(e, volume.tunables.borrow().io_error_limit);
+    }
+    done.result
+}
+
+/// Discards whole blocks of the backing device, if it can. A discard is a hint, so a failed one is no error.
+async fn discard_blocks(backing: &BackingDevice, (first, last): (Sector, Sector)) {
+    if backing.disk().info().discard {
+        let _ = backing.disk().start_plain(Op::Discard, first, last - first).await;
+        backing.wrote_directly();
+    }
 }

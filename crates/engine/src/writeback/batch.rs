@@ -190,7 +190,11 @@ async fn write_run(volume: &Rc<Volume>, cache: &Rc<Cache>, backing: &Rc<BackingD
             // The moving garbage collector has moved a part of the run. A later sweep finds all of it; single writes of
             // its extents would take as long as dozens of runs.
             Err(Failure::Replaced) => Written { cleaned: Vec::new(), guard: run.guard, result: Ok(()) },
-            Err(_) => write_groups(volume, cache, backing, run).await,
+            Err(why) => {
+                // The error counts, although the run is written without its gaps: a gap may be what cannot be read.
+                let _ = count_failure(volume, backing, why);
+                write_groups(volume, cache, backing, run).await
+            }
         };
     }
     match write_whole(volume, cache, backing, &run).await {
