@@ -313,6 +313,28 @@ fn an_error_of_a_read_in_place_of_the_cache_counts_for_the_backing_device() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
+/// Zeros that the device does not write count as an error of the device, with its cache and without it.
+#[test]
+fn an_error_of_zeros_counts_for_the_backing_device() {
+    let mut scenario = Scenario::new(18, Layout::small(CacheMode::Writethrough), 0);
+    scenario.boot(|b| async move {
+        b.open().await;
+        b.clients[0].set_tolerant(true);
+        let fault = || vec![Fault { matching: Matching::all(Kind::Write), skip: 0, count: 1 }];
+        b.backings[0].set_faults(fault());
+        assert!(!b.clients[0].write_zeroes(0, 16, ZeroFlags::default()).await);
+        assert_eq!(b.volume(0).io_errors(), 1);
+        b.stop().await;
+        let alone = engine::Volume::pass_through(b.parts.backings[0].clone(), false).await.unwrap();
+        b.clients[0].set_volume(Some(alone.clone()));
+        b.backings[0].set_faults(fault());
+        assert!(!b.clients[0].write_zeroes(0, 16, ZeroFlags::default()).await);
+        assert_eq!(alone.io_errors(), 1);
+        alone.stop().await.unwrap();
+    });
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
+}
+
 /// Copies of what was read are written behind the readers' backs: 128 at a time, and whoever reads more is only answered.
 #[test]
 fn so_many_misses_are_cached_at_a_time() {

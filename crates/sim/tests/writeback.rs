@@ -7,7 +7,7 @@ use engine::SetOptions;
 use format::{CacheMode, Sectors};
 use io::sync::{Either, select};
 use io::{Nanos, ZeroFlags};
-use sim::disk::{Kind, Matching, Retained};
+use sim::disk::{Fault, Kind, Matching, Retained};
 use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 
@@ -58,6 +58,25 @@ fn holes_between_dirty_data_are_not_filled() {
         assert_eq!(counters.writeback_bridged_runs, 1);
         assert_eq!(counters.writeback_bridge_written, Sectors(8), "the gap that has data");
         assert_eq!(b.backings[0].counters().writes - before, 2);
+    });
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
+}
+
+/// A gap that the device fails to read counts as an error of the device. The dirty data around it is written alone.
+#[test]
+fn a_gap_that_cannot_be_read_counts_as_an_error() {
+    let mut scenario = Scenario::new(5, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
+        open(&b, SetOptions::default()).await;
+        b.tune(0, "writeback_bridge", "always").await;
+        for start in [0, 16] {
+            assert!(b.clients[0].write(start, 8, false).await);
+        }
+        let matching = Matching { kind: Kind::Read, range: OFFSET + 8..OFFSET + 16 };
+        b.backings[0].set_faults(vec![Fault { matching, skip: 0, count: 1 }]);
+        b.volume(0).drained().await.unwrap();
+        assert_eq!(b.volume(0).io_errors(), 1);
+        assert_eq!(b.set().set_counters().writeback_bridged_runs, 0);
     });
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
