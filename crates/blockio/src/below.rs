@@ -5,7 +5,8 @@
 //! the loop device shows, with a lock of the open file description (`F_OFD_SETLK`). Loop devices and partitions that show
 //! different bytes of a file do not exclude each other. A disk below a loop device is claimed as a whole.
 //!
-//! Owns these locks. Must not know who opens the device. Best effort: a file that cannot be opened for writing is not locked.
+//! Owns these locks. Must not know who opens the device. Best effort: a file that cannot be opened for writing, or that
+//! a file system cannot lock, is not locked. An error other than "in use" does not prevent the start.
 
 use std::fs::{self, File};
 use std::io;

@@ -1,6 +1,6 @@
 //! Ends the wait of a driver's thread from another thread.
 //!
-//! Owns the eventfd on which a parked driver waits. Invariant: another thread first publishes work for
+//! Owns the eventfd on which a sleeping driver waits. Invariant: another thread first publishes work for
 //! the driver, then calls [`Wake::notify`]; the driver first announces its sleep, then checks for
 //! work. So either the driver sees the work or the other thread sees the announcement.
 

@@ -347,7 +347,8 @@ impl Tls {
             return Ok(false);
         }
         let mut session = self.session.borrow_mut();
-        let taken = session.read_tls(&mut bytes).map_err(|e| rustls::Error::General(e.to_string()))?;
+        let other = |e| rustls::Error::Other(rustls::OtherError(std::sync::Arc::new(e)));
+        let taken = session.read_tls(&mut bytes).map_err(other)?;
         if taken == 0 {
             // Bytes after the closing alert are ignored.
             range.start = range.end;

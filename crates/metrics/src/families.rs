@@ -1,6 +1,7 @@
 //! The table of metric families.
 //!
-//! Owns one table: the name of each family, its labels, its meaning, and the source of its samples. Dashboards and alert rules
+//! Owns the table of the families of sets and volumes, and the order of all families: the name of each, its labels, its meaning,
+//! and the source of its samples. The families of checksums and of the host have tables of their own. Dashboards and alert rules
 //! use the names; tests compare them, and the table of the guide. Names follow Prometheus' conventions: base units, `_total` for counters. Must not know their syntax.
 
 use engine::figures::{SetFigures, VolumeFigures};

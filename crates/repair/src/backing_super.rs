@@ -13,6 +13,7 @@ use inspect::view::{Slot, SlotKind};
 use inspect::{DeviceSuper, PieceKind, ReadAt, SetView, read_superblock};
 
 use crate::bits::{self, Extent};
+use crate::reason::Unrepairable;
 use crate::work::Work;
 
 const STRUCTURE: &str = "backing superblock";
@@ -69,10 +70,10 @@ pub(crate) fn rebuild(work: &mut Work<'_>) {
 
 type NewSuperblock = (BackingSuper, String, Vec<String>);
 
-fn rebuilt(work: &Work<'_>, i: usize) -> Result<NewSuperblock, String> {
+fn rebuilt(work: &Work<'_>, i: usize) -> Result<NewSuperblock, Unrepairable> {
     let backing = work.backings.get(i).ok_or("there is no such device")?;
     let view = work.view().ok_or("the cache device, which knows the device, cannot be read")?;
-    let bytes = read_superblock_bytes(backing).map_err(|e| e.to_string())?;
+    let bytes = read_superblock_bytes(backing)?;
     if identify(&bytes[..]) == Identity::Cache {
         return Err("it names itself a cache device".into());
     }
@@ -90,11 +91,13 @@ fn rebuilt(work: &Work<'_>, i: usize) -> Result<NewSuperblock, String> {
     if first.is_some_and(|first| first < DEFAULT_DATA_OFFSET) {
         return Err(format!(
             "cached data begins before sector {DEFAULT_DATA_OFFSET}, so this is not its device"
-        ));
+        )
+        .into());
     }
     let end = view.live(inode).map(|(piece, _)| piece.end()).max().unwrap_or_default();
     if end > Sector(backing.sectors().0) {
-        return Err(format!("cached data reaches to sector {end}, and the device has {}", backing.sectors()));
+        let why = format!("cached data reaches to sector {end}, and the device has {}", backing.sectors());
+        return Err(why.into());
     }
     let g = *view.geometry();
     let mode = if dirty { CacheMode::Writeback } else { CacheMode::Writethrough };
@@ -110,7 +113,7 @@ fn rebuilt(work: &Work<'_>, i: usize) -> Result<NewSuperblock, String> {
         cache_mode: mode,
         label: format::superblock::label_bytes(&slot.label).unwrap_or_default(),
     };
-    let mut superblock = BackingSuper::format(&want).map_err(|e| e.to_string())?;
+    let mut superblock = BackingSuper::format(&want)?;
     superblock.set_state(if dirty { BackingState::Dirty } else { BackingState::Clean });
     superblock.set_registration(slot.registrations.first().copied().flatten());
     let state = superblock.state().name();
@@ -142,7 +145,7 @@ fn choose<'s>(
     cache: &dyn ReadAt,
     backing: &dyn ReadAt,
     slots: &[(Inode, &'s Slot)],
-) -> Result<(Inode, &'s Slot, String), String> {
+) -> Result<(Inode, &'s Slot, String), Unrepairable> {
     let mut fitting = Vec::new();
     for (inode, slot) in slots {
         let (same, differing) = compare(view, cache, backing, *inode);

@@ -20,6 +20,7 @@ mod nodes;
 mod overlay;
 mod plan;
 mod prio;
+mod reason;
 mod roots;
 mod undo;
 mod uuids;

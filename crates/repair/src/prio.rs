@@ -12,6 +12,7 @@ use inspect::view::SlotKind;
 use inspect::{PieceKind, ReadAt, SetView};
 
 use crate::bits::{self, Extent};
+use crate::reason::Unrepairable;
 use crate::work::Work;
 
 const STRUCTURE: &str = "prio sets";
@@ -107,7 +108,7 @@ fn raise(known: &mut Option<Gen>, by: Gen) {
     *known = Some(known.map_or(by, |g| g.raised_by(by)));
 }
 
-fn rebuild(work: &Work<'_>, view: &SetView) -> Result<NewSets, String> {
+fn rebuild(work: &Work<'_>, view: &SetView) -> Result<NewSets, Unrepairable> {
     let g = *view.geometry();
     let bucket = broken(work, view).ok_or("the place of the destroyed set is not known")?;
     let per_set = format::geometry::prios_in(view.prio.set_sectors);

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use format::{Bkey, BsetBuilder, BucketNr, Gen, Inode, Ptr, Sector, parse_entry, parse_node};
 use inspect::{Invariant, ReadAt, SetView};
 
+use crate::reason::Unrepairable;
 use crate::work::Work;
 
 const STRUCTURE: &str = "btree";
@@ -26,7 +27,7 @@ pub(crate) fn rebuild(work: &mut Work<'_>) {
     }
     let device = work.cache.name().to_owned();
     match leaves(work, &view, root) {
-        Ok(leaves) => {
+        Ok(Leaves { leaves, unreadable }) => {
             let key = newest.btree_root;
             let Some(bytes) = encode(&view, &key, &leaves) else {
                 work.refuse(format!(
@@ -40,9 +41,15 @@ pub(crate) fn rebuild(work: &mut Work<'_>) {
                 "the root is rebuilt from {} leaves that were found by their magic and checksum",
                 leaves.len()
             );
-            let uncertain =
-                "a leaf that was freed just before a crash, and that no other replaced, would count again";
-            work.step(STRUCTURE, device, action, vec![uncertain.into()]);
+            let mut uncertain = vec![
+                "a leaf that was freed just before a crash, and that no other replaced, would count again"
+                    .to_owned(),
+            ];
+            if unreadable > 0 {
+                let buckets = format::counted(&unreadable, "bucket");
+                uncertain.push(format!("{buckets} cannot be read; if one was a leaf, its keys are missing"));
+            }
+            work.step(STRUCTURE, device, action, uncertain);
         }
         Err(why) => work.refuse(format!("{device}: the root of the btree is destroyed: {why}")),
     }
@@ -56,16 +63,28 @@ struct Leaf {
     last: (Inode, Sector),
 }
 
-/// The leaves of the set in the order of their keys.
-fn leaves(work: &Work<'_>, view: &SetView, root: BucketNr) -> Result<Vec<Leaf>, String> {
+/// What the search for leaves has found.
+struct Leaves {
+    /// In the order of their keys.
+    leaves: Vec<Leaf>,
+    /// The number of buckets that cannot be read: each of them may be a leaf.
+    unreadable: usize,
+}
+
+/// Searches all buckets for the leaves of the set.
+fn leaves(work: &Work<'_>, view: &SetView, root: BucketNr) -> Result<Leaves, Unrepairable> {
     let g = *view.geometry();
     let magic = view.superblock.set_magic().bset().to_le_bytes();
-    let former = former_roots(work, view);
-    let mut found = Vec::new();
+    let former = former_roots(work, view)?;
+    let (mut found, mut unreadable) = (Vec::new(), 0);
     let mut first = [0; 512];
     for bucket in (g.first_dynamic().0..g.nbuckets).map(BucketNr).filter(|b| *b != root) {
         let start = g.bucket_start(bucket);
-        if work.cache.read_at(start, &mut first).is_err() || first.get(8..16) != Some(&magic[..]) {
+        if work.cache.read_at(start, &mut first).is_err() {
+            unreadable += 1;
+            continue;
+        }
+        if first.get(8..16) != Some(&magic[..]) {
             continue;
         }
         match leaf(work, view, bucket)? {
@@ -85,32 +104,35 @@ fn leaves(work: &Work<'_>, view: &SetView, root: BucketNr) -> Result<Vec<Leaf>, 
             return Err(format!(
                 "the leaves in buckets {} and {} overlap, so one of them is older, and which one is not known",
                 a.bucket, b.bucket
-            ));
+            )
+            .into());
         }
     }
-    Ok(found)
+    Ok(Leaves { leaves: found, unreadable })
 }
 
 /// The pointers to roots that journal entries name, and that are not the root any more.
-fn former_roots(work: &Work<'_>, view: &SetView) -> BTreeSet<u64> {
-    let Some(journal) = &view.journal else { return BTreeSet::new() };
+fn former_roots(work: &Work<'_>, view: &SetView) -> Result<BTreeSet<u64>, Unrepairable> {
+    let Some(journal) = &view.journal else { return Ok(BTreeSet::new()) };
     let (magic, block) = (view.superblock.set_magic(), view.geometry().block_sectors);
-    let roots = journal.entries.iter().filter_map(|info| {
-        let mut bytes = vec![0; usize::try_from(info.sectors.bytes()).ok()?];
-        work.cache.read_at(info.sector, &mut bytes).ok()?;
-        parse_entry(&bytes, magic, block).ok()?.0.btree_root.pointer()
-    });
-    roots.map(|ptr| ptr.0).collect()
+    let mut roots = BTreeSet::new();
+    for info in &journal.entries {
+        let mut bytes = vec![0; usize::try_from(info.sectors.bytes()).unwrap_or(0)];
+        // Without the entry a former root would count as a leaf.
+        work.cache.read_at(info.sector, &mut bytes)?;
+        roots.extend(parse_entry(&bytes, magic, block)?.0.btree_root.pointer().map(|ptr| ptr.0));
+    }
+    Ok(roots)
 }
 
 /// The leaf in a bucket; `None` if it was freed.
 ///
 /// The checksum of its first bset starts from the pointer to it, so it names the generation. A generation that is older than
 /// that of the bucket is that of a freed node.
-fn leaf(work: &Work<'_>, view: &SetView, bucket: BucketNr) -> Result<Option<Leaf>, String> {
+fn leaf(work: &Work<'_>, view: &SetView, bucket: BucketNr) -> Result<Option<Leaf>, Unrepairable> {
     let g = view.geometry();
     let mut bytes = vec![0; usize::try_from(g.node_sectors.bytes()).unwrap_or(0)];
-    work.cache.read_at(g.bucket_start(bucket), &mut bytes).map_err(|e| e.to_string())?;
+    work.cache.read_at(g.bucket_start(bucket), &mut bytes)?;
     let pointer =
         |generation| Ptr::new(view.superblock.nr_this_dev(), g.bucket_start(bucket), Gen(generation));
     let mut damage = None;
@@ -141,10 +163,11 @@ fn leaf(work: &Work<'_>, view: &SetView, bucket: BucketNr) -> Result<Option<Leaf
         {
             Ok(None)
         }
-        Some((_, error)) => Err(format!("the node in bucket {bucket} is damaged, too: {error}")),
+        Some((_, source)) => Err(Unrepairable::Node { bucket, source }),
         None => Err(format!(
             "the node in bucket {bucket} has no right checksum, so it is not known whether it is needed"
-        )),
+        )
+        .into()),
     }
 }
 

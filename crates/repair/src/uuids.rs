@@ -13,6 +13,7 @@ use format::{
 };
 use inspect::{DeviceSuper, Invariant, ReadAt, SetView, Severity, read_superblock};
 
+use crate::reason::Unrepairable;
 use crate::work::Work;
 
 const STRUCTURE: &str = "UUID table";
@@ -66,11 +67,12 @@ fn unknown(view: &SetView) -> BTreeSet<Inode> {
 
 type NewTable = (Sector, Vec<u8>, String, Vec<String>);
 
-fn rebuilt(work: &Work<'_>, view: &SetView, attached: &[BackingSuper]) -> Result<NewTable, String> {
+fn rebuilt(work: &Work<'_>, view: &SetView, attached: &[BackingSuper]) -> Result<NewTable, Unrepairable> {
     let newest = view.journal.as_ref().and_then(|j| j.replay.last()).ok_or("there is no journal entry")?;
     let key = newest.uuid_bucket;
     let at = key.pointer().map(format::Ptr::offset).ok_or("the journal does not say where it is")?;
-    let size = usize::try_from(key.size().bytes()).map_err(|e| e.to_string())?;
+    let size =
+        usize::try_from(key.size().bytes()).map_err(|_| format!("its length is {} sectors", key.size().0))?;
     let live: BTreeSet<Inode> =
         view.pieces().filter(|(_, _, kind)| kind.is_live()).map(|(inode, _, _)| inode).collect();
     let mut slots: BTreeMap<Inode, UuidEntry> = BTreeMap::new();
@@ -94,7 +96,8 @@ fn rebuilt(work: &Work<'_>, view: &SetView, attached: &[BackingSuper]) -> Result
                     "several slots have data and no device ({}), and it is not known which is that of {}",
                     list(&free),
                     backing.uuid()
-                ));
+                )
+                .into());
             }
         };
         slots.insert(inode, entry_of(backing));
@@ -105,7 +108,8 @@ fn rebuilt(work: &Work<'_>, view: &SetView, attached: &[BackingSuper]) -> Result
         return Err(format!(
             "slots {} have data, and their backing devices were not given; for a flash-only volume its size is lost",
             list(&without)
-        ));
+        )
+        .into());
     }
     let last = slots.keys().next_back().map_or(0, |inode| inode.0);
     let entries: Vec<UuidEntry> =

@@ -82,7 +82,7 @@ impl Allocator {
     ) -> Allocator {
         let geometry = device.geometry();
         Allocator {
-            pool: Pool::new(&geometry, geometry.nbuckets, geometry.prio_buckets),
+            pool: Pool::new(geometry.nbuckets, geometry.prio_buckets),
             open: RefCell::new(OpenBuckets::of_set(&geometry)),
             buckets: RefCell::new(buckets),
             eviction: RefCell::new(eviction),

@@ -10,7 +10,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
-use format::{BucketNr, Geometry};
+use format::BucketNr;
 use io::Nanos;
 use io::sync::Event;
 
@@ -40,9 +40,8 @@ pub(crate) struct Reserves {
 }
 
 impl Reserves {
-    pub(crate) fn new(geometry: &Geometry, nbuckets: u32, prio_buckets: u32) -> Reserves {
+    pub(crate) fn new(nbuckets: u32, prio_buckets: u32) -> Reserves {
         let n = nbuckets as usize;
-        let _ = geometry;
         Reserves {
             moving: (n / 128).clamp(1, 256),
             btree: (n / 128).clamp(6, 64),
@@ -106,10 +105,10 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    pub(crate) fn new(geometry: &Geometry, nbuckets: u32, prio_buckets: u32) -> Pool {
+    pub(crate) fn new(nbuckets: u32, prio_buckets: u32) -> Pool {
         Pool {
             ready: RefCell::default(),
-            reserves: Reserves::new(geometry, nbuckets, prio_buckets),
+            reserves: Reserves::new(nbuckets, prio_buckets),
             batch: (nbuckets as usize / 32).clamp(4, 1024),
             taken: Cell::default(),
             demand: Cell::default(),

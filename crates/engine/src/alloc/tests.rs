@@ -68,7 +68,7 @@ proptest! {
 #[test]
 fn the_list_is_refilled_up_to_its_target() {
     for more in 0..40 {
-        let alloc = Pool::new(&geometry(), 1024, 2);
+        let alloc = Pool::new(1024, 2);
         let (reserves, target) = (alloc.reserves.total(), alloc.reserves.total() + alloc.batch);
         assert_eq!(alloc.batch, 32);
         let have = reserves + more;
@@ -316,7 +316,7 @@ fn reserves_by_the_size_of_the_cache() {
     for (nbuckets, moving, btree, batch) in
         [(64, 1, 6, 4), (1024, 8, 8, 32), (4096, 32, 32, 128), (100_000, 256, 64, 1024)]
     {
-        let alloc = Pool::new(&geometry(), nbuckets, 3);
+        let alloc = Pool::new(nbuckets, 3);
         let r = alloc.reserves;
         assert_eq!((r.moving, r.btree, r.prio, alloc.batch), (moving, btree, 3, batch), "{nbuckets}");
         assert_eq!(r.total(), moving + btree + 3);
@@ -365,7 +365,7 @@ fn buckets_are_taken_down_to_the_reserves() {
         [(Purpose::Data, 19), (Purpose::Moving, 11), (Purpose::Btree, 3), (Purpose::Prio, 0)]
     {
         let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
-        let alloc = Pool::new(&geometry(), 1024, 3);
+        let alloc = Pool::new(1024, 3);
         let ready: Vec<BucketNr> = (FIRST..FIRST + 30).map(BucketNr).collect();
         ready.iter().for_each(|b| {
             buckets.invalidate(*b);
@@ -391,12 +391,12 @@ fn a_cache_fills_up_by_what_is_taken() {
     let buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
     let at = |seconds| Nanos::from_secs(seconds);
     for (taken, filling) in [(0, false), (35, false), (36, true)] {
-        let alloc = Pool::new(&geometry(), 1024, 2);
+        let alloc = Pool::new(1024, 2);
         (0..taken).for_each(|_| alloc.fills());
         // After two seconds half of the mean rate counts.
         assert_eq!(alloc.is_filling(&buckets, at(2)), filling, "{taken}");
     }
-    let alloc = Pool::new(&geometry(), 1024, 2);
+    let alloc = Pool::new(1024, 2);
     (0..80).for_each(|_| alloc.fills());
     // The rate is 20 per second, then half of that, then a quarter.
     assert!(alloc.is_filling(&buckets, at(2)) && alloc.is_filling(&buckets, at(4)));

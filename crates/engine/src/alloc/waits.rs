@@ -3,6 +3,7 @@
 use std::pin::pin;
 use std::rc::Rc;
 
+use format::Geometry;
 use io::sync::{Either, select};
 
 use super::*;
@@ -19,7 +20,7 @@ fn geometry() -> Geometry {
 #[test]
 fn a_wait_that_is_dropped_does_not_count() {
     run(|rt| async move {
-        let alloc = Pool::new(&geometry(), 1024, 2);
+        let alloc = Pool::new(1024, 2);
         {
             let wait = pin!(alloc.wait(Purpose::Data, || false));
             assert!(matches!(select(wait, rt.sleep(Nanos(1))).await, Either::Right(())));
@@ -36,7 +37,7 @@ fn a_wait_ends_with_the_first_bucket_beyond_the_reserves() {
         [(Purpose::Data, 19), (Purpose::Moving, 11), (Purpose::Btree, 3), (Purpose::Prio, 0)]
     {
         run(move |rt| async move {
-            let alloc = Rc::new(Pool::new(&geometry(), 1024, 3));
+            let alloc = Rc::new(Pool::new(1024, 3));
             let give_up = Rc::new(Cell::new(false));
             let wait = || {
                 let (alloc, give_up) = (alloc.clone(), give_up.clone());
@@ -78,7 +79,7 @@ async fn turns(rt: &io::Handle) {
 #[test]
 fn generations_are_waited_for_until_they_are_durable() {
     run(|rt| async move {
-        let alloc = Rc::new(Pool::new(&geometry(), 1024, 3));
+        let alloc = Rc::new(Pool::new(1024, 3));
         let give_up = Rc::new(Cell::new(false));
         let wait = || {
             let (alloc, give_up) = (alloc.clone(), give_up.clone());
@@ -120,7 +121,7 @@ fn generations_are_waited_for_until_they_are_durable() {
 fn each_try_to_take_wakes_the_refill_task() {
     run(|rt| async move {
         for ready in [0, 30] {
-            let alloc = Rc::new(Pool::new(&geometry(), 1024, 3));
+            let alloc = Rc::new(Pool::new(1024, 3));
             let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
             let all: Vec<BucketNr> = (FIRST..FIRST + ready).map(BucketNr).collect();
             all.iter().for_each(|b| {

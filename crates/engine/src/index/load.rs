@@ -2,9 +2,9 @@
 //!
 //! At the start the keys of nodes raise the generations of the buckets to which they point (format section 5). Only
 //! then is it known which pointers are stale, so the tree is read first and accounted for afterwards. Of a leaf, only
-//! the merged keys of its bsets raise generations, because the walks of gc check the age of these pointers alone. A
-//! superseded key stays in its bset until the leaf is rewritten, which may never happen, while its bucket is reused
-//! many times: after 128 generations the pointer of the key would look newer than the bucket.
+//! the merged keys of its bsets raise generations, because gc checks the age of these pointers alone. A superseded key
+//! stays in its bset until the leaf is rewritten, perhaps for ever. Its bucket is reused meanwhile. After 128
+//! generations the pointer of the key would look newer than the bucket.
 //!
 //! Several nodes are read at the same time. A torn last bset is dropped (format section 12.5): its journal entries are
 //! still pinned, so no acknowledged write is lost. The leaf is rewritten, and an event reports the torn bset. Must not

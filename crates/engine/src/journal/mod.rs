@@ -11,8 +11,8 @@
 //! * entry n+1 is written after entry n is durable, so the ring never has a gap;
 //! * a key enters the open entry only if the ring ([`Ring`]) has a place for that entry, so the write of an entry never
 //!   waits for space;
-//! * keys, and roots that can wait, leave enough of the ring for the entries that free it: each pinned leaf may need a
-//!   new root, and new priorities for its bucket, before its pin is released.
+//! * keys, and roots that can wait, leave a reserve of blocks in the ring. Before the pin of a leaf is released, the leaf
+//!   may need an entry with a new root and one with new priorities; the reserve is for these entries.
 
 mod crash_log;
 mod pins;

@@ -6,8 +6,8 @@
 //! Invariants:
 //! * a bucket is overwritten only when its newest entry is older than the `last_seq` of the newest *durable* entry,
 //!   because recovery after a crash needs it until then;
-//! * an entry gets a place only if the ring has a given number of free blocks after the entry is durable, including the
-//!   buckets that the entry itself frees. So entries that free the journal always find room.
+//! * an entry gets a place only if a given number of blocks is free after it is durable. Buckets that the entry itself
+//!   frees count as free. So entries that free the journal always find room.
 
 use format::{JournalSeq, Sectors};
 

@@ -176,8 +176,7 @@ pub enum Decision {
 /// The policy `cost` differs from the kernel's rules in three points: while there is room to spare, a stream that is faster
 /// through the cache is cached; no request bypasses a congested cache for a device that would take even longer; metadata of
 /// file systems bypasses the cache for neither reason. `compare` is called at most once, and only for requests that bypass
-/// the cache by rule 7. It returns `None` where the kernel's rules apply: under the admission policy `kernel`, and while the
-/// costs are unknown.
+/// the cache by rule 7. It returns `None` under the admission policy `kernel`, where the kernel's rules apply.
 pub fn decide_by_cost(
     inputs: &BypassInputs,
     stream: impl FnOnce() -> Sectors,

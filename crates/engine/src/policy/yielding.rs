@@ -2,9 +2,9 @@
 //! throttled when it cannot keep up.
 //!
 //! Writeback reads the cache device and writes the backing device, for which clients wait, too. While no client waits,
-//! writeback runs at the rate of the controller without pauses. While clients keep the devices busy, its share of the
-//! time is smaller the less the cache needs room: data that stays dirty longer costs nothing then, and data that is
-//! overwritten meanwhile need not be written. A cache that fills up needs room in time, and a nearly full cache takes
+//! writeback runs at the rate of the controller without pauses. While clients keep the devices busy, it gets
+//! less time, and more time as the cache fills. In a cache with room, data that stays dirty longer costs nothing, and
+//! data that is overwritten meanwhile need not be written. A cache that fills up needs room in time, and a nearly full cache takes
 //! new data at the rate at which writeback makes room (decision 016).
 //!
 //! Owns these measures and rules. Must not know requests or devices.

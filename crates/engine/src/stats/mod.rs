@@ -1,6 +1,6 @@
 //! Figures about the work of the engine.
 //!
-//! Owns the counters, averages and error counts of devices and sets, and the human-readable form of sizes. All values
+//! Owns the counters, averages and error counts of devices and sets. All values
 //! have 64 bits and saturate. (The kernel shifts in 32 bits, so its views lose multiples of 65 536 events per tick.)
 //! Must not know the readers: metrics, control files and the command line all use the same values.
 

@@ -1,8 +1,8 @@
 //! Damaged data in the cache: blocks that do not match their checksum.
 //!
 //! Clean data is invalidated: the next read takes it from the backing device. Dirty data stays in the index, because no
-//! other device has it. It is listed, and every read of it fails, until it is overwritten. Owns this reaction. Must not
-//! know checksums.
+//! other device has it. It is listed, and every read of it fails, until a client overwrites it or the operator accepts or
+//! drops it. Owns this reaction. Must not know where checksums are stored.
 
 use std::rc::Rc;
 

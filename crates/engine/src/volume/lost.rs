@@ -1,7 +1,8 @@
 //! The handling of a failed cache by a volume (semantics section 15.1, without the defects 1 and 18 of docs/compat.md).
 //!
 //! A device without dirty data is served without its cache, but only after the state stale is durable in its
-//! superblock: if the cache comes back later, its old content is invalid. A device with dirty data, and a flash-only
+//! superblock: if the cache comes back later, its old content is invalid. It is not served if
+//! `stop_when_cache_set_failed` is `always`. A device with dirty data, and a flash-only
 //! volume, fail every request.
 
 use format::{BackingState, BackingSuper, Sectors};

@@ -1,4 +1,4 @@
-//! Inserts into the cache the data that a read found missing.
+//! Inserts clean data into the cache: what a read found missing, and the copy of a write to the backing device.
 //!
 //! The insertion runs in a background task, for which the answer does not wait. The data was read from the backing device under a
 //! *miss* range: if a change overlapped the range, the copy may be old and is dropped (`cache_miss_collisions`). The

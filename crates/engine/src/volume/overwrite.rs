@@ -11,7 +11,7 @@
 //!   the moving garbage collector empties the bucket, because both would make an older state current. The bucket is
 //!   pinned;
 //! * a write that has begun runs to its end: if it were cancelled, its range would be released while the device still
-//!   writes. The same holds for writes past the cache;
+//!   writes. For the same reason a write to the backing device runs to its end;
 //! * [`CachedData::end_overwrite`](crate::data::CachedData::end_overwrite) makes the next flush cover it. A write with FUA
 //!   is durable by itself, together with the keys that are not durable yet.
 
