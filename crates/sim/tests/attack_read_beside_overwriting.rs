@@ -51,7 +51,10 @@ fn a_read_of_a_block_that_is_overwritten_all_the_time_ends() {
             let answer = reading.try_take();
             stop.set(true);
             writer.await;
-            assert!(answer.is_some_and(|data| data.is_some()), "no answer after a hundred reads of the device, checksums: {checksums}");
+            assert!(
+                answer.is_some_and(|data| data.is_some()),
+                "no answer after a hundred reads of the device, checksums: {checksums}"
+            );
         });
         scenario.power_cut(Retained::Nothing).judge().happy_end();
     }
