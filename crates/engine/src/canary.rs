@@ -162,6 +162,10 @@ table! {
         ReclaimLooksOnce,
         /// Keys leave no room in the journal for the entries that free it.
         JournalWithoutReserve,
+        /// A read whose volume was detached meanwhile looks up in the former slot of the volume.
+        ReadOutlastsDetach,
+        /// A volume is released while an update of its superblock is under way that nobody waits for.
+        ReleaseOvertakesUpdate,
         /// Keys that a crash log records leave no reserve if the process crashes before their entry is durable.
         CrashLogWithoutReserve,
         /// Dirty data is overwritten in place while an older state of it is written back, and then becomes clean.

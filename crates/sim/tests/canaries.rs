@@ -15,6 +15,8 @@ mod hung_device;
 #[allow(dead_code)]
 mod older_devices;
 #[allow(dead_code)]
+mod outlasting;
+#[allow(dead_code)]
 mod refused_sets;
 #[allow(dead_code)]
 mod scrub;
@@ -48,6 +50,8 @@ const RARE: &[Bug] = &[
     Bug::JournalHoldersWait,
     Bug::JournalWithoutReserve,
     Bug::CrashLogWithoutReserve,
+    Bug::ReadOutlastsDetach,
+    Bug::ReleaseOvertakesUpdate,
     Bug::ReclaimLooksOnce,
     Bug::MissOverPendingHole,
     Bug::LateFlushTrusted,
@@ -105,6 +109,11 @@ const SCENARIOS: &[(Bug, fn())] = &[
         Bug::FlushWithoutWaiterTrusted,
         older_devices::a_crash_log_does_not_count_after_a_flush_failed_for_which_no_task_waits,
     ),
+    (
+        Bug::ReadOutlastsDetach,
+        outlasting::a_read_does_not_return_the_zeros_of_a_wipe_after_its_volume_was_detached,
+    ),
+    (Bug::ReleaseOvertakesUpdate, outlasting::a_release_waits_for_the_update_of_the_superblock),
     (Bug::EdgesNotDurable, contract::durable_zeros_of_a_flash_only_volume_wait_for_their_edges),
     (Bug::FarKeyLeftOut, refused_sets::a_leaf_with_a_key_beyond_the_largest_position),
     (Bug::LargeVolumeBelieved, refused_sets::a_flash_only_volume_beyond_the_largest_position),

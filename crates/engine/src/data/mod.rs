@@ -410,9 +410,10 @@ impl Checksums {
         self.overwrite_ended.notify_all();
     }
 
-    /// Waits until none of the blocks is being overwritten in place.
+    /// Waits until each overwriting of the blocks in place that is under way now has ended. Later ones do not prolong the wait.
     async fn overwrites_ended(&self, at: Ptr, sectors: Sectors) {
-        let ended = || !self.table.borrow_mut().is_being_overwritten(at, sectors);
+        let now = self.table.borrow().now();
+        let ended = || !self.table.borrow_mut().is_being_overwritten(at, sectors, now);
         self.overwrite_ended.wait_until(ended).await;
     }
 

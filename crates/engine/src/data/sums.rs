@@ -43,6 +43,8 @@ struct OverwrittenBlock {
     /// The checksum of the data before, if it was known.
     old: Option<u32>,
     new: u32,
+    /// The moment at which the overwriting began.
+    began: ReadToken,
 }
 
 /// When blocks of a bucket were overwritten in place. A read of one block does not start again because another is overwritten.
@@ -365,10 +367,11 @@ impl SumsTable {
         self.now
     }
 
-    /// Whether a part of the blocks is being overwritten in place.
-    pub(super) fn is_being_overwritten(&mut self, at: Ptr, sectors: Sectors) -> bool {
+    /// Whether an overwriting of the blocks in place is under way that had begun at the moment `until`.
+    pub(super) fn is_being_overwritten(&mut self, at: Ptr, sectors: Sectors, until: ReadToken) -> bool {
         let blocks = self.blocks(at, sectors);
-        self.of_ptr(at).is_some_and(|e| e.overwriting.iter().any(|b| blocks.contains(&b.block)))
+        let is_meant = |b: &OverwrittenBlock| blocks.contains(&b.block) && b.began <= until;
+        self.of_ptr(at).is_some_and(|e| e.overwriting.iter().any(is_meant))
     }
 
     /// The numbers of blocks in their bucket.
@@ -386,7 +389,7 @@ impl SumsTable {
         entry.changes.add(first..first + data.len().div_ceil(block_bytes), now);
         for (block, bytes) in (first..).zip(data.chunks(block_bytes)) {
             let (old, new) = (entry.sums.get(block), format::checksum::crc32c(bytes));
-            entry.overwriting.push(OverwrittenBlock { block, old, new });
+            entry.overwriting.push(OverwrittenBlock { block, old, new, began: now });
             entry.sums.set(block, None);
         }
     }

@@ -274,6 +274,13 @@ impl BackingDevice {
         });
     }
 
+    /// Waits until no update of the superblock is under way. The caller of an update may have given it up.
+    pub(crate) async fn updates_ended(&self) {
+        if !bug(Bug::ReleaseOvertakesUpdate) {
+            drop(self.write_lock.lock().await);
+        }
+    }
+
     /// Changes the superblock and waits until it is durable.
     pub(crate) async fn update(
         self: &Rc<Self>,

@@ -323,6 +323,9 @@ pub(super) async fn release(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), 
     core.cache.device.settle_overwrites().await?;
     // A miss that is still being inserted could replace data that the next owner of the device writes by old data.
     volume.ranges().invalidate_misses();
+    if let Some(backing) = volume.backing() {
+        backing.updates_ended().await;
+    }
     core.remove_with_device(volume, inode);
     Ok(())
 }

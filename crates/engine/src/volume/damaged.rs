@@ -145,7 +145,9 @@ async fn live_part(owner: Owner<'_>, block: CachedPiece) -> Result<LivePart, Eng
         }
         at = seg.end;
     }
-    match cache.alloc.buckets().is_current(block.ptr) {
+    let is_current = cache.alloc.buckets().is_current(block.ptr);
+    // The data of a volume that was detached or deleted may have been wiped.
+    match is_current && !cache.index.is_invalid_slot(inode) {
         true => Ok(live),
         false => Ok(LivePart::default()),
     }
@@ -182,7 +184,7 @@ pub(crate) async fn damaged_left(target: Target<'_>) -> Result<Option<(Sector, S
 pub(crate) fn is_still_damaged(cache: &Cache, block: &DamagedBlock) -> bool {
     let (inode, start) = block.at;
     let (mut at, end) = (start, start + block.size);
-    while at < end && cache.alloc.buckets().is_current(block.ptr) {
+    while at < end && cache.alloc.buckets().is_current(block.ptr) && !cache.index.is_invalid_slot(inode) {
         let Ok(seg) = cache.index.segment(inode, at, end) else { return true };
         match seg.kind {
             Kind::Hit { ptr, dirty: true, .. } if ptr == block.ptr.advanced(at - start) => return true,

@@ -18,6 +18,10 @@ pub(super) async fn stop(volume: &Volume) -> Result<(), EngineError> {
     volume.writeback.wake();
     volume.idle.wait_until(|| volume.in_flight.get() == 0).await;
     volume.writeback.stopped().await;
+    // The next owner of the device must not find its superblock changed afterwards.
+    if let Some(backing) = &volume.backing {
+        backing.updates_ended().await;
+    }
     match &volume.backing {
         Some(b) if volume.attached().is_none() => Ok(b.flush_all().await?),
         _ => Ok(()),

@@ -97,13 +97,17 @@ pub(super) async fn read_parts(
     (first, epoch): (IndexSegment, ReadEpoch),
     mut buffer: Buffer,
 ) -> (Buffer, Result<Option<Outcome>, EngineError>) {
-    let Target { volume, cache, .. } = target;
+    let Target { volume, cache, inode } = target;
     let caches =
         volume.backing().is_some() && read.decision == Decision::Cache && !cache.device.is_stopping();
     let (pieces, unchanged) = match pieces(target, read, first).await {
         Ok(found) => found,
         Err(e) => return (buffer, Err(e)),
     };
+    // The look-ups may have waited, and the slot may be that of another volume now.
+    if !volume.is_attached_as(cache, inode) && !bug(Bug::ReadOutlastsDetach) {
+        return (buffer, Ok(None));
+    }
     let hits = pieces.iter().filter(|p| p.hit.is_some()).count();
     let found = match hits {
         0 => Outcome::Miss,

@@ -2,24 +2,53 @@
 //!
 //! A request that is one extent is read into the caller's buffer without a copy. Any other request is read in pieces
 //! (`pieces`). If a bucket was reused during the read, or a wipe has overwritten dead sectors, the whole request looks up and
-//! reads again.
+//! reads again. A request whose volume was detached meanwhile reads the backing device: its former slot may have invalid keys, or
+//! belong to another volume.
 //!
 //! Owns the path of a read up to its answer. Must not know how a missing piece is inserted.
 
 use format::Sector;
 use io::{Buffer, Nanos};
 
-use super::Target;
 use super::backing::{flush_has_failed, is_usable, read_settled};
+use super::blocks::widened;
 use super::hit::{CachedExtent, ReadData, ReadStart, accept, verify_and_accept};
 use super::pieces::{blocks_of_data, read_parts};
 use super::request::Read;
+use super::{RangeGuard, Target};
 use crate::canary::{Bug, bug};
 use crate::device::ReadEpoch;
 use crate::error::EngineError;
 use crate::index::{IndexSegment, Kind, NotLoaded};
 use crate::policy::bypass::{BypassReason, Decision};
 use crate::stats::{OpKind, Outcome};
+
+/// So often a read of data with checksums looks up again before it excludes writes of its range.
+const MOST_RACES: u32 = 3;
+
+/// A read that looks up again.
+#[derive(Default)]
+struct Again {
+    /// The number of times that the data was not that of the look-up.
+    races: u32,
+    /// Whether the read has waited for the operations that were under way when a flush had failed.
+    waited: bool,
+    /// Excludes writes of the range: a block with a checksum that is overwritten in place all the time would delay the read for
+    /// ever.
+    range: Option<RangeGuard>,
+}
+
+impl Again {
+    /// Prepares the next look-up. Returns false if the volume was detached from the cache.
+    async fn prepare(&mut self, target: Target<'_>, read: &Read) -> bool {
+        let Target { volume, cache, inode } = target;
+        if self.races >= MOST_RACES && cache.data.has_checksums() && self.range.is_none() {
+            let (start, end) = widened(volume, cache, (read.start, read.end));
+            self.range = Some(volume.ranges.hold_in_turn(start, end).await);
+        }
+        volume.is_attached_as(cache, inode) || bug(Bug::ReadOutlastsDetach)
+    }
+}
 
 /// Reads through the cache.
 pub(super) async fn read_cached(
@@ -30,24 +59,18 @@ pub(super) async fn read_cached(
     let Target { volume, cache, inode } = target;
     let (sectors, arrived) = (read.sectors(), volume.rt.turn_time());
     cache.foreground_request();
-    let mut waited = false;
+    let mut again: Option<Box<Again>> = None;
     loop {
         if let Err(e) = cache.device.check() {
             return (buffer, Err(e));
         }
         let epoch = cache.device.read_epoch();
-        let seg = match cache.index.segment(inode, read.start, read.end) {
-            Ok(seg) => seg,
-            Err(NotLoaded(id)) => match cache.index.load_leaf(id).await {
-                Ok(()) => continue,
-                Err(e) => return (buffer, Err(e)),
-            },
-        };
-        if let Some(extent) = whole_extent(target, read, seg) {
+        let first = cache.index.segment(inode, read.start, read.end);
+        let extent = first.ok().and_then(|seg| whole_extent(target, read, seg));
+        if let Some(extent) = extent {
             let began = ReadStart::now(target, epoch);
-            let spare = buffer.len();
             let done = cache.data.read(extent.ptr.offset(), sectors, buffer, read.offset_bytes).await;
-            buffer = done.buffer.unwrap_or_else(|| volume.rt.pool().take(spare));
+            buffer = done.buffer.unwrap_or_else(|| volume.rt.pool().take(read.end_bytes()));
             cache.device.observe_data(&done.result);
             match done.result {
                 Ok(()) => {}
@@ -69,45 +92,63 @@ pub(super) async fn read_cached(
                 count_read(target, read, Outcome::Hit, arrived);
                 return (buffer, Ok(()));
             }
-            cache.device.counters().cache_read_races += 1;
-            continue;
+            count_race(target, &mut again);
+        } else {
+            let in_pieces = read_in_pieces(target, read, (first, epoch), buffer, (arrived, &mut again));
+            let (b, answered) = Box::pin(in_pieces).await;
+            buffer = b;
+            match answered {
+                Ok(false) => {}
+                answered => return (buffer, answered.map(|_| ())),
+            }
         }
-        let in_pieces = read_in_pieces(target, read, (seg, epoch), buffer, (arrived, &mut waited));
-        let (b, answered) = Box::pin(in_pieces).await;
-        buffer = b;
-        match answered {
-            Ok(true) => return (buffer, Ok(())),
-            Ok(false) => {}
-            Err(e) => return (buffer, Err(e)),
+        if !Box::pin(again.get_or_insert_default().prepare(target, read)).await {
+            return Box::pin(read_instead(target, read, buffer, arrived)).await;
         }
     }
 }
 
-/// Reads a request that is not one extent. After a failed flush it first waits for the operations under way in the range,
-/// unless it has `waited` already. Returns false if the request must look up and read again.
+/// Counts a look-up that was too old when its data had been read.
+#[cold]
+fn count_race(target: Target<'_>, again: &mut Option<Box<Again>>) {
+    target.cache.device.counters().cache_read_races += 1;
+    again.get_or_insert_default().races += 1;
+}
+
+/// Reads a request that is not one extent in memory. If the leaf with its beginning is not in memory, loads it; after a failed flush
+/// waits, once, for the operations under way in the range. Returns false after that, and if the request must look up and read again.
 async fn read_in_pieces(
     target: Target<'_>,
     read: &Read,
-    first: (IndexSegment, ReadEpoch),
+    (first, epoch): (Result<IndexSegment, NotLoaded>, ReadEpoch),
     buffer: Buffer,
-    (arrived, waited): (Nanos, &mut bool),
+    (arrived, again): (Nanos, &mut Option<Box<Again>>),
 ) -> (Buffer, Result<bool, EngineError>) {
     let Target { volume, cache, .. } = target;
+    let first = match first {
+        Ok(first) => first,
+        Err(NotLoaded(id)) => return (buffer, cache.index.load_leaf(id).await.map(|()| false)),
+    };
     let flush_failed = flush_has_failed(volume);
-    if flush_failed && !*waited && !bug(Bug::FailedFlushIgnoredByReads) {
-        *waited = true;
-        volume.ranges.present_ended(read.start, read.end).await;
-        return (buffer, Ok(false));
+    if flush_failed && !bug(Bug::FailedFlushIgnoredByReads) {
+        let again = again.get_or_insert_default();
+        if !again.waited {
+            again.waited = true;
+            // The read must not wait for itself.
+            again.range = None;
+            volume.ranges.present_ended(read.start, read.end).await;
+            return (buffer, Ok(false));
+        }
     }
-    let (buffer, outcome) = read_parts(target, read, first, buffer).await;
+    let (buffer, found) = read_parts(target, read, (first, epoch), buffer).await;
     let is_settled = flush_has_failed(volume) == flush_failed || bug(Bug::FailedFlushIgnoredByReads);
-    let found = match outcome {
+    let found = match found {
         Ok(found) => found.filter(|_| is_settled),
         Err(e) => return (buffer, Err(e)),
     };
     match found {
         Some(found) => count_read(target, read, found, arrived),
-        None => cache.device.counters().cache_read_races += 1,
+        None => count_race(target, again),
     }
     (buffer, Ok(found.is_some()))
 }
@@ -123,7 +164,7 @@ fn whole_extent(target: Target<'_>, read: &Read, first: IndexSegment) -> Option<
     is_whole.then_some(CachedExtent { ptr, dirty })
 }
 
-/// Reads clean data from the backing device after the cache device has failed to read it.
+/// Reads the backing device in place of the cache: the cache device has failed to read clean data, or the volume was detached.
 async fn read_instead(
     target: Target<'_>,
     read: &Read,

@@ -38,6 +38,11 @@ impl Read {
         self.end - self.start
     }
 
+    /// The position in the buffer at which the data ends.
+    pub(super) fn end_bytes(&self) -> usize {
+        self.offset_bytes + self.sectors().bytes() as usize
+    }
+
     /// The read of a part of the range, whose data has the same place in the buffer.
     pub(super) fn part(&self, start: Sector, end: Sector) -> Read {
         let offset_bytes = self.offset_bytes + (start - self.start).bytes() as usize;

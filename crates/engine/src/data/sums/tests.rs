@@ -50,8 +50,10 @@ fn blocks_that_are_being_overwritten_are_compared_with_the_data_before_and_after
         let (at, one) = (ptr(20, 1, 1), Sectors(1));
         t.appended(ptr(20, 0, 1), &old);
         t.overwrites(at, &new);
-        assert!(t.is_being_overwritten(ptr(20, 0, 1), Sectors(2)));
-        assert!(!t.is_being_overwritten(ptr(20, 0, 1), one));
+        let now = t.now();
+        assert!(t.is_being_overwritten(ptr(20, 0, 1), Sectors(2), now));
+        assert!(!t.is_being_overwritten(ptr(20, 0, 1), one, now));
+        assert!(!t.is_being_overwritten(ptr(20, 0, 1), Sectors(2), ReadToken(0)), "it begins later");
         assert_eq!(t.sum_of(at), None, "a footer would not match");
         assert_eq!(t.check(ptr(20, 0, 1), &old), Checked::Compared { unknown: 0 });
         assert_eq!(t.check(at, &new), Checked::Compared { unknown: 0 });

@@ -1,9 +1,13 @@
-//! Reads that are under way while their volume is detached.
+//! Reads, scrubs and updates of superblocks that outlast the detach, the deletion or the release of their volume.
 #![allow(clippy::unwrap_used)]
+
+use std::pin::pin;
 
 use engine::SetOptions;
 use format::{CacheMode, Sectors, Uuid};
-use sim::disk::{Kind, Matching, Retained};
+use io::Nanos;
+use io::sync::{Either, select};
+use sim::disk::{Kind, Matching, Retained, Speed};
 use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 use sim::stamp::Content;
@@ -87,5 +91,76 @@ fn a_read_does_not_return_data_of_the_next_volume_in_its_slot() {
         b.backings[0].release();
         let read = reading.await.unwrap();
         assert!(read.iter().all(|c| matches!(c, Content::Data { volume: 0, .. })), "{read:?}");
+    });
+}
+
+/// Slow enough for everything else to come first.
+const SLOW: Nanos = Nanos::from_secs(20);
+
+/// An operator gives up a change of the label while the superblock is on its way, then releases the device and registers it again.
+/// A write makes the device dirty, and the old superblock comes last: the device is clean with dirty data in the cache.
+#[test]
+fn a_release_waits_for_the_update_of_the_superblock() {
+    for retained in [Retained::Everything, Retained::Nothing] {
+        let mut scenario = Scenario::new(1, Layout::small(CacheMode::Writeback), 0);
+        scenario.boot(|b| async move {
+            b.open().await;
+            b.tune(0, "sequential_cutoff", "0").await;
+            b.backings[0].set_speed(Speed { base: SLOW, ..Speed::even(0) });
+            let volume = b.volume(0);
+            {
+                let labelled = pin!(volume.set("label", "new"));
+                let given_up = select(labelled, b.rt.sleep(Nanos(SLOW.0 / 2))).await;
+                assert!(matches!(given_up, Either::Right(())));
+            }
+            b.backings[0].set_speed(Speed::even(10));
+            b.set().release(&volume).await.unwrap();
+            b.clients[0].set_volume(None);
+            drop(volume);
+            let again = b.set().register(b.parts.backings[0].clone()).await.unwrap();
+            b.clients[0].set_volume(Some(again));
+            b.tune(0, "sequential_cutoff", "0").await;
+            b.tune(0, "writeback_running", "0").await;
+            assert!(b.clients[0].write(64, 8, true).await);
+            b.rt.sleep(SLOW).await;
+        });
+        scenario.power_cut(retained).judge().happy_end();
+    }
+}
+
+/// A scrub has found the extents of a flash-only volume. The volume is deleted and wiped, while an older walk of the index has not
+/// ended, so the index still has the keys. The scrub reads zeros, and reports damaged dirty data of a volume that does not exist.
+#[test]
+fn a_scrub_does_not_report_damage_of_a_volume_that_was_deleted_and_wiped() {
+    let layout = Layout { checksums: true, ..Layout::small(CacheMode::Writethrough) };
+    let mut scenario = Scenario::new(1, layout, 256);
+    scenario.boot(|b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.scrub_share = 100;
+        b.open_with(options).await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        let (set, flash) = (b.set(), b.volume(1).inode().unwrap());
+        assert!(b.clients[1].write(0, 7, true).await);
+        b.sleep_ms(1000).await;
+        // The walk waits for the backing device, whose flush takes long.
+        assert!(b.clients[0].write(0, 7, false).await);
+        b.backings[0].hold(Matching::all(Kind::Flush));
+        let walking = b.set();
+        let walk = b.rt.spawn(async move { walking.gc().await });
+        wait_until(&b, || b.backings[0].held() == 1).await;
+
+        b.cache.hold(Matching::all(Kind::Read));
+        let scrubbing = b.set();
+        let scrub = b.rt.spawn(async move { scrubbing.scrub().await });
+        wait_until(&b, || b.cache.held() == 1).await;
+        b.clients[1].set_volume(None);
+        set.delete_volume(flash).await.unwrap();
+        set.wipe().await.unwrap();
+        b.cache.release();
+        let report = scrub.await.unwrap();
+        assert_eq!((report.damaged_dirty_blocks, report.damaged_clean_blocks), (0, 0), "{report:?}");
+        assert!(set.damaged().is_empty(), "{:?}", set.damaged());
+        b.backings[0].release();
+        walk.await.unwrap();
     });
 }
