@@ -179,6 +179,9 @@ impl Lookup {
 
     /// Why a registered device or its volume is not served, and the command that serves it.
     fn is_not_served(&self, named: &Named) -> String {
+        if self.inventory.workers.is_stopping() {
+            return format!("{named}: is not served: the daemon is stopping");
+        }
         let is_it = |d: &DeviceView| named.device.as_ref() == Some(&d.path) && d.uuid == named.uuid;
         match self.views.devices().iter().find(|d| is_it(d)) {
             Some(device) => format!("{named}: is not served: {}", next_step(device)),
@@ -188,6 +191,9 @@ impl Lookup {
 
     /// Why a set is not served, and the command that serves it.
     pub(crate) fn set_is_not_served(&self, set: &str) -> String {
+        if self.inventory.workers.is_stopping() {
+            return format!("set {set} is not served: the daemon is stopping");
+        }
         let devices = self.views.devices();
         let cache = devices.iter().find(|d| d.kind == Some("cache") && d.set.as_deref() == Some(set));
         match cache {

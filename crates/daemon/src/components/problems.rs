@@ -18,7 +18,7 @@ use crate::state::{STORED_AGAIN_EVERY, State};
 /// A problem, and the command that comes next.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Problem {
-    /// One of the kinds in the order of `KINDS`: `set_failed`, `io_disabled`, `device_failed`, `device_waiting`,
+    /// One of the kinds in the order of `KINDS`: `stopping`, `set_failed`, `io_disabled`, `device_failed`, `device_waiting`,
     /// `set_silent`, `damaged`, `dirty_without_disk`, `stale`, `not_exported`, `io_errors`, `label_shared`, `state_not_stored` or
     /// `state_not_writable`.
     pub(crate) kind: &'static str,
@@ -29,7 +29,8 @@ pub(crate) struct Problem {
 }
 
 /// The kinds in the order in which they are listed: what stops requests comes first.
-const KINDS: [&str; 13] = [
+const KINDS: [&str; 14] = [
+    "stopping",
     "set_failed",
     "io_disabled",
     "device_failed",
@@ -96,9 +97,13 @@ fn title(device: &DeviceView) -> String {
 
 /// What an operator calls a volume: label, or name.
 fn volume_title(volume: &VolumeFigures) -> String {
-    match volume.label.is_empty() {
-        true => volume.name.clone(),
-        false => format!("{} ({})", serve::plain::label(&volume.label), volume.name),
+    title_of(&volume.label, &volume.name)
+}
+
+fn title_of(label: &str, name: &str) -> String {
+    match label.is_empty() {
+        true => name.to_owned(),
+        false => format!("{} ({name})", serve::plain::label(label)),
     }
 }
 
@@ -187,6 +192,15 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     };
     let typed = serve::plain::typed(label_of(set, device), id);
     let why = set.why.as_deref().unwrap_or("no reason is known");
+    found.extend(set.holders.iter().map(|holder| Problem {
+        kind: "stopping",
+        text: format!(
+            "the daemon is stopping, and waits until {} is not in use: {}; unmount or close it, and the stop goes on",
+            title_of(&holder.label, &holder.name),
+            holder.users
+        ),
+        command: holder.command.clone(),
+    }));
     match set.state {
         "failed" => found.push(Problem {
             kind: "set_failed",

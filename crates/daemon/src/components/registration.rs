@@ -68,6 +68,15 @@ impl Registration {
         Registration { inventory, lookup, admission, placement, replug }
     }
 
+    /// Claims what `find` finds, unless the daemon stops.
+    async fn claim<T, F>(&self, asked: &Asked, find: impl Fn() -> F) -> Result<(Claim<'_>, T), Failure>
+    where
+        F: Future<Output = Result<(T, Scope), Failure>>,
+    {
+        self.inventory.workers.refuse_while_stopping()?;
+        self.placement.changes().claim_found(asked, find).await
+    }
+
     /// Registers devices: each is served, waits for what is missing, or is refused.
     ///
     /// A device that is registered and served already stays as it is.
@@ -82,7 +91,7 @@ impl Registration {
             let scope = self.scope_of(&probes);
             Ok((probes, scope))
         };
-        let (_claim, probes) = self.placement.changes().claim_found(asked, find).await?;
+        let (_claim, probes) = self.claim(asked, find).await?;
         let known = self.admission.remembered();
         self.inventory.devices.note_unplugged();
         let accepted = self.admission.admit_all(&probes, by)?;
@@ -180,7 +189,7 @@ impl Registration {
             let scope = self.scope_of_named(&named);
             Ok((named, scope))
         };
-        let (_claim, named) = self.placement.changes().claim_found(asked, find).await?;
+        let (_claim, named) = self.claim(asked, find).await?;
         let Some(path) = named.device.clone() else { return failed(format!("{named}: has no device")) };
         let known = self.inventory.devices.get(&path);
         let Some(known) = known else { return failed(format!("{named}: is not registered")) };
@@ -232,7 +241,7 @@ impl Registration {
             let (alone, shared) = ([probe.key().to_owned()].into(), shared.collect());
             Ok(((set, probe), Scope { alone, shared, ..Scope::default() }))
         };
-        let (_claim, (set, probe)) = self.placement.changes().claim_found(asked, find).await?;
+        let (_claim, (set, probe)) = self.claim(asked, find).await?;
         let Some(worker) = self.inventory.workers.serving(&set) else {
             return failed(self.lookup.set_is_not_served(&set));
         };
@@ -332,7 +341,7 @@ impl Registration {
             let scope = self.scope_of(std::slice::from_ref(&probe));
             Ok((probe, scope))
         };
-        let (_claim, probe) = self.placement.changes().claim_found(asked, find).await?;
+        let (_claim, probe) = self.claim(asked, find).await?;
         self.admission.admit(&probe)?;
         self.admission.can_remember()?;
         let (probe, set) = self.leave_set(probe).await?;
@@ -388,7 +397,7 @@ impl Registration {
             let scope = self.scope_of_named(&found.named);
             Ok((found, scope))
         };
-        self.placement.changes().claim_found(asked, find).await
+        self.claim(asked, find).await
     }
 
     /// Stops a volume. Its device stays registered, for the next start.

@@ -12,6 +12,7 @@ use serve::Snapshot;
 
 use super::devices::{Device, DeviceState, WaitsFor};
 use super::inventory::Inventory;
+use crate::order::Holder;
 use crate::probe::{Probe, Role, size_bytes};
 use crate::shared::Shared;
 use crate::worker::Phase;
@@ -57,6 +58,9 @@ pub(crate) struct SetView {
     pub(crate) state: &'static str,
     /// Why the thread failed, or why there are no figures.
     pub(crate) why: Option<String>,
+    /// The volumes whose users keep the stop of the thread waiting.
+    #[serde(skip)]
+    pub(crate) holders: Vec<Holder>,
     /// Figures; empty unless the thread serves.
     #[serde(flatten)]
     pub(crate) figures: Snapshot,
@@ -116,8 +120,12 @@ impl Views {
                         has_cache: worker.plan.cache.is_some(),
                         state: phase.name(),
                         why: None,
+                        holders: Vec::new(),
                         figures: Snapshot::default(),
                     };
+                    if phase == Phase::Stopping {
+                        view.holders = worker.holders().await.unwrap_or_default();
+                    }
                     match phase {
                         Phase::Serving | Phase::Stopping => match worker.snapshot().await {
                             Ok(figures) => view.figures = figures,

@@ -6,6 +6,7 @@ use serve::Snapshot;
 use serve::exports::{Opens, Way, WayKind};
 
 use super::*;
+use crate::order::Holder;
 
 fn volume(name: &str, label: &str) -> VolumeFigures {
     VolumeFigures {
@@ -22,7 +23,7 @@ fn volume(name: &str, label: &str) -> VolumeFigures {
 
 fn set(volumes: Vec<VolumeFigures>) -> SetView {
     let figures = Snapshot { set: Some(SetFigures::default()), volumes };
-    SetView { id: "s".into(), has_cache: true, state: "serving", why: None, figures }
+    SetView { id: "s".into(), has_cache: true, state: "serving", why: None, holders: Vec::new(), figures }
 }
 
 fn device(path: &str, kind: &'static str, state: &'static str, why: &str) -> DeviceView {
@@ -132,6 +133,22 @@ fn a_disabled_set_says_how_much_dirty_data_is_where() {
          /dev/loop0, then run the command; if it never does, see the page dead-ssd-dirty of the guide"
     );
     assert_eq!(found[0].command, "ubcache unregister /dev/ssd && ubcache register /dev/ssd");
+}
+
+/// A stop of the daemon waited for a mount, and `status` had no problem.
+#[test]
+fn what_a_stop_waits_for_is_the_first_problem() {
+    let volumes = vec![VolumeFigures { problem: Some("no room".into()), ..volume("bcache0", "one") }];
+    let users = "/dev/loop0 is mounted at /mnt".to_owned();
+    let holder = Holder { name: "bcache0".into(), label: "one".into(), users, command: "umount /mnt".into() };
+    let found = problems(&[SetView { state: "stopping", holders: vec![holder], ..set(volumes) }], &[]);
+    assert_eq!(found.iter().map(|p| p.kind).collect::<Vec<_>>(), ["stopping", "not_exported"]);
+    assert_eq!(
+        found[0].text,
+        "the daemon is stopping, and waits until one (bcache0) is not in use: /dev/loop0 is mounted at /mnt; unmount or close it, \
+         and the stop goes on"
+    );
+    assert_eq!(found[0].command, "umount /mnt");
 }
 
 /// Two disks with one label, and the link by that label led to one of them.
