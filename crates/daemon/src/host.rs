@@ -5,6 +5,7 @@
 
 mod cached;
 mod damaged;
+mod disabled;
 mod exporting;
 mod flash;
 mod holders;

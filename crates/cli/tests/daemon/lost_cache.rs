@@ -179,6 +179,18 @@ fn status_says_what_a_dead_cache_device_has_alone() {
     let words =
         ["is disabled: ", "dirty data is on this cache device alone (", "of one (bcache0)", "dead-ssd-dirty"];
     daemon.run(&["status"]).ok().says(&words);
+    // Commands that need the cache device say the same, and had no next step.
+    let again = format!("run `ubcache unregister {} && ubcache register {}`", ssd.file, ssd.file);
+    let alone = format!("dirty data is on {} alone (4.0 KiB of one, bcache0)", ssd.file);
+    for command in [["drain", "one"], ["detach", "one"], ["drain", &*ssd.file]] {
+        daemon.run(&command).refused(&[
+            " is disabled: ",
+            &alone,
+            &again,
+            "the page dead-ssd-dirty of the guide",
+        ]);
+    }
+    daemon.run(&["wipe", &ssd.file]).refused(&[" is disabled: ", &again]);
     drop(client);
     daemon.run(&["unregister", &ssd.file]).ok();
     daemon.stop();
@@ -205,6 +217,15 @@ fn attach_says_that_a_dead_cache_device_is_unregistered_first() {
         sets.any(|s| s["set"]["failed"].is_string())
     };
     wait_until("the failure of the set", is_disabled);
+    let clean = format!(
+        "this volume has no dirty data, so nothing is lost; unmount or close what uses the set, then run `ubcache unregister {}`",
+        ssd.file
+    );
+    daemon.run(&["detach", "one"]).refused(&[
+        " is disabled: ",
+        &clean,
+        "the page dead-ssd-clean of the guide",
+    ]);
     // The disk is written without its cache, so it does not wait for the cache device any more.
     client.write(4096, &DATA).unwrap();
     drop(client);
