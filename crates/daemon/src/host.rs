@@ -312,8 +312,8 @@ impl<'a> Host<'a> {
     fn disk_trace(&self, name: &str, since: u64) -> Result<DiskTrace, Failure> {
         let volume = self.session.volume(name)?;
         let trace = volume.backing_trace(since, TRACE_LEASE).zip(volume.backing_size());
-        let (trace, size) = trace
-            .ok_or_else(|| Failure::Failed(format!("{name}: is flash-only and has no backing device")))?;
+        let none = || Failure::Failed(format!("{}: is flash-only and has no backing device", shown(&volume)));
+        let (trace, size) = trace.ok_or_else(none)?;
         Ok(DiskTrace { device: volume.backing_name().unwrap_or_default(), size_sectors: size.0, trace })
     }
 
@@ -377,7 +377,7 @@ impl<'a> Host<'a> {
             let ways = self.with(volume, |s| s.exports.iter().flat_map(|e| e.export.ways(&name)).collect());
             let users = self.users_of(ways.unwrap_or_default()).await;
             if !users.is_empty() {
-                return Err(in_use(&name, &users::in_words(&users)));
+                return Err(in_use(&shown(volume), &users::in_words(&users)));
             }
         }
         let mut ended = Vec::new();

@@ -74,7 +74,7 @@ fn a_new_volume_that_is_not_exported_is_a_failure() {
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();
     std::fs::write(place.dir.path("bcache1.sock"), "in the way").unwrap();
     let said = daemon.run(&["volume", "create", &place.ssd, "64k", "--label", "scratch"]);
-    let said = said.refused(&["bcache1: 64.0 KiB in", "bcache1 is NOT EXPORTED: ", "bcache1.sock"]);
+    let said = said.refused(&["bcache1: 64.0 KiB in", "scratch, bcache1: NOT EXPORTED: ", "bcache1.sock"]);
     assert!(said.err.contains("NOT EXPORTED"), "{said}");
     assert!(daemon.volume("scratch")["problem"].is_string());
     daemon.stop();

@@ -40,9 +40,8 @@ fn lost(dirty: bool) -> Lost {
 #[test]
 fn a_clean_disk_leaves_the_set_of_a_lost_cache_device() {
     let Lost { place, daemon, lost_ssd } = lost(false);
-    daemon
-        .run(&["status"])
-        .says(&["waits for it", "the page dead-ssd-clean of the guide; run `ubcache register CACHE-DEVICE`"]);
+    let next = format!("the page dead-ssd-clean of the guide; run `ubcache register {}`", place.ssd);
+    daemon.run(&["status"]).says(&["waits for it", &next]);
     daemon.run(&["detach", "one"]).refused(&["is not served"]);
     daemon.run(&["detach", "one", "--force"]).ok().says(&["without its cache device", "bcache0"]);
     assert_eq!(daemon.state_of(&place.hdd), "served");
@@ -68,7 +67,9 @@ fn a_clean_disk_of_a_lost_cache_device_is_attached_to_a_new_one() {
     let new = place.dir.sparse("new", 8 << 20);
     run(&["make", "-C", &new, "--bucket", "8k"]).ok();
     daemon.run(&["register", &new]).ok();
-    daemon.run(&["attach", &new, "one"]).refused(&["is attached to cache set", "dead-ssd-clean"]);
+    let next =
+        format!("which is not served; run `ubcache register {}`, then `ubcache detach one`", place.ssd);
+    daemon.run(&["attach", &new, "one"]).refused(&["is attached to cache set", &next, "dead-ssd-clean"]);
     assert_eq!(daemon.state_of(&place.hdd), "waiting");
     daemon.run(&["attach", &new, "one", "--force"]).ok().says(&["attached to"]);
     assert!(place.client("bcache0").read(0, 4096).unwrap() == DATA);

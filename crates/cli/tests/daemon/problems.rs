@@ -91,16 +91,19 @@ fn unregister_says_how_much_dirty_data_stays_where() {
         format!("unregistered; 12.0 KiB of dirty data stay on {}, and this disk is out of date", place.ssd);
     daemon.run(&["unregister", "one"]).ok().says(&[&stays]);
     let found = problems(&daemon);
-    assert_eq!(found, [("dirty_without_disk".to_owned(), "ubcache register DISK".to_owned())]);
+    assert_eq!(found, [("dirty_without_disk".to_owned(), format!("ubcache register {}", place.hdd))]);
     daemon.run(&["status"]).ok().says(&["1 PROBLEM\n", "12.0 KiB of dirty data", "(one, UUID "]);
     daemon.run(&["unregister", &place.ssd]).ok().says(&["12.0 KiB of dirty data stay on it"]);
     // Without the set, the superblock of the disk says that there is some.
     daemon.run(&["register", &place.hdd]).ok().says(&["waiting"]);
-    assert_eq!(
-        problems(&daemon)[0],
-        ("device_waiting".to_owned(), "ubcache register CACHE-DEVICE".to_owned())
-    );
-    daemon.run(&["drain", "one"]).refused(&["is not served: has dirty data in cache set", "waits for it"]);
+    let next = format!("ubcache register {}", place.ssd);
+    assert_eq!(problems(&daemon)[0], ("device_waiting".to_owned(), next.clone()));
+    let next = format!("run `{next}`");
+    daemon.run(&["drain", "one"]).refused(&[
+        "is not served: has dirty data in cache set",
+        "waits for it",
+        &next,
+    ]);
     daemon.run(&["unregister", &place.hdd]).ok().says(&["dirty data stays on the cache device of set"]);
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();
     daemon.run(&["set", "one", "writeback_running=1"]).ok();

@@ -10,7 +10,7 @@ use serve::plain;
 
 use super::devices::Device;
 use super::inventory::Inventory;
-use super::problems::next_step;
+use super::problems::{next_step, register_cache};
 use super::views::{DeviceView, Views};
 use crate::names::{Named, Unresolved, resolve};
 use crate::probe::Role;
@@ -189,6 +189,11 @@ impl Lookup {
         }
     }
 
+    /// The path at which a set or a disk with this UUID was served the last time.
+    pub(crate) fn last_path(&self, uuid: &str) -> Option<PathBuf> {
+        self.views.last_path(uuid)
+    }
+
     /// Why a set is not served, and the command that serves it.
     pub(crate) fn set_is_not_served(&self, set: &str) -> String {
         if self.inventory.workers.is_stopping() {
@@ -199,8 +204,8 @@ impl Lookup {
         match cache {
             Some(device) => format!("set {set} is not served: {}", next_step(device)),
             None => format!(
-                "set {set} is not served: its cache device is not registered; run `ubcache register \
-                 CACHE-DEVICE`"
+                "set {set} is not served: its cache device is not registered; run `{}`",
+                register_cache(self.views.last_path(set).as_deref())
             ),
         }
     }

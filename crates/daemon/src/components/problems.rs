@@ -4,6 +4,7 @@
 //! any situation. Must not know how a problem is shown.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use format::{counted, form};
 use serde::Serialize;
@@ -52,7 +53,7 @@ pub(crate) fn problems(sets: &[SetView], devices: &[DeviceView]) -> Vec<Problem>
     for set in sets {
         of_set(set, devices, &mut found);
         for volume in &set.figures.volumes {
-            of_volume(set, volume, &mut found);
+            of_volume(set, volume, sets, &mut found);
         }
     }
     found.extend(devices.iter().filter_map(|device| of_device(device, sets)));
@@ -119,10 +120,18 @@ fn state_and_command(device: &DeviceView) -> (String, String) {
         (_, Some(WaitsFor::Cache | WaitsFor::DirtyCache)) if device.cache_failed => {
             "ubcache status".to_owned()
         }
-        (_, Some(WaitsFor::Cache | WaitsFor::DirtyCache)) => "ubcache register CACHE-DEVICE".to_owned(),
+        (_, Some(WaitsFor::Cache | WaitsFor::DirtyCache)) => register_cache(device.cache_path.as_deref()),
         _ => format!("ubcache register {path}"),
     };
     (why, command)
+}
+
+/// The command that registers a cache device with this path; `None` if the daemon has never served it.
+pub(crate) fn register_cache(path: Option<&Path>) -> String {
+    path.map_or_else(
+        || "ubcache register CACHE-DEVICE".to_owned(),
+        |path| format!("ubcache register {}", path.display()),
+    )
 }
 
 /// Why a device is not served, and the command that comes next, in one sentence.
@@ -162,9 +171,17 @@ fn shared_labels(sets: &[SetView]) -> Vec<Problem> {
                 serve::plain::label(label),
                 names.join(", ")
             ),
-            command: format!("ubcache set-label {} NEW-LABEL", names.last().unwrap_or(&"VOLUME")),
+            command: format!("ubcache set-label {} {}", names.last().unwrap_or(&"VOLUME"), another(sets, label)),
         })
         .collect()
+}
+
+/// A label that no volume has, made of `label`.
+fn another(sets: &[SetView], label: &str) -> String {
+    let has = |label: &str| sets.iter().flat_map(|s| &s.figures.volumes).any(|v| v.label == label);
+    let base = if serve::plain::typed(label, "").is_empty() || label.len() > 28 { "volume" } else { label };
+    let all = (2..=99).map(|n| format!("{base}-{n}"));
+    all.into_iter().find(|new| !has(new)).unwrap_or_else(|| "NEW-LABEL".to_owned())
 }
 
 fn is_on(tunables: &[TunableFigure], key: &str) -> bool {
@@ -308,22 +325,32 @@ fn of_missing_disks(set: &SetView, figures: &SetFigures, devices: &[DeviceView])
                     serve::amount::human(slot.dirty_bytes),
                     serve::plain::named(&figures.names.label, format!("cache set {}", set.id))
                 ),
-                command: "ubcache register DISK".to_owned(),
+                command: match slot.uuid.as_ref().and_then(|uuid| set.disks.get(uuid)) {
+                    Some(path) => format!("ubcache register {}", path.display()),
+                    None => "ubcache register DISK".to_owned(),
+                },
             }
         })
         .collect()
 }
 
-fn of_volume(set: &SetView, volume: &VolumeFigures, found: &mut Vec<Problem>) {
+/// The set to which a volume can be attached, as an operator types it: its own, or the only one that is served.
+fn set_for(set: &SetView, volume: &VolumeFigures, sets: &[SetView]) -> String {
+    let typed = |set: &SetView| serve::plain::typed(label_of(set, None), &set.id).to_owned();
+    let mut served = sets.iter().filter(|s| s.has_cache && s.state == "serving");
+    match (volume.attached, served.next(), served.next()) {
+        (true, ..) => typed(set),
+        (false, Some(only), None) => typed(only),
+        _ => "CACHE-DEVICE".to_owned(),
+    }
+}
+
+fn of_volume(set: &SetView, volume: &VolumeFigures, sets: &[SetView], found: &mut Vec<Problem>) {
     let (what, name) = (volume_title(volume), &volume.name);
     let device = volume.backing_device.as_deref();
     if let Some(why) = &volume.problem {
-        let again = device.map_or_else(
-            || "ubcache reload".to_owned(),
-            |path| format!("ubcache stop {name} && ubcache register {path}"),
-        );
         let text = format!("{what} is NOT EXPORTED: {why}");
-        found.push(Problem { kind: "not_exported", text, command: again });
+        found.push(Problem { kind: "not_exported", text, command: "ubcache reload".to_owned() });
     }
     if is_on(&volume.tunables, "io_disable") {
         let errors = match volume.io_errors {
@@ -345,7 +372,7 @@ fn of_volume(set: &SetView, volume: &VolumeFigures, found: &mut Vec<Problem>) {
     }
     if volume.state == Some("inconsistent") {
         let path = device.unwrap_or("DISK");
-        let cache = if volume.attached { set.id.as_str() } else { "CACHE-DEVICE" };
+        let cache = set_for(set, volume, sets);
         found.push(Problem {
             kind: "stale",
             text: format!("{what} was used without its cache: the data that the cache has of it is stale"),

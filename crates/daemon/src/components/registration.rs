@@ -15,6 +15,7 @@ use super::devices::{Device, DeviceState};
 use super::inventory::Inventory;
 use super::lookup::{Found, Lookup};
 use super::placement::Placement;
+use super::problems::register_cache;
 use super::replug::Replug;
 use crate::asked::Asked;
 use crate::names::Named;
@@ -297,9 +298,17 @@ impl Registration {
     async fn free_to_join(&self, set: &str, probe: Probe, wanted: &Attach) -> Result<Probe, Failure> {
         let Attach { backing, force, .. } = wanted;
         match &probe.role {
-            Role::Cache { .. } => failed(format!(
-                "{backing}: expected a backing device, found a cache device; the command is `ubcache attach SET DISK`"
-            )),
+            Role::Cache { .. } => {
+                // A disk that is served alone has a thread like a set: the arguments are exchanged.
+                let is_disk = self.inventory.workers.get(set).is_some_and(|w| w.plan.cache.is_none());
+                let next = match is_disk {
+                    true => {
+                        format!("; the cache comes first: run `ubcache attach {backing} {}`", wanted.cache)
+                    }
+                    false => "; give a disk in its place".to_owned(),
+                };
+                failed(format!("{backing}: expected a backing device, found a cache device{next}"))
+            }
             Role::Backing {
                 set: Some(other),
                 attachment: attachment @ (Attachment::Clean | Attachment::Dirty),
@@ -323,8 +332,9 @@ impl Registration {
                     "the page dead-ssd-clean of the guide"
                 };
                 failed(format!(
-                    "{backing}: is attached to cache set {other}; `ubcache detach` removes it from a set that is served; \
-                     if the cache device of that set is lost, see {page}"
+                    "{backing}: is attached to cache set {other}, which is not served; run `{}`, then `ubcache detach {backing}`; \
+                     if the cache device of that set is lost, see {page}",
+                    register_cache(self.lookup.last_path(other).as_deref())
                 ))
             }
             Role::Backing { .. } => Ok(probe),

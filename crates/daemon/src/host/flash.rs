@@ -48,7 +48,7 @@ pub(super) async fn create(host: &Host<'_>, wanted: &NewVolume) -> Result<Create
 pub(super) async fn delete(host: &Host<'_>, name: &str, is_wanted: impl Fn() -> bool) -> Result<(), Failure> {
     let (set, volume) = (host.session.needs_set()?, host.session.volume(name)?);
     let Some(inode) = volume.inode().filter(|_| volume.is_flash_only()) else {
-        return Err(Failure::Failed(format!("{name}: is not a flash-only volume")));
+        return Err(Failure::Failed(format!("{}: is not a flash-only volume", shown(&volume))));
     };
     let key = key(&host.session, &volume);
     host.release(Some(&volume), is_wanted).await?;

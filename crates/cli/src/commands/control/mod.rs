@@ -113,9 +113,10 @@ impl Register {
                 let before = if v["already"] == true { "already " } else { "" };
                 format!("{}: {before}served\n", described(&v["resolved"]))
             });
-            let unreached = not_exported
-                .iter()
-                .map(|v| format!("{}: NOT EXPORTED: {}\n", text(&v["volume"]), text(&v["why"])));
+            let unreached = not_exported.iter().map(|v| {
+                let volume = plain::named(text(&v["label"]), text(&v["volume"]));
+                format!("{volume}: NOT EXPORTED: {}, then run `ubcache reload`\n", text(&v["why"]))
+            });
             accepted.chain(lines).chain(started).chain(unreached).collect()
         })?;
         if not_exported.is_empty() { Ok(()) } else { Err(Failure::Found) }

@@ -23,7 +23,15 @@ fn volume(name: &str, label: &str) -> VolumeFigures {
 
 fn set(volumes: Vec<VolumeFigures>) -> SetView {
     let figures = Snapshot { set: Some(SetFigures::default()), volumes };
-    SetView { id: "s".into(), has_cache: true, state: "serving", why: None, holders: Vec::new(), figures }
+    SetView {
+        id: "s".into(),
+        has_cache: true,
+        state: "serving",
+        why: None,
+        holders: Vec::new(),
+        disks: BTreeMap::new(),
+        figures,
+    }
 }
 
 fn device(path: &str, kind: &'static str, state: &'static str, why: &str) -> DeviceView {
@@ -38,6 +46,7 @@ fn device(path: &str, kind: &'static str, state: &'static str, why: &str) -> Dev
         why: Some(why.to_owned()).filter(|w| !w.is_empty()),
         waits_for: None,
         cache_failed: false,
+        cache_path: Some(PathBuf::from("/dev/ssd")),
         dirty: false,
         dirty_bytes: None,
         grown_bytes: None,
@@ -112,7 +121,7 @@ fn a_set_that_has_failed_is_the_first_problem() {
     );
     assert_eq!(found[0].command, "ubcache unregister /dev/ssd && ubcache register /dev/ssd");
     assert_eq!(found[1].text, "one (bcache0) is NOT EXPORTED: no room");
-    assert_eq!(found[1].command, "ubcache stop bcache0 && ubcache register /dev/hdd");
+    assert_eq!(found[1].command, "ubcache reload");
 }
 
 /// The problem says how much dirty data is at stake, and what to unmount before the command is run.
@@ -158,7 +167,18 @@ fn a_label_of_two_volumes_is_a_problem() {
     let found = problems(&[set(volumes), set(vec![volume("bcache3", ""), volume("bcache4", "other")])], &[]);
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].text.starts_with("2 volumes have the label data (bcache0, bcache1)"), "{found:?}");
-    assert_eq!((found[0].kind, &*found[0].command), ("label_shared", "ubcache set-label bcache1 NEW-LABEL"));
+    assert_eq!((found[0].kind, &*found[0].command), ("label_shared", "ubcache set-label bcache1 data-2"));
+}
+
+/// The command to attach a stale disk had `CACHE-DEVICE` in the place of the only set.
+#[test]
+fn a_command_has_the_set_if_there_is_one() {
+    let stale = VolumeFigures { state: Some("inconsistent"), attached: false, ..volume("bcache0", "") };
+    let alone = SetView { id: "u".into(), has_cache: false, ..set(vec![stale]) };
+    let found = problems(&[alone.clone(), set(Vec::new())], &[]);
+    assert_eq!((found[0].kind, &*found[0].command), ("stale", "ubcache attach s /dev/hdd"));
+    let two = [alone, set(Vec::new()), SetView { id: "t".into(), ..set(Vec::new()) }];
+    assert_eq!(problems(&two, &[])[0].command, "ubcache attach CACHE-DEVICE /dev/hdd");
 }
 
 /// The failure of a set is not listed again for each of its devices.
@@ -179,8 +199,8 @@ fn a_thread_that_has_failed_is_listed_once() {
 #[test]
 fn a_device_that_waits_says_for_what_and_what_to_do() {
     for (waits_for, cache_failed, command) in [
-        (Some(WaitsFor::DirtyCache), false, "ubcache register CACHE-DEVICE"),
-        (Some(WaitsFor::Cache), false, "ubcache register CACHE-DEVICE"),
+        (Some(WaitsFor::DirtyCache), false, "ubcache register /dev/ssd"),
+        (Some(WaitsFor::Cache), false, "ubcache register /dev/ssd"),
         (Some(WaitsFor::Cache), true, "ubcache status"),
         (Some(WaitsFor::Operator), false, "ubcache register /dev/hdd"),
         (None, false, "ubcache unregister /dev/hdd"),
@@ -221,5 +241,8 @@ fn dirty_data_without_its_disk_is_a_problem_unless_the_disk_was_stopped() {
     assert_eq!(found[0].kind, "dirty_without_disk");
     assert!(found[0].text.starts_with("512 B of dirty data in cache set s belong"), "{}", found[0].text);
     assert!(found[0].text.contains("(films, UUID /dev/gone)"), "{}", found[0].text);
+    assert_eq!(found[0].command, "ubcache register DISK", "it was never served here");
+    of_set.disks = [("/dev/gone".to_owned(), PathBuf::from("/dev/sdx"))].into();
+    assert_eq!(problems(std::slice::from_ref(&of_set), &[])[0].command, "ubcache register /dev/sdx");
     assert_eq!(problems(&[of_set], &[device("/dev/gone", "backing", "stopped", "")]), []);
 }
