@@ -240,3 +240,30 @@ fn attach_says_that_a_dead_cache_device_is_unregistered_first() {
     assert!(place.client("bcache0").read(0, 8192).unwrap() == [DATA; 2].concat());
     daemon.stop();
 }
+
+/// `status` had no problem while a cache device failed reads, until there were so many that the set was disabled.
+#[test]
+fn status_says_that_a_cache_device_has_errors() {
+    let place = Place::new();
+    let Some(ssd) = FaultySsd::over(&place.dir, &place.ssd) else { return };
+    let daemon = place.start();
+    daemon.run(&["register", &ssd.file, &place.hdd]).ok();
+    daemon.run(&["set", &ssd.file, "io_error_limit=1000"]).ok();
+    daemon.run(&["set-cachemode", "one", "writethrough"]).ok();
+    let mut client = place.client("bcache0");
+    client.write(0, &DATA).unwrap();
+    client.flush().unwrap();
+    daemon.run(&["status"]).ok().says(&["no problems"]);
+    ssd.fail();
+    assert!(client.read(0, 4096).unwrap() == DATA, "the disk has the data");
+    let said = daemon.run(&["status"]).ok();
+    said.says(&[
+        "1 PROBLEM",
+        " to its cache device failed; the set is disabled at 1000 (io_error_limit); run `ubcache events ",
+    ]);
+    daemon.run(&["events", "--since", "1d"]).ok().says(&["read"]);
+    std::fs::remove_file(&ssd.errors).unwrap();
+    drop(client);
+    daemon.run(&["unregister", &ssd.file]).ok();
+    daemon.stop();
+}

@@ -242,9 +242,25 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
             command: format!("ubcache set {typed} io_disable=0"),
         });
     }
+    found.extend(of_cache_errors(figures, &what));
     found.extend(of_damage(figures, (&what, typed)));
     let mut without_disk = of_missing_disks(set, figures, devices);
     found.append(&mut without_disk);
+}
+
+/// A cache device that has failed requests, and whose set is not disabled for it yet.
+fn of_cache_errors(figures: &SetFigures, what: &str) -> Option<Problem> {
+    let errors = figures.device.io_errors;
+    if errors == 0 || figures.failed.is_some() {
+        return None;
+    }
+    let limit = figures.tunables.iter().find(|t| t.key == "io_error_limit").map(|t| &*t.value);
+    let limit = limit.map_or_else(String::new, |n| format!("; the set is disabled at {n} (io_error_limit)"));
+    Some(Problem {
+        kind: "io_errors",
+        text: format!("{what}: {} to its cache device failed{limit}", counted(errors, "request")),
+        command: "ubcache events --since 1d".to_owned(),
+    })
 }
 
 /// Dirty data in the cache that is damaged.

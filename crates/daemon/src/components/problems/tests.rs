@@ -231,6 +231,32 @@ fn disabled_stale_and_failing_volumes_are_problems() {
     assert_eq!(kinds_and_commands(&[disabled], &[]), expected);
 }
 
+/// A cache device that fails some reads was no problem until its set was disabled.
+#[test]
+fn errors_of_a_cache_device_are_a_problem() {
+    use serve::snapshot::CacheDeviceFigures;
+
+    let mut failing = set(vec![volume("bcache0", "one")]);
+    let limit = TunableFigure { key: "io_error_limit", value: "8".into(), ..TunableFigure::default() };
+    failing.figures.set = Some(SetFigures {
+        device: CacheDeviceFigures { io_errors: 3, cache_flushes: 0 },
+        tunables: vec![limit],
+        ..SetFigures::default()
+    });
+    let devices = [device("/dev/ssd", "cache", "served", "")];
+    let found = problems(std::slice::from_ref(&failing), &devices);
+    assert_eq!(
+        found.iter().map(|p| (p.kind, &*p.text, &*p.command)).collect::<Vec<_>>(),
+        [(
+            "io_errors",
+            "cache set s (/dev/ssd): 3 requests to its cache device failed; the set is disabled at 8 (io_error_limit)",
+            "ubcache events --since 1d"
+        )]
+    );
+    failing.figures.set.as_mut().unwrap().failed = Some("ssd: read failed".into());
+    assert_eq!(kinds_and_commands(&[failing], &devices).len(), 1, "its failure is the problem");
+}
+
 /// The dirty data of a disk that was taken away is in the cache alone.
 #[test]
 fn dirty_data_without_its_disk_is_a_problem_unless_the_disk_was_stopped() {
