@@ -268,7 +268,8 @@ fn of_damage(figures: &SetFigures, (what, id): (&str, &str)) -> Option<Problem> 
     let checksums = figures.checksums.as_ref().filter(|c| c.damaged_dirty_bytes > 0)?;
     let blocks = checksums.damaged_dirty_bytes.div_ceil(checksums.block_bytes.max(1));
     let first = checksums.damaged.first().map_or_else(String::new, |d| {
-        format!(", the first at sector {} of {}", d.sector, serve::plain::label(&d.volume))
+        let is_there = if d.registered { "" } else { ", a disk that is not registered" };
+        format!(", the first at sector {} of {}{is_there}", d.sector, serve::plain::label(&d.volume))
     });
     Some(Problem {
         kind: "damaged",

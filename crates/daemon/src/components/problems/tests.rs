@@ -63,8 +63,7 @@ fn damaged_dirty_data_is_a_problem_of_its_set() {
     use serve::snapshot::{ChecksumFigures, DamagedFigures};
 
     let mut damaged = set(vec![volume("bcache0", "one")]);
-    let first =
-        DamagedFigures { volume: "one".into(), sector: 2048, sectors: 8, ..DamagedFigures::default() };
+    let first = DamagedFigures { volume: "one".into(), registered: true, sector: 2048, sectors: 8, slot: 0 };
     let checksums = |bytes| ChecksumFigures {
         block_bytes: 4096,
         damaged_dirty_bytes: bytes,
