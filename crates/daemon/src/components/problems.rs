@@ -4,7 +4,7 @@
 //! any situation. Must not know how a problem is shown.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use format::{counted, form};
 use serde::Serialize;
@@ -27,6 +27,20 @@ pub(crate) struct Problem {
     pub(crate) text: String,
     /// The command to run next.
     pub(crate) command: String,
+    /// What it is a problem of.
+    #[serde(flatten)]
+    pub(crate) of: Subject,
+}
+
+/// The set, volume or device that has a problem, as far as it has one.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
+pub(crate) struct Subject {
+    /// UUID of the set.
+    pub(crate) set: Option<String>,
+    /// Name of the volume.
+    pub(crate) volume: Option<String>,
+    /// Path of the device.
+    pub(crate) device: Option<PathBuf>,
 }
 
 /// The kinds in the order in which they are listed: what stops requests comes first.
@@ -51,12 +65,21 @@ const KINDS: [&str; 14] = [
 pub(crate) fn problems(sets: &[SetView], devices: &[DeviceView]) -> Vec<Problem> {
     let mut found = Vec::new();
     for set in sets {
+        let before = found.len();
         of_set(set, devices, &mut found);
         for volume in &set.figures.volumes {
+            let before = found.len();
             of_volume(set, volume, sets, &mut found);
+            found.iter_mut().skip(before).for_each(|p| p.of.volume = Some(volume.name.clone()));
         }
+        let id = set.has_cache.then(|| set.id.clone());
+        found.iter_mut().skip(before).for_each(|p| p.of.set.clone_from(&id));
     }
-    found.extend(devices.iter().filter_map(|device| of_device(device, sets)));
+    for device in devices {
+        let problem = of_device(device, sets);
+        let of = Subject { device: Some(device.path.clone()), set: device.set.clone(), volume: None };
+        found.extend(problem.map(|p| Problem { of, ..p }));
+    }
     found.extend(shared_labels(sets));
     let place = |problem: &Problem| KINDS.iter().position(|kind| *kind == problem.kind);
     found.sort_by_key(place);
@@ -83,7 +106,7 @@ pub(crate) fn state_not_stored(state: &State) -> Option<Problem> {
         ),
         (None, None) => return None,
     };
-    Some(Problem { kind, text, command: state.next_command() })
+    Some(Problem { of: Subject::default(), kind, text, command: state.next_command() })
 }
 
 /// What an operator calls a device: label, name of the volume, path.
@@ -152,7 +175,12 @@ fn of_device(device: &DeviceView, sets: &[SetView]) -> Option<Problem> {
         return None;
     }
     let (why, command) = state_and_command(device);
-    Some(Problem { kind, text: format!("{} {}: {why}", title(device), device.state), command })
+    Some(Problem {
+        of: Subject::default(),
+        kind,
+        text: format!("{} {}: {why}", title(device), device.state),
+        command,
+    })
 }
 
 /// Labels that several served volumes have.
@@ -163,7 +191,7 @@ fn shared_labels(sets: &[SetView]) -> Vec<Problem> {
     }
     let shared = by_label.into_iter().filter(|(_, names)| names.len() > 1);
     shared
-        .map(|(label, names)| Problem {
+        .map(|(label, names)| Problem { of: Subject::default(),
             kind: "label_shared",
             text: format!(
                 "{} volumes have the label {} ({}): it names none of them, and /dev/ubcache has no link of this name",
@@ -209,7 +237,7 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     };
     let typed = serve::plain::typed(label_of(set, device), id);
     let why = set.why.as_deref().unwrap_or("no reason is known");
-    found.extend(set.holders.iter().map(|holder| Problem {
+    found.extend(set.holders.iter().map(|holder| Problem { of: Subject::default(),
         kind: "stopping",
         text: format!(
             "the daemon is stopping, and waits until {} is not in use: {}; unmount or close it, and the stop goes on",
@@ -220,11 +248,13 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     }));
     match set.state {
         "failed" => found.push(Problem {
+            of: Subject::default(),
             kind: "set_failed",
             text: format!("{what} has failed: {why}"),
             command: format!("ubcache register {path}"),
         }),
         "serving" if set.why.is_some() => found.push(Problem {
+            of: Subject::default(),
             kind: "set_silent",
             text: format!("{what} does not answer: {why}"),
             command: "journalctl -u ubcache".to_owned(),
@@ -237,6 +267,7 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     }
     if is_on(&figures.tunables, "io_disable") {
         found.push(Problem {
+            of: Subject::default(),
             kind: "io_disabled",
             text: format!("{what} fails every request, because io_disable is 1"),
             command: format!("ubcache set {typed} io_disable=0"),
@@ -257,6 +288,7 @@ fn of_cache_errors(figures: &SetFigures, what: &str) -> Option<Problem> {
     let limit = figures.tunables.iter().find(|t| t.key == "io_error_limit").map(|t| &*t.value);
     let limit = limit.map_or_else(String::new, |n| format!("; the set is disabled at {n} (io_error_limit)"));
     Some(Problem {
+        of: Subject::default(),
         kind: "io_errors",
         text: format!("{what}: {} to its cache device failed{limit}", counted(errors, "request")),
         command: "ubcache events --since 1d".to_owned(),
@@ -272,6 +304,7 @@ fn of_damage(figures: &SetFigures, (what, id): (&str, &str)) -> Option<Problem> 
         format!(", the first at sector {} of {}{is_there}", d.sector, serve::plain::label(&d.volume))
     });
     Some(Problem {
+        of: Subject::default(),
         kind: "damaged",
         text: format!(
             "{} of dirty data {} damaged on {what}{first}: no other device has {}, and reads of {} fail; see the page bit-rot \
@@ -292,6 +325,7 @@ fn of_disabled_set(figures: &Snapshot, why: &str, (what, path): (&str, &str)) ->
     let again = format!("ubcache unregister {path} && ubcache register {path}");
     if dirty.is_empty() {
         return Problem {
+            of: Subject::default(),
             kind: "set_failed",
             text: format!(
                 "{what} is disabled: {why}; its volumes have no dirty data, so nothing is lost; if the device does not come \
@@ -312,6 +346,7 @@ fn of_disabled_set(figures: &Snapshot, why: &str, (what, path): (&str, &str)) ->
         false => format!("; first unmount or close what uses {}, then run the command", used.join(", ")),
     };
     Problem {
+        of: Subject::default(),
         kind: "set_failed",
         text: format!(
             "{what} is disabled: {why}; dirty data is on this cache device alone ({}), and these volumes fail every request \
@@ -336,6 +371,7 @@ fn of_missing_disks(set: &SetView, figures: &SetFigures, devices: &[DeviceView])
                 false => format!("{}, ", serve::plain::label(&slot.label)),
             };
             Problem {
+                of: Subject::default(),
                 kind: "dirty_without_disk",
                 text: format!(
                     "{} of dirty data in {} belong to a disk that is not registered ({label}UUID {uuid})",
@@ -367,7 +403,12 @@ fn of_volume(set: &SetView, volume: &VolumeFigures, sets: &[SetView], found: &mu
     let device = volume.backing_device.as_deref();
     if let Some(why) = &volume.problem {
         let text = format!("{what} is NOT EXPORTED: {why}");
-        found.push(Problem { kind: "not_exported", text, command: "ubcache reload".to_owned() });
+        found.push(Problem {
+            of: Subject::default(),
+            kind: "not_exported",
+            text,
+            command: "ubcache reload".to_owned(),
+        });
     }
     if is_on(&volume.tunables, "io_disable") {
         let errors = match volume.io_errors {
@@ -375,6 +416,7 @@ fn of_volume(set: &SetView, volume: &VolumeFigures, sets: &[SetView], found: &mu
             n => format!(", after {} to its disk", counted(n, "failed request")),
         };
         found.push(Problem {
+            of: Subject::default(),
             kind: "io_disabled",
             text: format!("{what} fails every request, because io_disable is 1{errors}"),
             command: format!("ubcache set {name} io_disable=0"),
@@ -382,6 +424,7 @@ fn of_volume(set: &SetView, volume: &VolumeFigures, sets: &[SetView], found: &mu
     } else if volume.io_errors > 0 {
         let path = device.unwrap_or("its disk");
         found.push(Problem {
+            of: Subject::default(),
             kind: "io_errors",
             text: format!("{what}: {} to {path} failed", counted(volume.io_errors, "request")),
             command: format!("ubcache explain {name}"),
@@ -391,6 +434,7 @@ fn of_volume(set: &SetView, volume: &VolumeFigures, sets: &[SetView], found: &mu
         let path = device.unwrap_or("DISK");
         let cache = set_for(set, volume, sets);
         found.push(Problem {
+            of: Subject::default(),
             kind: "stale",
             text: format!("{what} was used without its cache: the data that the cache has of it is stale"),
             command: format!("ubcache attach {cache} {path}"),

@@ -271,3 +271,37 @@ fn dirty_data_without_its_disk_is_a_problem_unless_the_disk_was_stopped() {
     assert_eq!(problems(std::slice::from_ref(&of_set), &[])[0].command, "ubcache register /dev/sdx");
     assert_eq!(problems(&[of_set], &[device("/dev/gone", "backing", "stopped", "")]), []);
 }
+
+/// Clients link a problem to its page.
+#[test]
+fn a_problem_says_whose_it_is() {
+    let mut volumes = vec![VolumeFigures { problem: Some("no room".into()), ..volume("bcache0", "one") }];
+    volumes[0].io_errors = 1;
+    let waiting =
+        DeviceView { waits_for: Some(WaitsFor::Cache), ..device("/dev/hdd", "backing", "waiting", "why") };
+    let found = problems(&[set(volumes)], &[waiting]);
+    let whose = |set: &str, volume: Option<&str>, device: Option<&str>| Subject {
+        set: Some(set.into()),
+        volume: volume.map(str::to_owned),
+        device: device.map(PathBuf::from),
+    };
+    let expected = [
+        whose("s", None, Some("/dev/hdd")),
+        whose("s", Some("bcache0"), None),
+        whose("s", Some("bcache0"), None),
+    ];
+    assert_eq!(found.into_iter().map(|p| p.of).collect::<Vec<_>>(), expected);
+}
+
+/// The description of the API lists the kinds.
+#[test]
+fn the_document_has_the_kinds() {
+    let document: serde_json::Value = serde_json::from_str(crate::api::OPENAPI).unwrap();
+    let problem = &document["components"]["schemas"]["Problem"]["properties"];
+    assert_eq!(problem["kind"]["enum"], serde_json::json!(KINDS));
+    let made = serde_json::to_value(&problems(&[], &[device("/d", "cache", "failed", "why")])[0]).unwrap();
+    let keys = |of: &serde_json::Value| {
+        of.as_object().unwrap().keys().cloned().collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(keys(&made), keys(problem));
+}
