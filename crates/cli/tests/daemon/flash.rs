@@ -146,7 +146,7 @@ fn a_stopped_flash_only_volume_stays_listed_and_is_served_again() {
     let columns: Vec<&str> = line.split_whitespace().collect();
     assert_eq!(columns[..5], ["scratch", "bcache1", "N/A", "flash-only", "stopped"], "{shown}");
     daemon.run(&["show", "--device", "scratch"]).ok().says(&["flash-only", "stopped", "1.0 MiB"]);
-    let next = "scratch, bcache1: is not served: it was stopped; run `ubcache register bcache1`";
+    let next = "scratch, bcache1: is not served: it was stopped; run `ubcache register scratch`";
     daemon.run(&["stop", "scratch"]).refused(&[next]);
     daemon.run(&["wait", "scratch", "--timeout", "0"]).refused(&["it was stopped; run `ubcache register"]);
     // Its size and its label count.

@@ -173,7 +173,7 @@ fn the_command_of_a_problem_ends_it() {
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();
     daemon.run(&["set", "one", "io_disable=1"]).ok();
     let found = problems(&daemon);
-    assert_eq!(found, [("io_disabled".to_owned(), "ubcache set bcache0 io_disable=0".to_owned())]);
+    assert_eq!(found, [("io_disabled".to_owned(), "ubcache set one io_disable=0".to_owned())]);
     daemon.run(&["status"]).ok().says(&["1 PROBLEM\n  one (bcache0) fails every request"]);
     daemon.run(&["show"]).ok().says(&["1 PROBLEM\n  one (bcache0) fails every request"]);
     follow(&daemon, &found[0].1).ok();
@@ -245,7 +245,7 @@ fn a_grown_disk_has_a_hint() {
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();
     assert!(!daemon.run(&["status"]).ok().out.contains("grown"));
     std::fs::File::options().write(true).open(&place.hdd).unwrap().set_len(12 << 20).unwrap();
-    let command = format!("`ubcache stop bcache0 && ubcache register {}`", place.hdd);
+    let command = format!("`ubcache stop one && ubcache register {}`", place.hdd);
     let said = daemon.run(&["status", "--check"]).ok();
     said.says(&["the page grow-disk of the guide", "one, bcache0 (", "4.0 MiB more; unmount it", &command]);
     let devices = daemon.json(&["status"])["devices"].clone();

@@ -398,8 +398,17 @@ fn set_for(set: &SetView, volume: &VolumeFigures, sets: &[SetView]) -> String {
     }
 }
 
+/// A volume as an operator types it: by its label, unless several volumes have it.
+fn typed<'a>(volume: &'a VolumeFigures, sets: &[SetView]) -> &'a str {
+    let all = sets.iter().flat_map(|s| &s.figures.volumes);
+    match all.filter(|v| v.label == volume.label).count() {
+        1 => serve::plain::typed(&volume.label, &volume.name),
+        _ => &volume.name,
+    }
+}
+
 fn of_volume(set: &SetView, volume: &VolumeFigures, sets: &[SetView], found: &mut Vec<Problem>) {
-    let (what, name) = (volume_title(volume), &volume.name);
+    let (what, name) = (volume_title(volume), typed(volume, sets));
     let device = volume.backing_device.as_deref();
     if let Some(why) = &volume.problem {
         let text = format!("{what} is NOT EXPORTED: {why}");

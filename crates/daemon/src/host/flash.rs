@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use engine::{CacheSet, Volume};
 use format::Sectors;
-use serve::Failure;
 use serve::room::Room;
+use serve::{Failure, plain};
 
 use super::exporting::{export_rest, exports_of};
 use super::{Host, key, shown};
@@ -24,9 +24,10 @@ pub(super) fn room(set: &CacheSet) -> Room {
 
 /// The refusal of what needs a served volume.
 pub(super) fn is_stopped(volume: &Volume) -> Failure {
-    let name = volume.name();
+    let (label, name) = (volume.tunables().label, volume.name());
+    let typed = plain::typed(&label, &name);
     Failure::Failed(format!(
-        "{}: is not served: it was stopped; run `ubcache register {name}`",
+        "{}: is not served: it was stopped; run `ubcache register {typed}`",
         shown(volume)
     ))
 }

@@ -259,7 +259,7 @@ impl SetCachemode {
 fn stays_dirty_for_now(volume: &Value) -> String {
     let mut tunables = volume["tunables"].as_array().into_iter().flatten();
     let is_stopped = tunables.any(|t| t["key"] == "writeback_running" && t["value"] == "0");
-    let name = text(&volume["name"]);
+    let name = plain::typed(text(&volume["label"]), text(&volume["name"]));
     let dirty = volume["dirty_bytes"].as_u64().unwrap_or(0);
     match (dirty, size::human(dirty)) {
         (0, _) => String::new(),

@@ -305,3 +305,16 @@ fn the_document_has_the_kinds() {
     };
     assert_eq!(keys(&made), keys(problem));
 }
+
+/// Commands named a volume by its number although it has a label.
+#[test]
+fn a_command_names_a_volume_by_its_label() {
+    let command = |labels: [&str; 2]| {
+        let mut volumes = vec![volume("bcache0", labels[0]), volume("bcache1", labels[1])];
+        volumes[0].tunables = on("io_disable");
+        problems(&[set(volumes)], &[])[0].command.clone()
+    };
+    assert_eq!(command(["films", "music"]), "ubcache set films io_disable=0");
+    assert_eq!(command(["my films", "music"]), "ubcache set bcache0 io_disable=0");
+    assert_eq!(command(["films", "films"]), "ubcache set bcache0 io_disable=0");
+}
