@@ -175,6 +175,8 @@ fn of_device(device: &DeviceView, sets: &[SetView]) -> Option<Problem> {
         return None;
     }
     let (why, command) = state_and_command(device);
+    // The reason of a failed registration begins with the path, which the title has.
+    let why = why.strip_prefix(&format!("{}: ", device.path.display())).unwrap_or(&why);
     Some(Problem {
         of: Subject::default(),
         kind,

@@ -318,3 +318,12 @@ fn a_command_names_a_volume_by_its_label() {
     assert_eq!(command(["my films", "music"]), "ubcache set bcache0 io_disable=0");
     assert_eq!(command(["films", "films"]), "ubcache set bcache0 io_disable=0");
 }
+
+/// The path of a device that cannot be found was in its problem twice.
+#[test]
+fn the_path_of_a_device_is_said_once() {
+    let missing =
+        device("/dev/ssd", "cache", "failed", "/dev/ssd: cannot be found: No such file or directory");
+    let found = problems(&[], &[missing]);
+    assert_eq!(found[0].text, "/dev/ssd failed: cannot be found: No such file or directory");
+}
