@@ -94,12 +94,54 @@ test("a failed cache is a problem, and so are its dirty volumes", async () => {
     });
     await look(world, "failed", "", async (page) => {
       await page.getByRole("region", { name: "Problems" }).getByRole("heading", { name: "Cache nvme has failed" }).waitFor();
-      await page.getByText(/Requests to mail fail: their newest data is on the cache device/).waitFor();
+      await page.getByText(/dirty data is on this cache device alone \(.* of mail \(/).waitFor();
       await page.getByRole("region", { name: "Cache nvme" }).locator(".chip", { hasText: "requests fail" }).waitFor();
       // The volumes of the other cache and without a cache are as before.
       await page.getByRole("region", { name: "Cache optane" }).locator(".chip", { hasText: "serving" }).waitFor();
     });
     world.broken = true;
+  });
+});
+
+/** The page counted the dirty data of a stopped volume, and `status` did not. */
+test("the page has the problems of the status", async () => {
+  await withHost(TWO_CACHES, async (world) => {
+    await world.fill("mail", 4);
+    await world.ask("POST", `/v1/volumes/${world.volumes.mail}/stop`);
+    const { page, done } = await open(browser, world.origin, "");
+    assert.deepEqual((await world.ask("GET", "/v1/status")).problems, []);
+    await page.getByRole("banner").getByText("No problems").waitFor();
+    await world.ask("PUT", `/v1/volumes/${world.volumes.orders}/tunables/io_disable`, { value: "1" });
+    const [problem] = (await world.ask("GET", "/v1/status")).problems;
+    await page.getByRole("banner").getByText("1 problem").waitFor();
+    const problems = page.getByRole("region", { name: "Problems" });
+    await problems.getByRole("heading", { name: "orders is disabled" }).waitFor();
+    assert.equal(await problems.locator("code").textContent(), problem.command);
+    await world.ask("PUT", `/v1/volumes/${world.volumes.orders}/tunables/io_disable`, { value: "0" });
+    await page.getByRole("banner").getByText("No problems").waitFor();
+    await done();
+  });
+});
+
+/** Damaged dirty data was not on the page. */
+test("damaged dirty data is listed with its commands", async () => {
+  await withHost({ ...TWO_CACHES, checksums: true }, async (world) => {
+    await world.fill("mail", 1);
+    assert.equal(await world.stop(), 0);
+    world.damage("nvme");
+    await world.run();
+    await world.read("mail", 1).catch(() => {});
+    await until("the damage", async () => (await world.ask("GET", "/v1/status")).problems.some((p) => p.kind === "damaged"));
+    const { damaged: [first] } = await world.ask("GET", `/v1/volumes/${world.volumes.mail}/damaged`);
+    const { page, done } = await open(browser, world.origin, "");
+    await page.getByRole("region", { name: "Problems" }).getByRole("link", { name: "Cache nvme has damaged dirty data" }).click();
+    const card = page.getByRole("region", { name: "Damaged dirty data" });
+    const range = `${first.sector}+${first.sectors}`;
+    await card.getByRole("row", { name: new RegExp(`mail.*${first.sector}\\+${first.sectors}`) }).waitFor();
+    await isAccessible(page, "damaged");
+    await page.goto(`${world.origin}/#/volume/${world.volumes.mail}`);
+    await card.getByText(`ubcache damaged mail drop --range ${range} --yes`).waitFor();
+    await done();
   });
 });
 

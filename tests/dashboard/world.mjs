@@ -47,7 +47,7 @@ export class World {
     world.log = fs.openSync(world.at("daemon.log"), "a");
     for (const cache of plan.caches) {
       const [[first, size], ...others] = cache.volumes;
-      await world.make("-C", world.device(cache.name, cache.size), "-B", world.device(`${first}-disk`, size), "--bucket", "128k", "--writeback", "--label", first);
+      await world.make("-C", world.device(cache.name, cache.size), "-B", world.device(`${first}-disk`, size), "--bucket", "128k", "--writeback", "--label", first, ...(plan.checksums ? ["--checksums"] : []));
       for (const [label, size] of others) await world.make("-B", world.device(`${label}-disk`, size), "--writeback", "--label", label);
     }
     for (const [label, size] of plan.alone) await world.make("-B", world.device(`${label}-disk`, size), "--label", label);
@@ -233,6 +233,18 @@ export class World {
   overwrite(name, offset) {
     const file = fs.openSync(this.at(name), "r+");
     fs.writeSync(file, Buffer.alloc(4096, 0xee), 0, 4096, offset);
+    fs.closeSync(file);
+  }
+
+  /** Changes a byte of the data that `fill` wrote to a cache device that is not served. */
+  damage(name) {
+    const file = fs.openSync(this.at(name), "r+");
+    const block = Buffer.alloc(4096);
+    for (let at = 0; fs.readSync(file, block, 0, block.length, at) === block.length; at += block.length) {
+      if (!block.every((byte) => byte === 7)) continue;
+      fs.writeSync(file, Buffer.from([8]), 0, 1, at);
+      break;
+    }
     fs.closeSync(file);
   }
 

@@ -39,6 +39,11 @@ pub(crate) fn parse(text: &str) -> Result<u64, SizeError> {
     }
 }
 
+/// Reads an amount in a second, as [`parse`] reads a size; `/s` may follow.
+pub(crate) fn parse_rate(text: &str) -> Result<u64, SizeError> {
+    parse(text.strip_suffix("/s").unwrap_or(text))
+}
+
 /// Reads a size that is a whole number of sectors, other than none.
 pub(crate) fn parse_sectors(text: &str) -> Result<Sectors, SizeError> {
     match parse(text)? {
@@ -60,6 +65,7 @@ mod tests {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
         assert_eq!(parse("3T"), Ok(3 << 40));
+        assert_eq!((parse_rate("10 MiB/s"), parse_rate("10M")), (Ok(10 << 20), Ok(10 << 20)));
         for (text, bytes) in [
             ("4KiB", 4096),
             ("4.0 KiB", 4096),

@@ -126,3 +126,21 @@ pub(crate) fn internal_error(e: &tokio::task::JoinError) -> Response {
 pub(crate) fn words(why: &str) -> Json<serde_json::Value> {
     Json(json!({"schema_version": 1, "error": why}))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// The description of the API had no `instead`.
+    #[test]
+    fn the_document_has_the_fields_of_a_refusal() {
+        let document: Value = serde_json::from_str(crate::api::OPENAPI).unwrap();
+        let error = &document["components"]["schemas"]["Error"]["properties"];
+        let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+        assert_eq!(keys(error).into_iter().collect::<Vec<_>>(), ["error", "instead", "schema_version"]);
+        let instead = Instead { name: "a".into(), names: vec!["b".into()], key: None };
+        assert_eq!(keys(&error["instead"]["properties"]), keys(&json!(instead)));
+    }
+}

@@ -273,11 +273,26 @@ impl Config {
         volumes.into_iter().chain(places::unmatched_sets(self.sets.keys(), known)).collect()
     }
 
+    /// The key of the configuration that has the exports of a volume, as text.
+    pub(crate) fn exports_key(&self, key: &Key) -> String {
+        let has_own = |name: &String| self.volumes.get(name).is_some_and(|s| s.exports.is_some());
+        match [Some(key.id.clone()), key.section_label()].into_iter().flatten().find(has_own) {
+            Some(name) => format!("`exports` in {}", section(&name)),
+            None => "`exports`".to_owned(),
+        }
+    }
+
     /// The exports of a volume with this name, which replaces `{volume}`.
     pub(crate) fn exports(&self, key: &Key, name: &str) -> Vec<String> {
         let own = self.section(key).and_then(|s| s.exports.as_ref());
         own.unwrap_or(&self.exports).iter().map(|e| e.replace("{volume}", name)).collect()
     }
+}
+
+/// The section of a volume with this name, as it is written.
+pub(crate) fn section(name: &str) -> String {
+    let is_bare = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
+    if is_bare { format!("[volume.{name}]") } else { format!("[volume.{name:?}]") }
 }
 
 struct Parser<'a> {

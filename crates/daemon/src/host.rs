@@ -5,8 +5,10 @@
 
 mod cached;
 mod damaged;
+mod disabled;
 mod exporting;
 mod flash;
+mod holders;
 mod work;
 
 use std::cell::{Cell, RefCell};
@@ -67,6 +69,8 @@ pub(crate) struct Host<'a> {
     plan: &'a Plan,
     session: Session,
     served: RefCell<Vec<Served>>,
+    /// The export that a stop of everything is ending: the name of its volume, and the ways that it still has.
+    ending: RefCell<Option<(String, Vec<Way>)>>,
     force: Force,
     stopping: Cell<bool>,
     cached: CachedCount,
@@ -114,6 +118,7 @@ impl<'a> Host<'a> {
             plan,
             session,
             served: RefCell::default(),
+            ending: RefCell::default(),
             force: Force::default(),
             stopping: Cell::new(false),
             cached: CachedCount::new(driver),
@@ -254,6 +259,7 @@ impl<'a> Host<'a> {
                 reply.send(deleted);
             }
             Order::Users(name, reply) => reply.send(Ok(self.users(name.as_deref()).await)),
+            Order::Holders(reply) => reply.send(Ok(holders::of(self).await)),
             Order::StopVolume(name, reply) => {
                 let stopped = self.stop_volume(&name, || reply.is_awaited()).await;
                 reply.send(stopped);
@@ -282,7 +288,7 @@ impl<'a> Host<'a> {
         let served = self.served.borrow();
         for figures in &mut snapshot.volumes {
             let Some(one) = served.iter().find(|s| s.volume.name() == figures.name) else { continue };
-            figures.exports = one.exports.iter().flat_map(|e| e.export.ways(&figures.name)).collect();
+            figures.exports = holders::ways_of(self, one);
             figures.problem.clone_from(&one.problem);
             figures.flash.stopped = one.stopped;
         }
@@ -306,8 +312,8 @@ impl<'a> Host<'a> {
     fn disk_trace(&self, name: &str, since: u64) -> Result<DiskTrace, Failure> {
         let volume = self.session.volume(name)?;
         let trace = volume.backing_trace(since, TRACE_LEASE).zip(volume.backing_size());
-        let (trace, size) = trace
-            .ok_or_else(|| Failure::Failed(format!("{name}: is flash-only and has no backing device")))?;
+        let none = || Failure::Failed(format!("{}: is flash-only and has no backing device", shown(&volume)));
+        let (trace, size) = trace.ok_or_else(none)?;
         Ok(DiskTrace { device: volume.backing_name().unwrap_or_default(), size_sectors: size.0, trace })
     }
 
@@ -371,7 +377,7 @@ impl<'a> Host<'a> {
             let ways = self.with(volume, |s| s.exports.iter().flat_map(|e| e.export.ways(&name)).collect());
             let users = self.users_of(ways.unwrap_or_default()).await;
             if !users.is_empty() {
-                return Err(in_use(&name, &users::in_words(&users)));
+                return Err(in_use(&shown(volume), &users::in_words(&users)));
             }
         }
         let mut ended = Vec::new();
@@ -449,7 +455,9 @@ impl<'a> Host<'a> {
             match select(down.as_mut(), order).await {
                 Either::Left(result) => return result,
                 Either::Right(Order::Force) => self.force.use_it(),
-                Either::Right(order @ (Order::Do(Command::Stats, _) | Order::Figures(_))) => {
+                Either::Right(
+                    order @ (Order::Do(Command::Stats, _) | Order::Figures(_) | Order::Holders(_)),
+                ) => {
                     self.carry_out(order).await;
                 }
                 // Dropping the other orders tells their senders that there is no answer.
@@ -459,14 +467,20 @@ impl<'a> Host<'a> {
     }
 
     async fn bring_down(&self) -> Result<(), Failure> {
-        let served = self.served.take();
+        let volumes: Vec<_> = self.served.borrow().iter().map(|s| s.volume.clone()).collect();
         let mut result = Ok(());
-        for one in served {
-            self.shared.links.remove(&key(&self.session, &one.volume).id);
-            for one in one.exports {
-                result = result.and(one.export.stop(&self.force).await);
+        for volume in volumes {
+            let name = volume.name();
+            self.shared.links.remove(&key(&self.session, &volume).id);
+            let next = || self.with(&volume, |s| s.exports.pop()).flatten();
+            while let Some(running) = next() {
+                *self.ending.borrow_mut() = Some((name.clone(), running.export.ways(&name)));
+                let ended = running.export.stop(&self.force).await;
+                self.ending.take();
+                result = result.and(ended);
             }
         }
+        self.served.take();
         result.and(self.session.stop().await)
     }
 }

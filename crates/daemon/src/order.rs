@@ -75,6 +75,8 @@ pub(crate) enum Order {
     DeleteVolume(String, Reply<Result<(), Failure>>),
     /// Request for the users of the block device of this volume, or of all volumes; `None` in the answer means no users.
     Users(Option<String>, Reply<Result<Option<String>, Failure>>),
+    /// Request for the users that a stop of everything waits for; none if it waits for nobody.
+    Holders(Reply<Result<Vec<Holder>, Failure>>),
     /// Stop a volume and release its backing device without writing dirty data back.
     StopVolume(String, Reply<Result<(), Failure>>),
     /// Serve a stopped flash-only volume again.
@@ -98,6 +100,19 @@ pub(crate) enum Order {
     /// Panic, as a bug would.
     #[cfg(test)]
     Panic,
+}
+
+/// A volume that keeps a stop waiting, because it is in use.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Holder {
+    /// Name of the volume.
+    pub(crate) name: String,
+    /// Its label; empty if there is none.
+    pub(crate) label: String,
+    /// Its users, as text.
+    pub(crate) users: String,
+    /// The command that ends the first use, or shows it.
+    pub(crate) command: String,
 }
 
 /// A flash-only volume that is wanted.

@@ -4,10 +4,10 @@
 //! long as the configuration gives it the address and its device is registered. The export of any other volume there is
 //! refused. Without this rule a client could get another volume after each start. Must not know how an export is started.
 
-use serve::Failure;
 use serve::exports::{Sharing, Spec};
+use serve::{Failure, plain};
 
-use crate::config::{Config, Key};
+use crate::config::{Config, Key, section};
 use crate::names::Named;
 use crate::shared::Shared;
 use crate::state::Owner;
@@ -25,14 +25,15 @@ fn described((key, name): &VolumeKey) -> Named {
 }
 
 fn conflict(place: &Spec, has: &VolumeKey, wants: &VolumeKey) -> String {
+    let typed = plain::typed(&has.0.label, &has.1);
+    let label = Some(&*wants.0.label).filter(|label| plain::is_new_label(label));
     format!(
-        "{place}: belongs to {}, and the configuration gives it to {} as well: clients could get the wrong \
-         volume; give each its \
-         own, with {{volume}} in `exports` or with `exports` in [volume.\"{}\"], or forget a device that does not come \
-         back (ubcache unregister)",
+        "{place}: belongs to {}, and the configuration gives it to {} as well: clients could get the wrong volume; forget the \
+         former if it does not come back (`ubcache unregister {typed}`), or give each its own, with {{volume}} in `exports` or \
+         with `exports` in {} of the configuration",
         described(has),
         described(wants),
-        wants.0.id
+        section(label.unwrap_or(&wants.0.id))
     )
 }
 

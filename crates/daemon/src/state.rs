@@ -59,6 +59,9 @@ pub(crate) struct Mark {
     pub(crate) identity: Identity,
     /// The newest sequence number of its superblock that was read.
     pub(crate) sequence: u64,
+    /// The path at which it was served the last time. It names the device in commands, also after it was unregistered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) path: Option<PathBuf>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

@@ -26,7 +26,7 @@ use crate::host::{Host, Tasks};
 use crate::hub::Kind;
 use crate::jobs::{Job, Jobs, RunningJob};
 use crate::names::Named;
-use crate::order::{CreatedVolume, DiskTrace, NewVolume, Order, Plan, StartedVolume};
+use crate::order::{CreatedVolume, DiskTrace, Holder, NewVolume, Order, Plan, StartedVolume};
 use crate::shared::Shared;
 use crate::why::SharedFailure;
 
@@ -230,6 +230,11 @@ impl Worker {
     /// The users of the block device of one volume, or of all, as text.
     pub(crate) async fn users(&self, of: Option<String>) -> Result<Option<String>, Failure> {
         self.ask(FIGURES_WITHIN, |reply| Order::Users(of, reply)).await
+    }
+
+    /// The users that the stop of the thread waits for.
+    pub(crate) async fn holders(&self) -> Result<Vec<Holder>, Failure> {
+        self.ask(FIGURES_WITHIN, Order::Holders).await
     }
 
     /// The figures of the set and its volumes, for the status.

@@ -157,7 +157,7 @@ function showNav() {
 function show() {
   showNav();
   view.update(status, jobList);
-  const problems = problemsOf(status, jobList);
+  const problems = problemsOf(status);
   say(host, status.hostname ?? "");
   say(trouble, problemCount(problems.length));
   trouble.className = `trouble ${problems.some((p) => p.kind === "bad") ? "bad" : problems.length ? "warn" : "good"}`;

@@ -62,6 +62,7 @@ export function setting(value, unit) {
   if (value === "") return "–";
   const n = Number(value);
   if (unit === "bytes") return bytes(n);
+  if (unit === "bytes/s") return rate(n);
   if (unit === "sectors") return bytes(n * 512);
   if (unit === "sectors/s") return rate(n * 512);
   if (unit === "us") return n ? micros(n) : "0";

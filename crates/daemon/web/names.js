@@ -55,6 +55,9 @@ export function setStateOf(set) {
   return [set.state === "serving" ? "good" : "", set.state];
 }
 
+/** A volume or set as a command names it: its label if a shell takes that as one word. */
+export const typedOf = (label, name) => (/^[\p{L}\p{N}][\p{L}\p{N}._+:@-]*$/u.test(label ?? "") ? label : name);
+
 export const tunableOf = (whose, key) => whose?.tunables?.find((t) => t.key === key)?.value;
 
 /** Whether requests fail because of `io_disable`, which too many errors also set. */

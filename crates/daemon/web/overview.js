@@ -51,7 +51,7 @@ export class Overview {
     this.status = status;
     this.hostname = status.hostname;
     say(this.heading, status.hostname || "This host");
-    this.problems.set(problemsOf(status, jobs));
+    this.problems.set(problemsOf(status));
     this.figures(status);
     this.showSets(status);
     this.showDevices(status.devices.filter((d) => d.state === "stopped"));

@@ -108,6 +108,35 @@ export class VolumeTable {
   }
 }
 
+/** The damaged dirty data of a set, or of the volume with this slot; hidden without any. */
+export class DamagedData {
+  constructor() {
+    this.rows = el("tbody");
+    this.next = el("p", { class: "small" });
+    this.element = el("section", { class: "card", "aria-label": "Damaged dirty data", hidden: true }, el("header", {}, el("h2", {}, "Damaged dirty data")),
+      el("p", { class: "quiet small" }, "It does not match its checksum, and no other device has it. Reads of it fail until it is overwritten, accepted or dropped; see the page bit-rot of the guide."),
+      el("table", { class: "cards" }, el("thead", {}, el("tr", {}, ["Volume", "Sectors", "Size"].map((t) => el("th", { class: t === "Size" ? "right" : "", scope: "col" }, t)))), this.rows), this.next);
+  }
+
+  /** `of` is what the command names: the set or the volume. */
+  set(set, of, slot = null) {
+    const damaged = (set?.checksums?.damaged ?? []).filter((d) => slot == null || d.slot === slot);
+    const now = JSON.stringify([damaged, of]);
+    if (now === this.shown) return;
+    this.shown = now;
+    this.element.hidden = !damaged.length;
+    this.rows.replaceChildren(...damaged.map((d) => el("tr", {},
+      el("td", { class: "whole" }, d.registered ? d.volume : `${d.volume} (of the device, which is not registered)`),
+      el("td", { class: "mono num", "data-name": "Sectors" }, `${d.sector}+${d.sectors}`),
+      el("td", { class: "right", "data-name": "Size" }, bytes(d.sectors * 512)))));
+    const [first] = damaged;
+    if (!first) return;
+    const range = `${first.sector}+${first.sectors}`;
+    this.next.replaceChildren(el("code", {}, `ubcache damaged ${of}`), " lists all of it. ", el("code", {}, `ubcache damaged ${of} accept --range ${range}`), " accepts the damaged bytes, ",
+      el("code", {}, `ubcache damaged ${of} drop --range ${range} --yes`), " drops them.");
+  }
+}
+
 export const line = (label, column, colour, more = {}) => ({ label, column, colour, ...more });
 
 /** Charts of samples over one axis of time, with the choice how far back it goes. */

@@ -5,8 +5,8 @@ import { get } from "./api.js";
 import { changeMode, pathOf } from "./changes.js";
 import { Chart, hitRatio } from "./charts.js";
 import { bytes, count, el, micros, percent, rate, say } from "./format.js";
-import { nameOf, setHrefOf, setNameOf, setStateOf, stateOf } from "./names.js";
-import { Charted, Facts, Space, Speeds, VolumeTable, chip, hits, line } from "./parts.js";
+import { nameOf, setHrefOf, setNameOf, setStateOf, stateOf, typedOf } from "./names.js";
+import { Charted, DamagedData, Facts, Space, Speeds, VolumeTable, chip, hits, line } from "./parts.js";
 import { Buckets, DiskPicture } from "./pictures.js";
 import { Tunables } from "./tunables.js";
 
@@ -43,6 +43,7 @@ export class VolumeView {
     this.why = Object.fromEntries(["writeback", "bypassed", "hits"].map((n) => [n, el("ul", { class: "says" })]));
     this.tunables = new Tunables(this.act);
     this.disk = new DiskPicture();
+    this.damaged = new DamagedData();
     this.charted = new Charted(`v1/volumes/${encodeURIComponent(name)}`, volumeCharts());
     this.charted.onchoose = () => this.disk.draw(...this.charted.between);
     const part = (title, list) => [el("h3", {}, title), list];
@@ -50,7 +51,7 @@ export class VolumeView {
       part("Writeback", this.why.writeback), part("Bypassed", this.why.bypassed), part("Hits", this.why.hits));
     this.element = el("div", { class: "stack" },
       el("div", { class: "title" }, this.heading, this.state, this.mode, el("span", { class: "grow" }), el("div", { class: "title" }, this.cached, this.attach, this.serve, this.stop)),
-      this.problem, el("section", { class: "card", "aria-label": "Facts" }, this.facts.element),
+      this.problem, this.damaged.element, el("section", { class: "card", "aria-label": "Facts" }, this.facts.element),
       el("div", { class: "title" }, el("h2", {}, "Over time"), this.charted.when, this.charted.range),
       this.charted.grid, this.disk.element, this.explained, this.tunables.element);
   }
@@ -82,6 +83,7 @@ export class VolumeView {
     this.serve.hidden = !volume.stopped;
     this.disk.element.hidden = volume.flash_only;
     this.showFacts(volume, home, status);
+    this.damaged.set(home.set, typedOf(volume.label, volume.name), volume.slot ?? -1);
     this.tunables.set({ volume }, volume.tunables);
   }
 
@@ -151,12 +153,13 @@ export class SetView {
     this.table = new VolumeTable();
     this.tunables = new Tunables(this.act);
     this.buckets = new Buckets();
+    this.damaged = new DamagedData();
     this.charted = new Charted(`v1/sets/${encodeURIComponent(id)}`, setCharts());
     this.shortName = `Cache ${id.slice(0, 8)}`;
     this.heading = el("h1", {}, this.shortName);
     this.element = el("div", { class: "stack" },
       el("div", { class: "title" }, this.heading, this.state, el("span", { class: "grow" }), this.buttons),
-      this.problem, el("section", { class: "card", "aria-label": "Facts" }, this.facts.element, this.space.element),
+      this.problem, this.damaged.element, el("section", { class: "card", "aria-label": "Facts" }, this.facts.element, this.space.element),
       el("section", { class: "card", "aria-label": "Volumes" }, el("header", {}, el("h2", {}, "Volumes")), this.table.element),
       this.buckets.element,
       el("div", { class: "title" }, el("h2", {}, "Over time"), this.charted.when, this.charted.range),
@@ -193,6 +196,7 @@ export class SetView {
     f.set("Written to the cache", bytes(s.work.written_bytes + s.work.metadata_written_bytes));
     f.set("UUID", s.uuid, true);
     this.space.set(s);
+    this.damaged.set(s, typedOf(s.label, s.uuid));
     this.table.set(home, this.speeds.of(home.volumes), this.latencies);
     this.tunables.set({ set: s }, s.tunables);
   }

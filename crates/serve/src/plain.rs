@@ -109,6 +109,15 @@ pub fn typed<'a>(label: &'a str, name: &'a str) -> &'a str {
     if (is_new_label(label) || is_volume_name(label)) && !label.contains(' ') { label } else { name }
 }
 
+/// A word as an operator types it in a shell: in quotes if the shell would read it as something else.
+pub fn in_shell(word: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| c.is_alphanumeric() || "/._+:@%=,-".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => Cow::Borrowed(word),
+        false => Cow::Owned(format!("'{}'", word.replace('\'', "'\\''"))),
+    }
+}
+
 /// Whether a text has the form of a UUID.
 pub fn is_uuid(text: &str) -> bool {
     let lengths = text.split('-').map(str::len);

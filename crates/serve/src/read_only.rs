@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use blockio::{Access, Backend, Claim, Driver, DriverOptions, FileDevice, OpenOptions};
+use blockio::{Access, Backend, Claim, Driver, DriverOptions, FileDevice, OpenError, OpenOptions};
 use inspect::FileSource;
 
 use crate::failure::Failure;
@@ -15,7 +15,8 @@ use crate::failure::Failure;
 pub struct ReadOnlyOpener {
     driver: Driver,
     in_use: bool,
-    flag: &'static str,
+    /// The option that reads a device in use all the same; `None` if there is none.
+    flag: Option<&'static str>,
 }
 
 /// A device open for reading.
@@ -34,10 +35,15 @@ impl ReadOnlyOpener {
     /// # Errors
     /// If the system cannot start a driver for the claims.
     pub fn new(in_use: bool, flag: &'static str) -> Result<ReadOnlyOpener, Failure> {
-        // No request goes through this driver: it only holds the claims.
-        let options = DriverOptions { backend: Backend::Pool, ..DriverOptions::default() };
-        let driver = Driver::new(options).map_err(|e| Failure::because("cannot start", e))?;
-        Ok(ReadOnlyOpener { driver, in_use, flag })
+        Ok(ReadOnlyOpener { driver: driver()?, in_use, flag: Some(flag) })
+    }
+
+    /// Makes an opener that refuses every device that another process writes to.
+    ///
+    /// # Errors
+    /// If the system cannot start a driver for the claims.
+    pub fn of_idle_devices() -> Result<ReadOnlyOpener, Failure> {
+        Ok(ReadOnlyOpener { driver: driver()?, in_use: false, flag: None })
     }
 
     /// Opens a device.
@@ -48,13 +54,34 @@ impl ReadOnlyOpener {
         let claim = if self.in_use { Claim::None } else { Claim::ByAccess };
         let options =
             OpenOptions { access: Access::ReadOnly, claim, buffered: true, ..OpenOptions::default() };
-        let claim = FileDevice::open(self.driver.reactor(), path, &options).map_err(|e| match e {
-            blockio::OpenError::InUse { .. } => Failure::Caused {
-                text: format!("{e}: stop that first, or read the device all the same with {}", self.flag),
-                source: e.into(),
-            },
-            other => other.into(),
-        })?;
+        let claim =
+            FileDevice::open(self.driver.reactor(), path, &options).map_err(|e| match (e, self.flag) {
+                (e @ OpenError::InUse { .. }, Some(flag)) => Failure::Caused {
+                    text: format!("{e}: stop that first, or read the device all the same with {flag}"),
+                    source: e.into(),
+                },
+                (other, _) => stop_first(path, other),
+            })?;
         Ok(ReadOnlyDevice { source: FileSource::open(path)?, _claim: claim })
+    }
+}
+
+/// A driver through which no request goes: it only holds the claims.
+fn driver() -> Result<Driver, Failure> {
+    let options = DriverOptions { backend: Backend::Pool, ..DriverOptions::default() };
+    Driver::new(options).map_err(|e| Failure::because("cannot start", e))
+}
+
+/// The failure to open a device that has to be idle: of one in use it has the command by which the daemon releases it.
+pub fn stop_first(path: &Path, e: OpenError) -> Failure {
+    match e {
+        OpenError::InUse { .. } => Failure::caused(
+            format!(
+                "{e}: stop that first; what the daemon serves it releases by `ubcache unregister {}`",
+                path.display()
+            ),
+            e,
+        ),
+        other => other.into(),
     }
 }

@@ -17,7 +17,7 @@ use io::sync::Event;
 use io::{Device, Disk, Handle, Nanos};
 
 use crate::crash_log::CrashLog;
-use crate::events::{EventLog, WINDOW};
+use crate::events::{EventLog, Names, WINDOW};
 use crate::failure::Failure;
 use crate::tunables::{Beyond, Owner, Setting, in_any_order};
 use crate::{message, ram, superblock};
@@ -311,7 +311,10 @@ impl Session {
     pub fn log_events(&self) {
         let mut events = self.set.as_ref().map(CacheSet::take_events).unwrap_or_default();
         events.extend(self.volumes.borrow().iter().flat_map(|v| v.take_events()));
-        self.log.log(&events);
+        if events.is_empty() && !self.log.counts() {
+            return;
+        }
+        self.log.log(&events, &Names::of(self.set.as_ref(), &self.volumes.borrow()));
     }
 
     /// Waits until [`Session::log_events`] has events to log, or the volumes change. An idle set does not wake the caller.

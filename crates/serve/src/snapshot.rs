@@ -5,12 +5,12 @@
 //! of tunables unchanged. Must not know how the figures are shown.
 
 mod checksums;
+mod tunables;
 
 use std::rc::Rc;
 
 use engine::figures::CachedFigures;
 use engine::stats::{CacheStats, OpKind, View, ViewValues};
-use engine::tunables::{Range, Stored, TunableInfo};
 use engine::{CacheSet, Volume};
 use format::{Inode, Sectors};
 use serde::Serialize;
@@ -19,6 +19,7 @@ use crate::exports::Way;
 use crate::session::Session;
 
 pub use checksums::{ChecksumFigures, DamagedFigures, ScrubFigures, Scrubbed};
+pub use tunables::TunableFigure;
 
 /// A set with its volumes at one moment.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
@@ -65,8 +66,9 @@ pub struct SetFigures {
     /// The journal.
     #[serde(flatten)]
     pub journal: JournalFigures,
-    /// Flushes sent to the cache device.
-    pub cache_flushes: u64,
+    /// Requests to the cache device.
+    #[serde(flatten)]
+    pub device: CacheDeviceFigures,
     /// Why the set is disabled, if it is.
     pub failed: Option<String>,
     /// The checksums of cached data; `None` if the set has none.
@@ -132,6 +134,15 @@ pub struct JournalFigures {
     pub journal_entries_written: u64,
     /// Bytes of the journal entries written since the start.
     pub journal_bytes_written: u64,
+}
+
+/// Requests to the cache device.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct CacheDeviceFigures {
+    /// Flushes sent to the device.
+    pub cache_flushes: u64,
+    /// Failed requests for data, after decay; the set is disabled at `io_error_limit`.
+    pub io_errors: u64,
 }
 
 /// The dirty data of a slot.
@@ -368,31 +379,6 @@ pub struct WritebackFigures {
     pub debug: String,
 }
 
-/// A tunable with its value.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
-pub struct TunableFigure {
-    /// Name: the kernel's, if the kernel has this tunable.
-    pub key: &'static str,
-    /// Value, in a form that a change accepts unchanged.
-    pub value: String,
-    /// Value as the kernel shows it: brackets around the choice, sizes with units.
-    pub shown: String,
-    /// The default, in the form of `value`.
-    pub default: String,
-    /// Unit; empty if there is none.
-    pub unit: &'static str,
-    /// Range, as text.
-    pub range: String,
-    /// The choices; `None` if the value is not one of several words.
-    pub choices: Option<&'static [&'static str]>,
-    /// Whether the value is stored in the superblock instead of the settings.
-    pub in_superblock: bool,
-    /// Whether the kernel has this tunable.
-    pub in_kernel: bool,
-    /// A description in one line.
-    pub doc: &'static str,
-}
-
 impl Snapshot {
     /// The figures of a session at this moment. It is called on the thread of the session, and takes microseconds.
     pub fn of(session: &Session) -> Snapshot {
@@ -443,7 +429,7 @@ impl SetFigures {
                 journal_entries_written: s.journal_written.0,
                 journal_bytes_written: s.journal_written.1,
             },
-            cache_flushes: set.cache_flushes(),
+            device: CacheDeviceFigures { cache_flushes: set.cache_flushes(), io_errors: s.io_errors },
             failed: s.failed,
             checksums: ChecksumFigures::of(set),
             work: WorkFigures::of(set),
@@ -574,27 +560,6 @@ impl VolumeFigures {
             tunables: tunables.iter().map(TunableFigure::from).collect(),
             exports: Vec::new(),
             problem: None,
-        }
-    }
-}
-
-impl From<TunableInfo> for TunableFigure {
-    fn from(tunable: TunableInfo) -> TunableFigure {
-        let choices = match tunable.range {
-            Range::Choices(names) => Some(names),
-            _ => None,
-        };
-        TunableFigure {
-            key: tunable.name,
-            value: tunable.raw,
-            shown: tunable.value,
-            default: tunable.default,
-            unit: tunable.unit.name(),
-            range: tunable.range.to_string(),
-            choices,
-            in_superblock: tunable.stored == Stored::Superblock,
-            in_kernel: tunable.in_kernel,
-            doc: tunable.doc,
         }
     }
 }

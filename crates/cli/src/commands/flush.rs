@@ -21,7 +21,7 @@ use io::sync::{Either, select};
 use serde::Serialize;
 
 use crate::crash_log::CrashLog;
-use crate::events::EventLog;
+use crate::events::{EventLog, Names};
 use crate::failure::Failure;
 use crate::session::{self, Devices, OpenBacking, Simulation};
 use crate::{interrupt, out, size};
@@ -269,10 +269,10 @@ async fn drain(
         SetOptions { seed: session::seed(), crash_log: crash_log.file(), memory, ..SetOptions::default() };
     let set = CacheSet::open(cache, options).await?;
     let log = EventLog::default();
-    log.log(&set.take_events());
+    log.log(&set.take_events(), &Names::of(Some(&set), &set.volumes()));
     let result = drain_all(driver, &set, chosen).await;
     let stopped = set.stop().await;
-    log.log(&set.take_events());
+    log.log(&set.take_events(), &Names::of(Some(&set), &set.volumes()));
     log.end_window();
     let flushed = result?;
     stopped?;

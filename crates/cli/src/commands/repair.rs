@@ -14,11 +14,10 @@ use repair::{Overlay, Plan, Report, Undo, UndoneDevice};
 use serde_json::json;
 use serve::plain;
 
-use super::IN_USE;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::out;
-use crate::read_only::ReadOnlyOpener;
+use crate::read_only::{ReadOnlyOpener, stop_first};
 
 /// Mend the structures of a damaged set
 ///
@@ -217,13 +216,15 @@ impl Claims {
     fn to_write(paths: &[&Path]) -> Result<Claims, Failure> {
         let options = DriverOptions { backend: Backend::Pool, ..DriverOptions::default() };
         let driver = Driver::new(options).map_err(Failure::of)?;
-        let open = |path: &&Path| FileDevice::open(driver.reactor(), path, &OpenOptions::default());
+        let open = |path: &&Path| {
+            FileDevice::open(driver.reactor(), path, &OpenOptions::default()).map_err(|e| stop_first(path, e))
+        };
         let devices = paths.iter().map(open).collect::<Result<Vec<_>, _>>()?;
         Ok(Claims { _devices: devices, _read_only: Vec::new(), _driver: Some(driver) })
     }
 
     fn to_read(paths: &[&Path]) -> Result<Claims, Failure> {
-        let opener = ReadOnlyOpener::new(false, IN_USE)?;
+        let opener = ReadOnlyOpener::of_idle_devices()?;
         let devices = paths.iter().map(|p| opener.open(p)).collect::<Result<Vec<_>, _>>()?;
         Ok(Claims { _devices: Vec::new(), _read_only: devices, _driver: None })
     }

@@ -111,6 +111,10 @@ fn damage_is_known_after_a_restart() {
     let daemon = place.start();
     wait_until("the damage after a stop", || is_known(&daemon));
     daemon.run(&["damaged", "one"]).ok().says(&["one: sectors 16+8, 4.0 KiB"]);
+    // The events named the sector of the disk, because the volume was not there yet.
+    let told = |what: &str| daemon.said().matches(what).count();
+    wait_until("the events", || told(" are damaged (sector") == 3);
+    assert_eq!(told("one: 8 sectors from 16 on are damaged"), 3, "{}", daemon.said());
     // Buckets that are read again are no scrub.
     daemon
         .run(&["damaged", "one", "accept", "--all"])

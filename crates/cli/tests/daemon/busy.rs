@@ -147,6 +147,8 @@ fn a_volume_in_use_is_neither_stopped_nor_unregistered_and_its_users_are_named()
         assert_eq!(daemon.volume(volume)["problem"], Value::Null, "{args:?}");
         assert!(metrics(&daemon).contains(&format!("\"{volume}\"")), "{args:?}");
     }
+    // The label comes first.
+    daemon.run(&["stop", &cached]).refused(&[&format!("one, {cached} is in use")]);
     // They are served as before.
     for (mut file, disk) in users.into_iter().zip([&place.hdd, &other]) {
         file.read_exact(&mut [1; 4096]).unwrap();
@@ -223,5 +225,23 @@ fn a_command_whose_client_left_before_the_daemon_read_it_is_not_carried_out() {
         wait_until("the end of the command", || said() > before);
         assert_eq!(daemon.state_of(&place.hdd), "served");
     }
+    daemon.stop();
+}
+
+/// `repair --dry-run` of a set that is served named `--in-use`, which it does not have.
+#[test]
+fn a_repair_of_a_served_set_names_what_releases_it() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let next =
+        format!("stop that first; what the daemon serves it releases by `ubcache unregister {}`", place.ssd);
+    for more in [&["--dry-run"][..], &[]] {
+        let refused = run(&[&["repair", "-C", &place.ssd, "-B", &place.hdd], more].concat());
+        let refused = refused.refused(&["in use by", &next]);
+        assert!(!refused.err.contains("--in-use"), "{refused}");
+    }
+    daemon.run(&["unregister", &place.ssd]).ok();
+    run(&["repair", "-C", &place.ssd, "-B", &place.hdd, "--dry-run"]).ok();
     daemon.stop();
 }

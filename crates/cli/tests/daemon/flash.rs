@@ -74,7 +74,7 @@ fn a_new_volume_that_is_not_exported_is_a_failure() {
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();
     std::fs::write(place.dir.path("bcache1.sock"), "in the way").unwrap();
     let said = daemon.run(&["volume", "create", &place.ssd, "64k", "--label", "scratch"]);
-    let said = said.refused(&["bcache1: 64.0 KiB in", "bcache1 is NOT EXPORTED: ", "bcache1.sock"]);
+    let said = said.refused(&["bcache1: 64.0 KiB in", "scratch, bcache1: NOT EXPORTED: ", "bcache1.sock"]);
     assert!(said.err.contains("NOT EXPORTED"), "{said}");
     assert!(daemon.volume("scratch")["problem"].is_string());
     daemon.stop();
@@ -146,7 +146,7 @@ fn a_stopped_flash_only_volume_stays_listed_and_is_served_again() {
     let columns: Vec<&str> = line.split_whitespace().collect();
     assert_eq!(columns[..5], ["scratch", "bcache1", "N/A", "flash-only", "stopped"], "{shown}");
     daemon.run(&["show", "--device", "scratch"]).ok().says(&["flash-only", "stopped", "1.0 MiB"]);
-    let next = "scratch, bcache1: is not served: it was stopped; run `ubcache register bcache1`";
+    let next = "scratch, bcache1: is not served: it was stopped; run `ubcache register scratch`";
     daemon.run(&["stop", "scratch"]).refused(&[next]);
     daemon.run(&["wait", "scratch", "--timeout", "0"]).refused(&["it was stopped; run `ubcache register"]);
     // Its size and its label count.

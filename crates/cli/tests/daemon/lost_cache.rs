@@ -40,9 +40,8 @@ fn lost(dirty: bool) -> Lost {
 #[test]
 fn a_clean_disk_leaves_the_set_of_a_lost_cache_device() {
     let Lost { place, daemon, lost_ssd } = lost(false);
-    daemon
-        .run(&["status"])
-        .says(&["waits for it", "the page dead-ssd-clean of the guide; run `ubcache register CACHE-DEVICE`"]);
+    let next = format!("the page dead-ssd-clean of the guide; run `ubcache register {}`", place.ssd);
+    daemon.run(&["status"]).says(&["waits for it", &next]);
     daemon.run(&["detach", "one"]).refused(&["is not served"]);
     daemon.run(&["detach", "one", "--force"]).ok().says(&["without its cache device", "bcache0"]);
     assert_eq!(daemon.state_of(&place.hdd), "served");
@@ -68,7 +67,9 @@ fn a_clean_disk_of_a_lost_cache_device_is_attached_to_a_new_one() {
     let new = place.dir.sparse("new", 8 << 20);
     run(&["make", "-C", &new, "--bucket", "8k"]).ok();
     daemon.run(&["register", &new]).ok();
-    daemon.run(&["attach", &new, "one"]).refused(&["is attached to cache set", "dead-ssd-clean"]);
+    let next =
+        format!("which is not served; run `ubcache register {}`, then `ubcache detach one`", place.ssd);
+    daemon.run(&["attach", &new, "one"]).refused(&["is attached to cache set", &next, "dead-ssd-clean"]);
     assert_eq!(daemon.state_of(&place.hdd), "waiting");
     daemon.run(&["attach", &new, "one", "--force"]).ok().says(&["attached to"]);
     assert!(place.client("bcache0").read(0, 4096).unwrap() == DATA);
@@ -179,6 +180,18 @@ fn status_says_what_a_dead_cache_device_has_alone() {
     let words =
         ["is disabled: ", "dirty data is on this cache device alone (", "of one (bcache0)", "dead-ssd-dirty"];
     daemon.run(&["status"]).ok().says(&words);
+    // Commands that need the cache device say the same, and had no next step.
+    let again = format!("run `ubcache unregister {} && ubcache register {}`", ssd.file, ssd.file);
+    let alone = format!("dirty data is on {} alone (4.0 KiB of one, bcache0)", ssd.file);
+    for command in [["drain", "one"], ["detach", "one"], ["drain", &*ssd.file]] {
+        daemon.run(&command).refused(&[
+            " is disabled: ",
+            &alone,
+            &again,
+            "the page dead-ssd-dirty of the guide",
+        ]);
+    }
+    daemon.run(&["wipe", &ssd.file]).refused(&[" is disabled: ", &again]);
     drop(client);
     daemon.run(&["unregister", &ssd.file]).ok();
     daemon.stop();
@@ -205,6 +218,15 @@ fn attach_says_that_a_dead_cache_device_is_unregistered_first() {
         sets.any(|s| s["set"]["failed"].is_string())
     };
     wait_until("the failure of the set", is_disabled);
+    let clean = format!(
+        "this volume has no dirty data, so nothing is lost; unmount or close what uses the set, then run `ubcache unregister {}`",
+        ssd.file
+    );
+    daemon.run(&["detach", "one"]).refused(&[
+        " is disabled: ",
+        &clean,
+        "the page dead-ssd-clean of the guide",
+    ]);
     // The disk is written without its cache, so it does not wait for the cache device any more.
     client.write(4096, &DATA).unwrap();
     drop(client);
@@ -216,5 +238,32 @@ fn attach_says_that_a_dead_cache_device_is_unregistered_first() {
     wait_until("the disk", || daemon.state_of(&place.hdd) == "served");
     daemon.run(&["attach", &new, "one"]).ok().says(&["attached to"]);
     assert!(place.client("bcache0").read(0, 8192).unwrap() == [DATA; 2].concat());
+    daemon.stop();
+}
+
+/// `status` had no problem while a cache device failed reads, until there were so many that the set was disabled.
+#[test]
+fn status_says_that_a_cache_device_has_errors() {
+    let place = Place::new();
+    let Some(ssd) = FaultySsd::over(&place.dir, &place.ssd) else { return };
+    let daemon = place.start();
+    daemon.run(&["register", &ssd.file, &place.hdd]).ok();
+    daemon.run(&["set", &ssd.file, "io_error_limit=1000"]).ok();
+    daemon.run(&["set-cachemode", "one", "writethrough"]).ok();
+    let mut client = place.client("bcache0");
+    client.write(0, &DATA).unwrap();
+    client.flush().unwrap();
+    daemon.run(&["status"]).ok().says(&["no problems"]);
+    ssd.fail();
+    assert!(client.read(0, 4096).unwrap() == DATA, "the disk has the data");
+    let said = daemon.run(&["status"]).ok();
+    said.says(&[
+        "1 PROBLEM",
+        " to its cache device failed; the set is disabled at 1000 (io_error_limit); run `ubcache events ",
+    ]);
+    daemon.run(&["events", "--since", "1d"]).ok().says(&["read"]);
+    std::fs::remove_file(&ssd.errors).unwrap();
+    drop(client);
+    daemon.run(&["unregister", &ssd.file]).ok();
     daemon.stop();
 }

@@ -236,7 +236,7 @@ fn a_refused_kind_of_name_comes_with_the_command_that_works() {
     }
     let near = daemon.run(&["set", "fast", "writeback_precent=5"]).usage();
     near.says(&["did you mean writeback_percent?", "run `ubcache set one writeback_percent=5 --socket "]);
-    daemon.run(&["attach", "fast", &place.ssd]).refused(&["the command is `ubcache attach SET DISK`"]);
+    daemon.run(&["attach", "fast", &place.ssd]).refused(&["found a cache device; give a disk in its place"]);
     // A disk that is served alone is no set, and no job begins.
     let alone = place.dir.sparse("alone", 8 << 20);
     run(&["make", "-B", &alone, "--label", "media"]).ok();
@@ -247,6 +247,8 @@ fn a_refused_kind_of_name_comes_with_the_command_that_works() {
             .refused(&["expected a set, found a volume that is served without one"]);
     }
     assert_eq!(daemon.json(&["jobs"])["jobs"], serde_json::json!([]));
+    let exchanged = format!("the cache comes first: run `ubcache attach {} media`", place.ssd);
+    daemon.run(&["attach", "media", &place.ssd]).refused(&[&exchanged]);
     // Events of the set begin with its label, also in the log.
     place.client("bcache0").write(0, &[1; 4096]).unwrap();
     daemon.run(&["drain", "fast"]).ok();

@@ -229,8 +229,12 @@ fn an_export_that_does_not_come_up_is_told() {
     std::fs::write(place.dir.path("ubcache.toml"), format!("exports = [\"nbd={file}\"]\n")).unwrap();
     let daemon = place.start();
     let said = daemon.run(&["register", &place.ssd, &place.hdd]);
-    said.refused(&["bcache0: NOT EXPORTED", &file]);
-    daemon.run(&["status"]).ok().says(&["NOT EXPORTED"]);
+    let key = "; correct this, or change `exports` of the configuration";
+    said.refused(&["one, bcache0: NOT EXPORTED", &file, &format!("{key}, then run `ubcache reload`")]);
+    daemon
+        .run(&["status"])
+        .ok()
+        .says(&["one (bcache0) is NOT EXPORTED", &format!("{key}; run `ubcache reload`")]);
     let exported = || {
         let mut stream = daemon.connect();
         std::io::Write::write_all(&mut stream, b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();

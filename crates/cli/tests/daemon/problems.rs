@@ -91,16 +91,19 @@ fn unregister_says_how_much_dirty_data_stays_where() {
         format!("unregistered; 12.0 KiB of dirty data stay on {}, and this disk is out of date", place.ssd);
     daemon.run(&["unregister", "one"]).ok().says(&[&stays]);
     let found = problems(&daemon);
-    assert_eq!(found, [("dirty_without_disk".to_owned(), "ubcache register DISK".to_owned())]);
+    assert_eq!(found, [("dirty_without_disk".to_owned(), format!("ubcache register {}", place.hdd))]);
     daemon.run(&["status"]).ok().says(&["1 PROBLEM\n", "12.0 KiB of dirty data", "(one, UUID "]);
     daemon.run(&["unregister", &place.ssd]).ok().says(&["12.0 KiB of dirty data stay on it"]);
     // Without the set, the superblock of the disk says that there is some.
     daemon.run(&["register", &place.hdd]).ok().says(&["waiting"]);
-    assert_eq!(
-        problems(&daemon)[0],
-        ("device_waiting".to_owned(), "ubcache register CACHE-DEVICE".to_owned())
-    );
-    daemon.run(&["drain", "one"]).refused(&["is not served: has dirty data in cache set", "waits for it"]);
+    let next = format!("ubcache register {}", place.ssd);
+    assert_eq!(problems(&daemon)[0], ("device_waiting".to_owned(), next.clone()));
+    let next = format!("run `{next}`");
+    daemon.run(&["drain", "one"]).refused(&[
+        "is not served: has dirty data in cache set",
+        "waits for it",
+        &next,
+    ]);
     daemon.run(&["unregister", &place.hdd]).ok().says(&["dirty data stays on the cache device of set"]);
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();
     daemon.run(&["set", "one", "writeback_running=1"]).ok();
@@ -170,7 +173,7 @@ fn the_command_of_a_problem_ends_it() {
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();
     daemon.run(&["set", "one", "io_disable=1"]).ok();
     let found = problems(&daemon);
-    assert_eq!(found, [("io_disabled".to_owned(), "ubcache set bcache0 io_disable=0".to_owned())]);
+    assert_eq!(found, [("io_disabled".to_owned(), "ubcache set one io_disable=0".to_owned())]);
     daemon.run(&["status"]).ok().says(&["1 PROBLEM\n  one (bcache0) fails every request"]);
     daemon.run(&["show"]).ok().says(&["1 PROBLEM\n  one (bcache0) fails every request"]);
     follow(&daemon, &found[0].1).ok();
@@ -242,7 +245,7 @@ fn a_grown_disk_has_a_hint() {
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();
     assert!(!daemon.run(&["status"]).ok().out.contains("grown"));
     std::fs::File::options().write(true).open(&place.hdd).unwrap().set_len(12 << 20).unwrap();
-    let command = format!("`ubcache stop bcache0 && ubcache register {}`", place.hdd);
+    let command = format!("`ubcache stop one && ubcache register {}`", place.hdd);
     let said = daemon.run(&["status", "--check"]).ok();
     said.says(&["the page grow-disk of the guide", "one, bcache0 (", "4.0 MiB more; unmount it", &command]);
     let devices = daemon.json(&["status"])["devices"].clone();

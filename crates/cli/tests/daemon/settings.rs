@@ -101,6 +101,30 @@ fn tunables_of_sets_and_volumes() {
     daemon.stop();
 }
 
+/// `set` refused `4194304 bytes`, which `get` prints.
+#[test]
+fn what_get_prints_is_what_set_reads() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["set", &place.ssd, "scrub_rate=10 MiB/s"]).ok().says(&["scrub_rate = 10485760"]);
+    for whose in [&*place.hdd, &*place.ssd] {
+        let printed = daemon.run(&["get", whose]).ok().out;
+        let settings: Vec<String> = printed
+            .lines()
+            .map(|line| {
+                let (key, value) = line.split_once(" = ").expect("a tunable and its value");
+                format!("{key}={}", value.split(" (").next().unwrap_or_default())
+            })
+            .collect();
+        assert!(settings.iter().any(|s| s.ends_with(" bytes")), "{settings:?}");
+        let words = ["set", whose].into_iter().chain(settings.iter().map(String::as_str));
+        daemon.run(&words.collect::<Vec<_>>()).ok();
+        assert_eq!(daemon.run(&["get", whose]).ok().out, printed);
+    }
+    daemon.stop();
+}
+
 /// An operator names a volume, and wants a tunable of its set.
 #[test]
 fn the_set_of_a_volume_is_named_by_the_volume() {

@@ -219,3 +219,43 @@ fn the_service_manager_is_told_what_goes_on() {
     let from = rest.iter().position(|t| t == "READY=1").expect("a word");
     assert!(rest[from..].iter().all(|t| t != "WATCHDOG=1"), "{rest:?}");
 }
+
+/// A stop waited for a mount: `status` had no problem, and a device of a set that had stopped already was said to wait for a cache
+/// device that is not registered.
+#[test]
+fn status_says_what_a_stop_waits_for() {
+    if let Err(why) = export_fuse::probe().loop_device {
+        rig::skipped(why);
+        return;
+    }
+    let place = Place::new();
+    let (ssd, hdd) = (place.dir.sparse("ssd2", 8 << 20), place.dir.sparse("hdd2", 8 << 20));
+    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "8k", "--writeback", "--label", "two"]).ok();
+    let exports = format!("exports = [\"fuse={}/{{volume}}\"]\n", place.dir.root().display());
+    std::fs::write(place.dir.path("ubcache.toml"), exports).unwrap();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd, &ssd, &hdd]).ok();
+    let volume = daemon.volume("one");
+    let name = volume["name"].as_str().unwrap().to_owned();
+    let held = std::fs::File::open(volume["exports"][0]["address"].as_str().unwrap()).unwrap();
+    daemon.signal(Signal::TERM);
+    wait_until("the stop of the other set", || daemon.state_of(&hdd) == "stopped");
+    let problem = || daemon.json(&["status"])["problems"][0].clone();
+    wait_until("the problem", || problem()["kind"] == "stopping");
+    let text = format!(
+        "the daemon is stopping, and waits until one ({name}) is not in use: process {}",
+        std::process::id()
+    );
+    let command = format!("unmount or close it, and the stop goes on; run `ps -fp {}`", std::process::id());
+    daemon.run(&["status"]).ok().says(&["1 PROBLEM", &text, &command]);
+    daemon.run(&["drain", "two"]).refused(&["two, ", "is not served: the daemon is stopping"]);
+    for command in ["register", "unregister"] {
+        let refused = daemon.run(&[command, &hdd]);
+        refused.refused(&["the daemon is stopping; `ubcache status` shows what it waits for"]);
+    }
+    let status = daemon.run(&["status"]).ok();
+    assert!(!status.out.contains("not registered") && !status.out.contains("waiting"), "{status}");
+    drop(held);
+    let (status, said) = daemon.ended();
+    assert_eq!(status.code(), Some(0), "{said}");
+}

@@ -130,7 +130,8 @@ async fn start_volumes(
         let (named, now) = api.registry.registration.start_volume(volume, &audit.asked()).await?;
         audit.on(&named);
         if let Some(why) = now.not_exported {
-            not_exported.push(NotExported { volume: named.name.clone().unwrap_or_default(), why });
+            let (volume, label) = (named.name.clone().unwrap_or_default(), named.label.clone());
+            not_exported.push(NotExported { volume, label, why });
         }
         started.push(json!({"resolved": named, "already": now.already}));
     }

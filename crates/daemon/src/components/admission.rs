@@ -224,7 +224,8 @@ impl Admission {
         }
         self.can_remember_all(probe)?;
         for (one, _) in &accepted {
-            let mark = Mark { identity: one.identity.clone(), sequence: one.sequence };
+            let mark =
+                Mark { identity: one.identity.clone(), sequence: one.sequence, path: Some(one.path.clone()) };
             self.shared.state().set_mark(one.key(), mark);
         }
         Ok(accepted
@@ -281,12 +282,14 @@ impl Admission {
         {
             sequence = sequence.max(now.sequence);
         }
+        let path = Some(probe.path.clone());
         let mut state = self.shared.state();
         let mark = match state.mark(probe.key()) {
             Some(mark) => {
-                Mark { identity: mark.identity.and(&probe.identity), sequence: mark.sequence.max(sequence) }
+                let (identity, sequence) = (mark.identity.and(&probe.identity), mark.sequence.max(sequence));
+                Mark { identity, sequence, path }
             }
-            None => Mark { identity: probe.identity.clone(), sequence },
+            None => Mark { identity: probe.identity.clone(), sequence, path },
         };
         state.set_mark(probe.key(), mark);
     }

@@ -20,6 +20,8 @@ use crate::worker::Phase;
 #[derive(Serialize)]
 pub(crate) struct NotExported {
     pub(crate) volume: String,
+    /// Its label; empty if there is none.
+    pub(crate) label: String,
     pub(crate) why: String,
 }
 
@@ -45,7 +47,7 @@ impl Exports {
                 let named = volume.backing_uuid.is_some()
                     && devices.iter().any(|d| d.kind == Some("backing") && d.uuid == volume.backing_uuid);
                 if let Some(why) = volume.problem.filter(|_| whole || named) {
-                    found.push(NotExported { volume: volume.name, why });
+                    found.push(NotExported { volume: volume.name, label: volume.label, why });
                 }
             }
         }

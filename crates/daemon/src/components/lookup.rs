@@ -10,7 +10,7 @@ use serve::plain;
 
 use super::devices::Device;
 use super::inventory::Inventory;
-use super::problems::next_step;
+use super::problems::{next_step, register_cache};
 use super::views::{DeviceView, Views};
 use crate::names::{Named, Unresolved, resolve};
 use crate::probe::Role;
@@ -179,6 +179,9 @@ impl Lookup {
 
     /// Why a registered device or its volume is not served, and the command that serves it.
     fn is_not_served(&self, named: &Named) -> String {
+        if self.inventory.workers.is_stopping() {
+            return format!("{named}: is not served: the daemon is stopping");
+        }
         let is_it = |d: &DeviceView| named.device.as_ref() == Some(&d.path) && d.uuid == named.uuid;
         match self.views.devices().iter().find(|d| is_it(d)) {
             Some(device) => format!("{named}: is not served: {}", next_step(device)),
@@ -186,15 +189,23 @@ impl Lookup {
         }
     }
 
+    /// The path at which a set or a disk with this UUID was served the last time.
+    pub(crate) fn last_path(&self, uuid: &str) -> Option<PathBuf> {
+        self.views.last_path(uuid)
+    }
+
     /// Why a set is not served, and the command that serves it.
     pub(crate) fn set_is_not_served(&self, set: &str) -> String {
+        if self.inventory.workers.is_stopping() {
+            return format!("set {set} is not served: the daemon is stopping");
+        }
         let devices = self.views.devices();
         let cache = devices.iter().find(|d| d.kind == Some("cache") && d.set.as_deref() == Some(set));
         match cache {
             Some(device) => format!("set {set} is not served: {}", next_step(device)),
             None => format!(
-                "set {set} is not served: its cache device is not registered; run `ubcache register \
-                 CACHE-DEVICE`"
+                "set {set} is not served: its cache device is not registered; run `{}`",
+                register_cache(self.views.last_path(set).as_deref())
             ),
         }
     }

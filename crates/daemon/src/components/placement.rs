@@ -70,6 +70,7 @@ impl Placement {
     /// If the device is refused, or cannot be served.
     pub(crate) async fn place_one(self: &Arc<Self>, probe: &Probe) -> Result<(), Failure> {
         self.admission.admit(probe)?;
+        self.inventory.workers.refuse_while_stopping()?;
         match &probe.role {
             Role::Cache { set, .. } => {
                 self.start(probe, Plan { id: set.clone(), cache: Some(probe.path.clone()), alone: None })

@@ -4,6 +4,7 @@
 //! any situation. Must not know how a problem is shown.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use format::{counted, form};
 use serde::Serialize;
@@ -18,7 +19,7 @@ use crate::state::{STORED_AGAIN_EVERY, State};
 /// A problem, and the command that comes next.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Problem {
-    /// One of the kinds in the order of `KINDS`: `set_failed`, `io_disabled`, `device_failed`, `device_waiting`,
+    /// One of the kinds in the order of `KINDS`: `stopping`, `set_failed`, `io_disabled`, `device_failed`, `device_waiting`,
     /// `set_silent`, `damaged`, `dirty_without_disk`, `stale`, `not_exported`, `io_errors`, `label_shared`, `state_not_stored` or
     /// `state_not_writable`.
     pub(crate) kind: &'static str,
@@ -26,10 +27,25 @@ pub(crate) struct Problem {
     pub(crate) text: String,
     /// The command to run next.
     pub(crate) command: String,
+    /// What it is a problem of.
+    #[serde(flatten)]
+    pub(crate) of: Subject,
+}
+
+/// The set, volume or device that has a problem, as far as it has one.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
+pub(crate) struct Subject {
+    /// UUID of the set.
+    pub(crate) set: Option<String>,
+    /// Name of the volume.
+    pub(crate) volume: Option<String>,
+    /// Path of the device.
+    pub(crate) device: Option<PathBuf>,
 }
 
 /// The kinds in the order in which they are listed: what stops requests comes first.
-const KINDS: [&str; 13] = [
+const KINDS: [&str; 14] = [
+    "stopping",
     "set_failed",
     "io_disabled",
     "device_failed",
@@ -49,12 +65,21 @@ const KINDS: [&str; 13] = [
 pub(crate) fn problems(sets: &[SetView], devices: &[DeviceView]) -> Vec<Problem> {
     let mut found = Vec::new();
     for set in sets {
+        let before = found.len();
         of_set(set, devices, &mut found);
         for volume in &set.figures.volumes {
-            of_volume(set, volume, &mut found);
+            let before = found.len();
+            of_volume(set, volume, sets, &mut found);
+            found.iter_mut().skip(before).for_each(|p| p.of.volume = Some(volume.name.clone()));
         }
+        let id = set.has_cache.then(|| set.id.clone());
+        found.iter_mut().skip(before).for_each(|p| p.of.set.clone_from(&id));
     }
-    found.extend(devices.iter().filter_map(|device| of_device(device, sets)));
+    for device in devices {
+        let problem = of_device(device, sets);
+        let of = Subject { device: Some(device.path.clone()), set: device.set.clone(), volume: None };
+        found.extend(problem.map(|p| Problem { of, ..p }));
+    }
     found.extend(shared_labels(sets));
     let place = |problem: &Problem| KINDS.iter().position(|kind| *kind == problem.kind);
     found.sort_by_key(place);
@@ -81,7 +106,7 @@ pub(crate) fn state_not_stored(state: &State) -> Option<Problem> {
         ),
         (None, None) => return None,
     };
-    Some(Problem { kind, text, command: state.next_command() })
+    Some(Problem { of: Subject::default(), kind, text, command: state.next_command() })
 }
 
 /// What an operator calls a device: label, name of the volume, path.
@@ -96,9 +121,13 @@ fn title(device: &DeviceView) -> String {
 
 /// What an operator calls a volume: label, or name.
 fn volume_title(volume: &VolumeFigures) -> String {
-    match volume.label.is_empty() {
-        true => volume.name.clone(),
-        false => format!("{} ({})", serve::plain::label(&volume.label), volume.name),
+    title_of(&volume.label, &volume.name)
+}
+
+fn title_of(label: &str, name: &str) -> String {
+    match label.is_empty() {
+        true => name.to_owned(),
+        false => format!("{} ({name})", serve::plain::label(label)),
     }
 }
 
@@ -114,10 +143,18 @@ fn state_and_command(device: &DeviceView) -> (String, String) {
         (_, Some(WaitsFor::Cache | WaitsFor::DirtyCache)) if device.cache_failed => {
             "ubcache status".to_owned()
         }
-        (_, Some(WaitsFor::Cache | WaitsFor::DirtyCache)) => "ubcache register CACHE-DEVICE".to_owned(),
+        (_, Some(WaitsFor::Cache | WaitsFor::DirtyCache)) => register_cache(device.cache_path.as_deref()),
         _ => format!("ubcache register {path}"),
     };
     (why, command)
+}
+
+/// The command that registers a cache device with this path; `None` if the daemon has never served it.
+pub(crate) fn register_cache(path: Option<&Path>) -> String {
+    path.map_or_else(
+        || "ubcache register CACHE-DEVICE".to_owned(),
+        |path| format!("ubcache register {}", path.display()),
+    )
 }
 
 /// Why a device is not served, and the command that comes next, in one sentence.
@@ -138,7 +175,14 @@ fn of_device(device: &DeviceView, sets: &[SetView]) -> Option<Problem> {
         return None;
     }
     let (why, command) = state_and_command(device);
-    Some(Problem { kind, text: format!("{} {}: {why}", title(device), device.state), command })
+    // The reason of a failed registration begins with the path, which the title has.
+    let why = why.strip_prefix(&format!("{}: ", device.path.display())).unwrap_or(&why);
+    Some(Problem {
+        of: Subject::default(),
+        kind,
+        text: format!("{} {}: {why}", title(device), device.state),
+        command,
+    })
 }
 
 /// Labels that several served volumes have.
@@ -149,7 +193,7 @@ fn shared_labels(sets: &[SetView]) -> Vec<Problem> {
     }
     let shared = by_label.into_iter().filter(|(_, names)| names.len() > 1);
     shared
-        .map(|(label, names)| Problem {
+        .map(|(label, names)| Problem { of: Subject::default(),
             kind: "label_shared",
             text: format!(
                 "{} volumes have the label {} ({}): it names none of them, and /dev/ubcache has no link of this name",
@@ -157,9 +201,17 @@ fn shared_labels(sets: &[SetView]) -> Vec<Problem> {
                 serve::plain::label(label),
                 names.join(", ")
             ),
-            command: format!("ubcache set-label {} NEW-LABEL", names.last().unwrap_or(&"VOLUME")),
+            command: format!("ubcache set-label {} {}", names.last().unwrap_or(&"VOLUME"), another(sets, label)),
         })
         .collect()
+}
+
+/// A label that no volume has, made of `label`.
+fn another(sets: &[SetView], label: &str) -> String {
+    let has = |label: &str| sets.iter().flat_map(|s| &s.figures.volumes).any(|v| v.label == label);
+    let base = if serve::plain::typed(label, "").is_empty() || label.len() > 28 { "volume" } else { label };
+    let all = (2..=99).map(|n| format!("{base}-{n}"));
+    all.into_iter().find(|new| !has(new)).unwrap_or_else(|| "NEW-LABEL".to_owned())
 }
 
 fn is_on(tunables: &[TunableFigure], key: &str) -> bool {
@@ -187,13 +239,24 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     };
     let typed = serve::plain::typed(label_of(set, device), id);
     let why = set.why.as_deref().unwrap_or("no reason is known");
+    found.extend(set.holders.iter().map(|holder| Problem { of: Subject::default(),
+        kind: "stopping",
+        text: format!(
+            "the daemon is stopping, and waits until {} is not in use: {}; unmount or close it, and the stop goes on",
+            title_of(&holder.label, &holder.name),
+            holder.users
+        ),
+        command: holder.command.clone(),
+    }));
     match set.state {
         "failed" => found.push(Problem {
+            of: Subject::default(),
             kind: "set_failed",
             text: format!("{what} has failed: {why}"),
             command: format!("ubcache register {path}"),
         }),
         "serving" if set.why.is_some() => found.push(Problem {
+            of: Subject::default(),
             kind: "set_silent",
             text: format!("{what} does not answer: {why}"),
             command: "journalctl -u ubcache".to_owned(),
@@ -206,14 +269,32 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     }
     if is_on(&figures.tunables, "io_disable") {
         found.push(Problem {
+            of: Subject::default(),
             kind: "io_disabled",
             text: format!("{what} fails every request, because io_disable is 1"),
             command: format!("ubcache set {typed} io_disable=0"),
         });
     }
+    found.extend(of_cache_errors(figures, &what));
     found.extend(of_damage(figures, (&what, typed)));
     let mut without_disk = of_missing_disks(set, figures, devices);
     found.append(&mut without_disk);
+}
+
+/// A cache device that has failed requests, and whose set is not disabled for it yet.
+fn of_cache_errors(figures: &SetFigures, what: &str) -> Option<Problem> {
+    let errors = figures.device.io_errors;
+    if errors == 0 || figures.failed.is_some() {
+        return None;
+    }
+    let limit = figures.tunables.iter().find(|t| t.key == "io_error_limit").map(|t| &*t.value);
+    let limit = limit.map_or_else(String::new, |n| format!("; the set is disabled at {n} (io_error_limit)"));
+    Some(Problem {
+        of: Subject::default(),
+        kind: "io_errors",
+        text: format!("{what}: {} to its cache device failed{limit}", counted(errors, "request")),
+        command: "ubcache events --since 1d".to_owned(),
+    })
 }
 
 /// Dirty data in the cache that is damaged.
@@ -221,9 +302,11 @@ fn of_damage(figures: &SetFigures, (what, id): (&str, &str)) -> Option<Problem> 
     let checksums = figures.checksums.as_ref().filter(|c| c.damaged_dirty_bytes > 0)?;
     let blocks = checksums.damaged_dirty_bytes.div_ceil(checksums.block_bytes.max(1));
     let first = checksums.damaged.first().map_or_else(String::new, |d| {
-        format!(", the first at sector {} of {}", d.sector, serve::plain::label(&d.volume))
+        let is_there = if d.registered { "" } else { ", a disk that is not registered" };
+        format!(", the first at sector {} of {}{is_there}", d.sector, serve::plain::label(&d.volume))
     });
     Some(Problem {
+        of: Subject::default(),
         kind: "damaged",
         text: format!(
             "{} of dirty data {} damaged on {what}{first}: no other device has {}, and reads of {} fail; see the page bit-rot \
@@ -244,6 +327,7 @@ fn of_disabled_set(figures: &Snapshot, why: &str, (what, path): (&str, &str)) ->
     let again = format!("ubcache unregister {path} && ubcache register {path}");
     if dirty.is_empty() {
         return Problem {
+            of: Subject::default(),
             kind: "set_failed",
             text: format!(
                 "{what} is disabled: {why}; its volumes have no dirty data, so nothing is lost; if the device does not come \
@@ -264,6 +348,7 @@ fn of_disabled_set(figures: &Snapshot, why: &str, (what, path): (&str, &str)) ->
         false => format!("; first unmount or close what uses {}, then run the command", used.join(", ")),
     };
     Problem {
+        of: Subject::default(),
         kind: "set_failed",
         text: format!(
             "{what} is disabled: {why}; dirty data is on this cache device alone ({}), and these volumes fail every request \
@@ -288,28 +373,53 @@ fn of_missing_disks(set: &SetView, figures: &SetFigures, devices: &[DeviceView])
                 false => format!("{}, ", serve::plain::label(&slot.label)),
             };
             Problem {
+                of: Subject::default(),
                 kind: "dirty_without_disk",
                 text: format!(
                     "{} of dirty data in {} belong to a disk that is not registered ({label}UUID {uuid})",
                     serve::amount::human(slot.dirty_bytes),
                     serve::plain::named(&figures.names.label, format!("cache set {}", set.id))
                 ),
-                command: "ubcache register DISK".to_owned(),
+                command: match slot.uuid.as_ref().and_then(|uuid| set.disks.get(uuid)) {
+                    Some(path) => format!("ubcache register {}", path.display()),
+                    None => "ubcache register DISK".to_owned(),
+                },
             }
         })
         .collect()
 }
 
-fn of_volume(set: &SetView, volume: &VolumeFigures, found: &mut Vec<Problem>) {
-    let (what, name) = (volume_title(volume), &volume.name);
+/// The set to which a volume can be attached, as an operator types it: its own, or the only one that is served.
+fn set_for(set: &SetView, volume: &VolumeFigures, sets: &[SetView]) -> String {
+    let typed = |set: &SetView| serve::plain::typed(label_of(set, None), &set.id).to_owned();
+    let mut served = sets.iter().filter(|s| s.has_cache && s.state == "serving");
+    match (volume.attached, served.next(), served.next()) {
+        (true, ..) => typed(set),
+        (false, Some(only), None) => typed(only),
+        _ => "CACHE-DEVICE".to_owned(),
+    }
+}
+
+/// A volume as an operator types it: by its label, unless several volumes have it.
+fn typed<'a>(volume: &'a VolumeFigures, sets: &[SetView]) -> &'a str {
+    let all = sets.iter().flat_map(|s| &s.figures.volumes);
+    match all.filter(|v| v.label == volume.label).count() {
+        1 => serve::plain::typed(&volume.label, &volume.name),
+        _ => &volume.name,
+    }
+}
+
+fn of_volume(set: &SetView, volume: &VolumeFigures, sets: &[SetView], found: &mut Vec<Problem>) {
+    let (what, name) = (volume_title(volume), typed(volume, sets));
     let device = volume.backing_device.as_deref();
     if let Some(why) = &volume.problem {
-        let again = device.map_or_else(
-            || "ubcache reload".to_owned(),
-            |path| format!("ubcache stop {name} && ubcache register {path}"),
-        );
         let text = format!("{what} is NOT EXPORTED: {why}");
-        found.push(Problem { kind: "not_exported", text, command: again });
+        found.push(Problem {
+            of: Subject::default(),
+            kind: "not_exported",
+            text,
+            command: "ubcache reload".to_owned(),
+        });
     }
     if is_on(&volume.tunables, "io_disable") {
         let errors = match volume.io_errors {
@@ -317,6 +427,7 @@ fn of_volume(set: &SetView, volume: &VolumeFigures, found: &mut Vec<Problem>) {
             n => format!(", after {} to its disk", counted(n, "failed request")),
         };
         found.push(Problem {
+            of: Subject::default(),
             kind: "io_disabled",
             text: format!("{what} fails every request, because io_disable is 1{errors}"),
             command: format!("ubcache set {name} io_disable=0"),
@@ -324,6 +435,7 @@ fn of_volume(set: &SetView, volume: &VolumeFigures, found: &mut Vec<Problem>) {
     } else if volume.io_errors > 0 {
         let path = device.unwrap_or("its disk");
         found.push(Problem {
+            of: Subject::default(),
             kind: "io_errors",
             text: format!("{what}: {} to {path} failed", counted(volume.io_errors, "request")),
             command: format!("ubcache explain {name}"),
@@ -331,8 +443,9 @@ fn of_volume(set: &SetView, volume: &VolumeFigures, found: &mut Vec<Problem>) {
     }
     if volume.state == Some("inconsistent") {
         let path = device.unwrap_or("DISK");
-        let cache = if volume.attached { set.id.as_str() } else { "CACHE-DEVICE" };
+        let cache = set_for(set, volume, sets);
         found.push(Problem {
+            of: Subject::default(),
             kind: "stale",
             text: format!("{what} was used without its cache: the data that the cache has of it is stale"),
             command: format!("ubcache attach {cache} {path}"),

@@ -15,6 +15,7 @@ use super::devices::{Device, DeviceState};
 use super::inventory::Inventory;
 use super::lookup::{Found, Lookup};
 use super::placement::Placement;
+use super::problems::register_cache;
 use super::replug::Replug;
 use crate::asked::Asked;
 use crate::names::Named;
@@ -68,6 +69,15 @@ impl Registration {
         Registration { inventory, lookup, admission, placement, replug }
     }
 
+    /// Claims what `find` finds, unless the daemon stops.
+    async fn claim<T, F>(&self, asked: &Asked, find: impl Fn() -> F) -> Result<(Claim<'_>, T), Failure>
+    where
+        F: Future<Output = Result<(T, Scope), Failure>>,
+    {
+        self.inventory.workers.refuse_while_stopping()?;
+        self.placement.changes().claim_found(asked, find).await
+    }
+
     /// Registers devices: each is served, waits for what is missing, or is refused.
     ///
     /// A device that is registered and served already stays as it is.
@@ -82,7 +92,7 @@ impl Registration {
             let scope = self.scope_of(&probes);
             Ok((probes, scope))
         };
-        let (_claim, probes) = self.placement.changes().claim_found(asked, find).await?;
+        let (_claim, probes) = self.claim(asked, find).await?;
         let known = self.admission.remembered();
         self.inventory.devices.note_unplugged();
         let accepted = self.admission.admit_all(&probes, by)?;
@@ -180,7 +190,7 @@ impl Registration {
             let scope = self.scope_of_named(&named);
             Ok((named, scope))
         };
-        let (_claim, named) = self.placement.changes().claim_found(asked, find).await?;
+        let (_claim, named) = self.claim(asked, find).await?;
         let Some(path) = named.device.clone() else { return failed(format!("{named}: has no device")) };
         let known = self.inventory.devices.get(&path);
         let Some(known) = known else { return failed(format!("{named}: is not registered")) };
@@ -232,7 +242,7 @@ impl Registration {
             let (alone, shared) = ([probe.key().to_owned()].into(), shared.collect());
             Ok(((set, probe), Scope { alone, shared, ..Scope::default() }))
         };
-        let (_claim, (set, probe)) = self.placement.changes().claim_found(asked, find).await?;
+        let (_claim, (set, probe)) = self.claim(asked, find).await?;
         let Some(worker) = self.inventory.workers.serving(&set) else {
             return failed(self.lookup.set_is_not_served(&set));
         };
@@ -288,9 +298,17 @@ impl Registration {
     async fn free_to_join(&self, set: &str, probe: Probe, wanted: &Attach) -> Result<Probe, Failure> {
         let Attach { backing, force, .. } = wanted;
         match &probe.role {
-            Role::Cache { .. } => failed(format!(
-                "{backing}: expected a backing device, found a cache device; the command is `ubcache attach SET DISK`"
-            )),
+            Role::Cache { .. } => {
+                // A disk that is served alone has a thread like a set: the arguments are exchanged.
+                let is_disk = self.inventory.workers.get(set).is_some_and(|w| w.plan.cache.is_none());
+                let next = match is_disk {
+                    true => {
+                        format!("; the cache comes first: run `ubcache attach {backing} {}`", wanted.cache)
+                    }
+                    false => "; give a disk in its place".to_owned(),
+                };
+                failed(format!("{backing}: expected a backing device, found a cache device{next}"))
+            }
             Role::Backing {
                 set: Some(other),
                 attachment: attachment @ (Attachment::Clean | Attachment::Dirty),
@@ -314,8 +332,9 @@ impl Registration {
                     "the page dead-ssd-clean of the guide"
                 };
                 failed(format!(
-                    "{backing}: is attached to cache set {other}; `ubcache detach` removes it from a set that is served; \
-                     if the cache device of that set is lost, see {page}"
+                    "{backing}: is attached to cache set {other}, which is not served; run `{}`, then `ubcache detach {backing}`; \
+                     if the cache device of that set is lost, see {page}",
+                    register_cache(self.lookup.last_path(other).as_deref())
                 ))
             }
             Role::Backing { .. } => Ok(probe),
@@ -332,7 +351,7 @@ impl Registration {
             let scope = self.scope_of(std::slice::from_ref(&probe));
             Ok((probe, scope))
         };
-        let (_claim, probe) = self.placement.changes().claim_found(asked, find).await?;
+        let (_claim, probe) = self.claim(asked, find).await?;
         self.admission.admit(&probe)?;
         self.admission.can_remember()?;
         let (probe, set) = self.leave_set(probe).await?;
@@ -388,7 +407,7 @@ impl Registration {
             let scope = self.scope_of_named(&found.named);
             Ok((found, scope))
         };
-        self.placement.changes().claim_found(asked, find).await
+        self.claim(asked, find).await
     }
 
     /// Stops a volume. Its device stays registered, for the next start.

@@ -12,6 +12,7 @@ use serve::Snapshot;
 
 use super::devices::{Device, DeviceState, WaitsFor};
 use super::inventory::Inventory;
+use crate::order::Holder;
 use crate::probe::{Probe, Role, size_bytes};
 use crate::shared::Shared;
 use crate::worker::Phase;
@@ -38,6 +39,9 @@ pub(crate) struct DeviceView {
     /// Whether the cache device that it waits for is registered and has failed.
     #[serde(skip)]
     pub(crate) cache_failed: bool,
+    /// The path of the cache device of its set, present or last; `None` if the daemon has never served the set.
+    #[serde(skip)]
+    pub(crate) cache_path: Option<PathBuf>,
     /// Dirty data of this backing device in the cache, in bytes; `None` if its set is not served.
     pub(crate) dirty_bytes: Option<u64>,
     /// Bytes by which this device is larger than what is served of it; `None` if it is not, or was not looked at.
@@ -57,6 +61,12 @@ pub(crate) struct SetView {
     pub(crate) state: &'static str,
     /// Why the thread failed, or why there are no figures.
     pub(crate) why: Option<String>,
+    /// The volumes whose users keep the stop of the thread waiting.
+    #[serde(skip)]
+    pub(crate) holders: Vec<Holder>,
+    /// The last paths of disks with dirty data in the set, by UUID.
+    #[serde(skip)]
+    pub(crate) disks: BTreeMap<String, PathBuf>,
     /// Figures; empty unless the thread serves.
     #[serde(flatten)]
     pub(crate) figures: Snapshot,
@@ -116,8 +126,13 @@ impl Views {
                         has_cache: worker.plan.cache.is_some(),
                         state: phase.name(),
                         why: None,
+                        holders: Vec::new(),
+                        disks: BTreeMap::new(),
                         figures: Snapshot::default(),
                     };
+                    if phase == Phase::Stopping {
+                        view.holders = worker.holders().await.unwrap_or_default();
+                    }
                     match phase {
                         Phase::Serving | Phase::Stopping => match worker.snapshot().await {
                             Ok(figures) => view.figures = figures,
@@ -131,9 +146,14 @@ impl Views {
                 })
             })
             .collect();
-        let mut views = Vec::new();
+        let mut views: Vec<SetView> = Vec::new();
         for view in asked {
             views.extend(view.await);
+        }
+        for view in &mut views {
+            let dirty = view.figures.set.iter().flat_map(|set| &set.dirty_by_slot);
+            let uuids = dirty.filter_map(|slot| slot.uuid.clone());
+            view.disks = uuids.filter_map(|uuid| Some((uuid.clone(), self.last_path(&uuid)?))).collect();
         }
         views
     }
@@ -181,6 +201,11 @@ impl Views {
             view.grown_bytes = volume.and_then(|v| grown(size, view.data_offset_bytes, v.size_bytes));
         }
         views
+    }
+
+    /// The path at which a set or a disk with this UUID was served the last time.
+    pub(crate) fn last_path(&self, uuid: &str) -> Option<PathBuf> {
+        self.shared.state().mark(uuid)?.path
     }
 
     /// The phase of the thread that serves the device.
@@ -231,6 +256,7 @@ impl Views {
             };
             let name = uuid.as_ref().and_then(|uuid| self.shared.state().known_name(uuid));
             let cache_failed = failed_cache.is_some();
+            let cache_path = set.as_deref().and_then(|set| self.last_path(set));
             DeviceView {
                 path,
                 uuid,
@@ -243,6 +269,7 @@ impl Views {
                 why,
                 waits_for,
                 cache_failed,
+                cache_path,
                 dirty_bytes: None,
                 grown_bytes: None,
                 data_offset_bytes,

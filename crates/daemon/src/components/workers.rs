@@ -98,9 +98,7 @@ impl Workers {
         }
         let (title, up) = {
             let mut workers = self.lock();
-            if self.stopping.load(Ordering::SeqCst) {
-                return failed("the daemon is stopping");
-            }
+            self.refuse_while_stopping()?;
             let (worker, up) = worker::start(plan, self.shared.clone())?;
             let title = worker.title();
             workers.insert(id.clone(), Arc::new(worker));
@@ -116,6 +114,23 @@ impl Workers {
     /// Removes a thread that has ended from the list, because its device is not registered any more.
     pub(crate) fn forget(&self, id: &str) {
         self.lock().retain(|known, worker| known != id || !worker.phase().is_over());
+    }
+
+    /// Whether the daemon stops, so that no thread starts any more.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// Refuses a command about devices while the daemon stops.
+    ///
+    /// A set that has stopped already would look as if its cache device were not registered.
+    pub(crate) fn refuse_while_stopping(&self) -> Result<(), Failure> {
+        match self.is_stopping() {
+            false => Ok(()),
+            true => failed(
+                "the daemon is stopping; `ubcache status` shows what it waits for; run this command again after its next start",
+            ),
+        }
     }
 
     /// Stops a thread and waits for its end; does nothing if no thread serves the set.

@@ -217,3 +217,20 @@ fn busy_poll_takes_words_and_microseconds() {
         assert!(said.starts_with("line 2: busy_poll: "), "{said}");
     }
 }
+
+/// An export that cannot come up names the key that gives it another place.
+#[test]
+fn the_key_of_the_exports_of_a_volume() {
+    let text = "exports = [\"auto\"]\n[volume.films]\nexports = [\"ublk\"]\n[volume.\"my music\"]\nexports = [\"ublk\"]\n\
+                [volume.other]\npreset = \"latency\"\n";
+    let config = Config::parse(text).unwrap();
+    for (label, key) in [
+        ("Films", "`exports` in [volume.films]"),
+        ("my music", "`exports` in [volume.\"my music\"]"),
+        ("other", "`exports`"),
+        ("", "`exports`"),
+    ] {
+        let of = Key { id: "u".into(), label: label.into(), set: false };
+        assert_eq!(config.exports_key(&of), key, "{label}");
+    }
+}

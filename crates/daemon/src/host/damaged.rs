@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use format::BucketNr;
 use io::Nanos;
 use io::sync::{Either, select};
-use serve::message;
+use serve::{message, plain};
 
 use super::{Host, Tasks};
 use crate::shared::Shared;
@@ -19,6 +19,9 @@ use crate::shared::Shared;
 const MOST_BUCKETS: usize = 4096;
 /// Interval between checks whether the thread is stopping.
 const TICK: Nanos = Nanos::from_ms(100);
+/// Time for which the buckets wait for the disks whose data they have. After a start disks come one after the other, and the
+/// sector of a volume is not known before its disk is there.
+const WAITS_FOR_DISKS: Nanos = Nanos::from_secs(10);
 
 /// The buckets with damaged dirty data, as they are stored or being stored.
 pub(super) struct DamagedBuckets {
@@ -63,6 +66,13 @@ impl DamagedBuckets {
 pub(super) async fn read_damaged_again(host: &Host<'_>) {
     let Some(buckets) = host.damaged.unread() else { return };
     let Some(set) = host.session.set.as_ref().filter(|set| set.has_checksums()) else { return };
+    let deadline = host.driver.handle().now().after(WAITS_FOR_DISKS);
+    while !set.dirty_without_volume().is_empty() && host.driver.handle().now() < deadline {
+        if host.stopping.get() {
+            return;
+        }
+        host.driver.handle().sleep(TICK).await;
+    }
     let mut read = pin!(set.read_again(buckets.into_iter().map(BucketNr).collect()));
     let result = loop {
         match select(read.as_mut(), host.driver.handle().sleep(TICK)).await {
@@ -73,7 +83,8 @@ pub(super) async fn read_damaged_again(host: &Host<'_>) {
     };
     if let Err(e) = result {
         message::warn(format!(
-            "damaged data of the last run cannot be looked for: {e}; `ubcache scrub` finds it"
+            "damaged data of the last run cannot be looked for: {e}; `ubcache scrub {}` finds it",
+            plain::typed(&set.status().label, &set.uuid().to_string())
         ));
         return;
     }

@@ -30,14 +30,17 @@ pub(super) async fn exports_of(
     let decided = places::claim(host.shared, key, &name)?;
     for (spec, allowed) in decided.into_iter().filter(|(spec, _)| !up.contains(&spec.to_string())) {
         let export = match allowed {
-            Ok(sharing) => export(host, spec, sharing, volume).await,
+            Ok(sharing) => export(host, spec, sharing, volume).await.map_err(|e| elsewhere(host, key, e)),
             Err(refused) => Err(refused),
         };
         match export {
             Ok(running) => started.push(running),
             Err(e) => {
                 let why = e.message().unwrap_or_default().to_owned();
-                message::message("error", &format!("{shown}: cannot be exported: {why}"));
+                message::message(
+                    "error",
+                    &format!("{shown}: cannot be exported: {why}, then run `ubcache reload`"),
+                );
                 problem = Some(why);
             }
         }
@@ -80,13 +83,22 @@ pub(super) async fn export_rest(host: &Host<'_>, volume: &Rc<Volume>) -> Vec<Str
         said.push(format!("{shown}: exported: {}", exports::in_words(&ways)));
     }
     if let Some(why) = &problem {
-        said.push(format!("{shown}: still cannot be exported: {why}"));
+        said.push(format!("{shown}: still cannot be exported: {why}, then run `ubcache reload`"));
     }
     host.with(volume, |s| {
         s.exports.extend(started);
         s.problem = problem;
     });
     said
+}
+
+/// The failure of an export, with the key of the configuration that gives it another place.
+fn elsewhere(host: &Host<'_>, key: &Key, e: Failure) -> Failure {
+    let text = format!(
+        "{e}; correct this, or change {} of the configuration",
+        host.shared.config().exports_key(key)
+    );
+    Failure::caused(text, e)
 }
 
 async fn export(
@@ -118,8 +130,12 @@ pub(super) async fn export_again(host: &Host<'_>, ended: Vec<(Rc<Volume>, Spec, 
         match export(host, spec, sharing, &volume).await {
             Ok(running) => drop(host.with(&volume, |s| s.exports.push(running))),
             Err(e) => {
-                let why = e.message().unwrap_or_default().to_owned();
-                message::message("error", &format!("{}: cannot be exported: {why}", shown(&volume)));
+                let why = elsewhere(host, &key(&host.session, &volume), e).to_string();
+                let shown = shown(&volume);
+                message::message(
+                    "error",
+                    &format!("{shown}: cannot be exported: {why}, then run `ubcache reload`"),
+                );
                 host.with(&volume, |s| s.problem = Some(why));
             }
         }

@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use engine::{CacheSet, Volume};
 use format::Sectors;
-use serve::Failure;
 use serve::room::Room;
+use serve::{Failure, plain};
 
 use super::exporting::{export_rest, exports_of};
 use super::{Host, key, shown};
@@ -24,9 +24,10 @@ pub(super) fn room(set: &CacheSet) -> Room {
 
 /// The refusal of what needs a served volume.
 pub(super) fn is_stopped(volume: &Volume) -> Failure {
-    let name = volume.name();
+    let (label, name) = (volume.tunables().label, volume.name());
+    let typed = plain::typed(&label, &name);
     Failure::Failed(format!(
-        "{}: is not served: it was stopped; run `ubcache register {name}`",
+        "{}: is not served: it was stopped; run `ubcache register {typed}`",
         shown(volume)
     ))
 }
@@ -48,7 +49,7 @@ pub(super) async fn create(host: &Host<'_>, wanted: &NewVolume) -> Result<Create
 pub(super) async fn delete(host: &Host<'_>, name: &str, is_wanted: impl Fn() -> bool) -> Result<(), Failure> {
     let (set, volume) = (host.session.needs_set()?, host.session.volume(name)?);
     let Some(inode) = volume.inode().filter(|_| volume.is_flash_only()) else {
-        return Err(Failure::Failed(format!("{name}: is not a flash-only volume")));
+        return Err(Failure::Failed(format!("{}: is not a flash-only volume", shown(&volume))));
     };
     let key = key(&host.session, &volume);
     host.release(Some(&volume), is_wanted).await?;

@@ -12,6 +12,7 @@ use io::sync::{Either, select};
 use serve::{Failure, plain};
 
 use super::Host;
+use super::disabled::{self, Needs};
 use crate::jobs::{End, Job, RunningJob};
 
 /// Interval at which a job reports its progress and checks for cancellation.
@@ -21,20 +22,25 @@ impl Host<'_> {
     pub(super) async fn detach(&self, name: &str, wipe: bool, job: &Job) -> Result<End, Failure> {
         let set = self.session.needs_set()?;
         let volume = self.session.volume(name)?;
+        disabled::refuse(self, Needs::Detach(&volume))?;
         let total = volume.dirty_sectors().bytes();
         let left = || volume.dirty_sectors().bytes();
         let Some(drained) = self.watched(job, total, left, set.begin_detach(&volume)).await else {
             return Ok(End::Cancelled);
         };
-        let guard = drained?;
-        set.detach(&volume).await?;
+        let why = |e| disabled::refuse(self, Needs::Detach(&volume)).err().unwrap_or(Failure::from(e));
+        let guard = drained.map_err(why)?;
+        set.detach(&volume).await.map_err(why)?;
         drop(guard);
         if !wipe {
             return Ok(End::Done);
         }
         self.session.log_events();
         let why = match self.wipe(job).await {
-            Ok(End::Cancelled) => "the wipe was cancelled: run `ubcache wipe` for the set".to_owned(),
+            Ok(End::Cancelled) => {
+                let typed = plain::typed(&set.status().label, &set.uuid().to_string()).to_owned();
+                format!("the wipe was cancelled: run `ubcache wipe {typed}`")
+            }
             Err(e) => e.message().unwrap_or("the wipe failed").to_owned(),
             done => return done,
         };
@@ -44,6 +50,7 @@ impl Host<'_> {
     /// Overwrites the space on the cache device that no volume needs.
     pub(super) async fn wipe(&self, job: &Job) -> Result<End, Failure> {
         let set = self.session.needs_set()?;
+        disabled::refuse(self, Needs::Cache)?;
         let status = set.status();
         let bytes = |buckets: u32| status.bucket_sectors.bytes().saturating_mul(u64::from(buckets));
         let total = bytes(status.nbuckets);
@@ -61,6 +68,7 @@ impl Host<'_> {
     /// Reads all cached data and compares it with its checksums. The job fails if data is damaged, and its report says how much.
     pub(super) async fn scrub(&self, job: &Job) -> Result<End, Failure> {
         let set = self.session.needs_set()?;
+        disabled::refuse(self, Needs::Cache)?;
         let progress = || set.scrub_figures();
         // A scrub that the schedule has begun ends first.
         let total = set.status().cached_sectors.bytes();
@@ -93,12 +101,15 @@ impl Host<'_> {
             let cached = volumes.iter().filter(|v| !v.is_flash_only());
             cached.map(|v| v.dirty_sectors().bytes()).sum::<u64>()
         };
+        disabled::refuse(self, Needs::Drain(&volumes))?;
         // The drains run concurrently, because the devices are independent.
         let parts = volumes.iter().map(|v| Box::pin(v.drained())).collect();
         match self.watched(job, dirty(), dirty, all(parts)).await {
             None => Ok(End::Cancelled),
             Some(drained) => {
-                drained?;
+                let why =
+                    |e| disabled::refuse(self, Needs::Drain(&volumes)).err().unwrap_or(Failure::from(e));
+                drained.map_err(why)?;
                 match name {
                     None => self.nothing_stays_dirty().map(|()| End::Done),
                     Some(_) => Ok(End::Done),

@@ -68,6 +68,8 @@ pub struct SetStatus {
     pub journal_written: (u64, u64),
     /// The failure that disabled the set, if it is disabled.
     pub failed: Option<String>,
+    /// Errors of requests for data to the cache device, after decay.
+    pub io_errors: u64,
 }
 
 impl CacheSet {
@@ -121,6 +123,7 @@ impl CacheSet {
             journal_free: core.cache.journal.free_buckets(),
             journal_written: core.cache.journal.written(),
             failed: core.cache.device.failure(),
+            io_errors: core.cache.device.error_count(),
         }
     }
 

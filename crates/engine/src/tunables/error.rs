@@ -85,7 +85,7 @@ fn hint(unit: Unit) -> &'static str {
     match unit {
         Unit::Bytes => ", also with a unit such as 512KiB or 4MiB",
         Unit::Sectors => ", also with a unit such as 4MiB",
-        Unit::SectorsPerSecond => ", also with a unit such as 4MiB/s",
+        Unit::BytesPerSecond | Unit::SectorsPerSecond => ", also with a unit such as 4MiB/s",
         Unit::Seconds => ", also with a unit such as 10s or 5min",
         Unit::Millis => ", also with a unit such as 500ms or 2s",
         Unit::Micros => ", also with a unit such as 500us or 2ms",

@@ -14,7 +14,8 @@ pub(super) fn number(text: &str, unit: Unit) -> Option<u64> {
         return Some(plain);
     }
     match unit {
-        Unit::Bytes => bytes(text),
+        Unit::Bytes => text.strip_suffix("bytes").map_or_else(|| bytes(text), |n| decimal(n.trim_end())),
+        Unit::BytesPerSecond => number(text.strip_suffix("/s").unwrap_or(text), Unit::Bytes),
         Unit::Sectors => {
             text.strip_suffix("sectors").and_then(|n| decimal(n.trim_end())).or_else(|| sectors(text))
         }
@@ -33,10 +34,11 @@ pub(super) fn number(text: &str, unit: Unit) -> Option<u64> {
     }
 }
 
-/// Parses a number of bytes with a unit, as a number of sectors; kernels take no letter for sectors.
+/// Parses a number of bytes with a unit, as a number of sectors; kernels take no letter for sectors. An amount of bytes has
+/// to be whole sectors. One of a larger unit is rounded down, because it is printed with one digit after the point.
 fn sectors(text: &str) -> Option<u64> {
     let bytes = text.ends_with('B').then(|| bytes(text))??;
-    bytes.is_multiple_of(SECTOR_BYTES).then_some(bytes / SECTOR_BYTES)
+    (text.ends_with("iB") || bytes.is_multiple_of(SECTOR_BYTES)).then_some(bytes / SECTOR_BYTES)
 }
 
 /// Parses a number with one of these units, each with its factor and divisor.
@@ -128,7 +130,15 @@ mod tests {
             ("4.0 MiB", Unit::Bytes, Some(4 << 20)),
             ("512KiB", Unit::Bytes, Some(512 << 10)),
             ("512 B", Unit::Bytes, Some(512)),
+            ("4194304 bytes", Unit::Bytes, Some(4 << 20)),
+            ("4194304bytes", Unit::Bytes, Some(4 << 20)),
+            ("1.5 bytes", Unit::Bytes, None),
+            ("10 MiB/s", Unit::BytesPerSecond, Some(10 << 20)),
+            ("10M", Unit::BytesPerSecond, Some(10 << 20)),
+            ("512 bytes/s", Unit::BytesPerSecond, Some(512)),
+            ("10 MiB/s", Unit::Bytes, None),
             ("8 sectors", Unit::Sectors, Some(8)),
+            ("4.3 MiB", Unit::Sectors, Some(8806)),
             ("4KiB", Unit::Sectors, Some(8)),
             ("513B", Unit::Sectors, None),
             ("1MiB/s", Unit::SectorsPerSecond, Some(2048)),

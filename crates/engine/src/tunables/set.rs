@@ -272,8 +272,8 @@ static TUNABLES: &[SetTunable] = &[
     .not_in_kernel(),
     SetTunable::new(
         "scrub_rate",
-        Unit::Bytes,
-        "bytes that a scrub reads in a second; 0 for no limit",
+        Unit::BytesPerSecond,
+        "rate at which a scrub reads; 0 for no limit",
         number!(scrub_rate: u64, 0, MAX_SCRUB_RATE),
     )
     .not_in_kernel(),

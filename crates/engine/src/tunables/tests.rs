@@ -79,7 +79,7 @@ const SET: &[(&str, &str, &str, Unit, Range)] = &[
     ),
     ("replacement", "", "kernel", Unit::None, Range::Choices(InPlaceOfLru::names())),
     ("btree_cache_limit", "1.0G", "1073741824", Unit::Bytes, Range::Number(16 << 20, 1 << 50)),
-    ("scrub_rate", "0", "0", Unit::Bytes, Range::Number(0, 1 << 40)),
+    ("scrub_rate", "0", "0", Unit::BytesPerSecond, Range::Number(0, 1 << 40)),
     ("scrub_share", "50", "50", Unit::Percent, Range::Number(1, 100)),
     ("scrub_interval_days", "30", "30", Unit::None, Range::Number(0, 3650)),
     ("writeback_batch_sectors", "65536", "65536", Unit::Sectors, Range::Number(8, 2 << 20)),
@@ -252,11 +252,34 @@ fn values_with_units_are_taken() {
     let mut set = SetTunables::default();
     set.set("journal_delay_ms", "500ms").unwrap();
     set.set("btree_cache_limit", "64MiB").unwrap();
-    assert_eq!((set.journal_delay_ms, set.btree_cache_limit), (500, 64 << 20));
+    set.set("scrub_rate", "10 MiB/s").unwrap();
+    assert_eq!((set.journal_delay_ms, set.btree_cache_limit, set.scrub_rate), (500, 64 << 20, 10 << 20));
     assert_eq!(number("journal_delay_ms", "1s"), Some(1000));
     assert_eq!((number("label", "5"), number("nothing", "5")), (None, None));
     let said = device.check("writeback_delay", "5min30").unwrap_err().to_string();
     assert!(said.contains("also with a unit such as 10s or 5min"), "{said}");
+}
+
+/// `4194304 bytes`, as `get` prints it, was refused.
+#[test]
+fn every_value_can_be_typed_with_the_unit_that_is_printed() {
+    type Check = fn(&str, &str) -> Result<(), TunableError>;
+    let (devices, sets) = (DeviceTunables::default(), SetTunables::default());
+    let of_devices = devices.iter().map(|info| (info, DeviceTunables::check_alone as Check));
+    let of_sets = sets.iter().map(|info| (info, SetTunables::check_alone as Check));
+    let mut checked = 0;
+    for (info, check) in of_devices.chain(of_sets) {
+        let mut values = vec![info.raw.clone()];
+        if let Range::Number(least, most) = info.range {
+            values.extend([least.to_string(), most.to_string()]);
+        }
+        for value in values {
+            let printed = format!("{value}{}", info.unit.suffix());
+            assert_eq!(check(info.name, &printed), Ok(()), "{}={printed}", info.name);
+        }
+        checked += 1;
+    }
+    assert_eq!(checked, DEVICE.len() + SET.len());
 }
 
 /// An operator who typed 99 got 40 without a word. `check` refuses each value that `set` would clamp, and nothing else.

@@ -16,6 +16,8 @@ pub enum Unit {
     None,
     /// Bytes; suffixes are accepted.
     Bytes,
+    /// Bytes per second; suffixes are accepted.
+    BytesPerSecond,
     /// 512-byte sectors.
     Sectors,
     /// 512-byte sectors per second when written; shown in bytes per second.
@@ -38,6 +40,7 @@ impl Unit {
         match self {
             Unit::None => "",
             Unit::Bytes => "bytes",
+            Unit::BytesPerSecond => "bytes/s",
             Unit::Sectors => "sectors",
             Unit::SectorsPerSecond => "sectors/s",
             Unit::Seconds => "s",

@@ -111,7 +111,10 @@ impl Create {
         self.print(&body)?;
         match body["not_exported"].as_str() {
             None => Ok(()),
-            Some(why) => Err(Failure::Failed(format!("{} is NOT EXPORTED: {why}", text(&body["volume"])))),
+            Some(why) => Err(Failure::Failed(format!(
+                "{}: NOT EXPORTED: {why}, then run `ubcache reload`",
+                serve::plain::named(&self.label, text(&body["volume"]))
+            ))),
         }
     }
 

@@ -192,7 +192,7 @@ pub(crate) struct Scrub {
     /// Set (UUID or cache device)
     set: String,
     /// Read at most so much in a second, until the next start of the daemon; 0 for no limit
-    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_rate)]
     rate: Option<u64>,
     /// Print how much would be read, and do nothing
     #[arg(long, conflicts_with = "no_wait")]

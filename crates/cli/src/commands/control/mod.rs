@@ -113,9 +113,10 @@ impl Register {
                 let before = if v["already"] == true { "already " } else { "" };
                 format!("{}: {before}served\n", described(&v["resolved"]))
             });
-            let unreached = not_exported
-                .iter()
-                .map(|v| format!("{}: NOT EXPORTED: {}\n", text(&v["volume"]), text(&v["why"])));
+            let unreached = not_exported.iter().map(|v| {
+                let volume = plain::named(text(&v["label"]), text(&v["volume"]));
+                format!("{volume}: NOT EXPORTED: {}, then run `ubcache reload`\n", text(&v["why"]))
+            });
             accepted.chain(lines).chain(started).chain(unreached).collect()
         })?;
         if not_exported.is_empty() { Ok(()) } else { Err(Failure::Found) }
@@ -258,7 +259,7 @@ impl SetCachemode {
 fn stays_dirty_for_now(volume: &Value) -> String {
     let mut tunables = volume["tunables"].as_array().into_iter().flatten();
     let is_stopped = tunables.any(|t| t["key"] == "writeback_running" && t["value"] == "0");
-    let name = text(&volume["name"]);
+    let name = plain::typed(text(&volume["label"]), text(&volume["name"]));
     let dirty = volume["dirty_bytes"].as_u64().unwrap_or(0);
     match (dirty, size::human(dirty)) {
         (0, _) => String::new(),

@@ -122,9 +122,10 @@ fn growth(status: &Value) -> String {
             let path = text(&d["path"]);
             let name = d["name"].as_str().unwrap_or(path);
             format!(
-                "  {} ({path}): {} more; unmount it, then `ubcache stop {name} && ubcache register {path}`\n",
+                "  {} ({path}): {} more; unmount it, then `ubcache stop {} && ubcache register {path}`\n",
                 plain::named(text(&d["label"]), name),
-                size::human(more)
+                size::human(more),
+                plain::typed(text(&d["label"]), name)
             )
         })
         .collect();

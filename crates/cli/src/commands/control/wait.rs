@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use format::counted;
+use serve::plain;
 
 use super::{answer, text};
 use crate::client::{Control, segment};
@@ -45,7 +46,8 @@ impl Wait {
                         let problem = match (volume["problem"].as_str(), volume["stopped"] == true) {
                             (Some(problem), _) => problem.to_owned(),
                             (None, true) => {
-                                format!("it was stopped; run `ubcache register {}`", text(&volume["name"]))
+                                let typed = plain::typed(text(&volume["label"]), text(&volume["name"]));
+                                format!("it was stopped; run `ubcache register {typed}`")
                             }
                             (None, false) => "nothing exports it".to_owned(),
                         };

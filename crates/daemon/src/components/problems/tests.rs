@@ -6,6 +6,7 @@ use serve::Snapshot;
 use serve::exports::{Opens, Way, WayKind};
 
 use super::*;
+use crate::order::Holder;
 
 fn volume(name: &str, label: &str) -> VolumeFigures {
     VolumeFigures {
@@ -22,7 +23,15 @@ fn volume(name: &str, label: &str) -> VolumeFigures {
 
 fn set(volumes: Vec<VolumeFigures>) -> SetView {
     let figures = Snapshot { set: Some(SetFigures::default()), volumes };
-    SetView { id: "s".into(), has_cache: true, state: "serving", why: None, figures }
+    SetView {
+        id: "s".into(),
+        has_cache: true,
+        state: "serving",
+        why: None,
+        holders: Vec::new(),
+        disks: BTreeMap::new(),
+        figures,
+    }
 }
 
 fn device(path: &str, kind: &'static str, state: &'static str, why: &str) -> DeviceView {
@@ -37,6 +46,7 @@ fn device(path: &str, kind: &'static str, state: &'static str, why: &str) -> Dev
         why: Some(why.to_owned()).filter(|w| !w.is_empty()),
         waits_for: None,
         cache_failed: false,
+        cache_path: Some(PathBuf::from("/dev/ssd")),
         dirty: false,
         dirty_bytes: None,
         grown_bytes: None,
@@ -53,8 +63,7 @@ fn damaged_dirty_data_is_a_problem_of_its_set() {
     use serve::snapshot::{ChecksumFigures, DamagedFigures};
 
     let mut damaged = set(vec![volume("bcache0", "one")]);
-    let first =
-        DamagedFigures { volume: "one".into(), sector: 2048, sectors: 8, ..DamagedFigures::default() };
+    let first = DamagedFigures { volume: "one".into(), registered: true, sector: 2048, sectors: 8, slot: 0 };
     let checksums = |bytes| ChecksumFigures {
         block_bytes: 4096,
         damaged_dirty_bytes: bytes,
@@ -111,7 +120,7 @@ fn a_set_that_has_failed_is_the_first_problem() {
     );
     assert_eq!(found[0].command, "ubcache unregister /dev/ssd && ubcache register /dev/ssd");
     assert_eq!(found[1].text, "one (bcache0) is NOT EXPORTED: no room");
-    assert_eq!(found[1].command, "ubcache stop bcache0 && ubcache register /dev/hdd");
+    assert_eq!(found[1].command, "ubcache reload");
 }
 
 /// The problem says how much dirty data is at stake, and what to unmount before the command is run.
@@ -134,6 +143,22 @@ fn a_disabled_set_says_how_much_dirty_data_is_where() {
     assert_eq!(found[0].command, "ubcache unregister /dev/ssd && ubcache register /dev/ssd");
 }
 
+/// A stop of the daemon waited for a mount, and `status` had no problem.
+#[test]
+fn what_a_stop_waits_for_is_the_first_problem() {
+    let volumes = vec![VolumeFigures { problem: Some("no room".into()), ..volume("bcache0", "one") }];
+    let users = "/dev/loop0 is mounted at /mnt".to_owned();
+    let holder = Holder { name: "bcache0".into(), label: "one".into(), users, command: "umount /mnt".into() };
+    let found = problems(&[SetView { state: "stopping", holders: vec![holder], ..set(volumes) }], &[]);
+    assert_eq!(found.iter().map(|p| p.kind).collect::<Vec<_>>(), ["stopping", "not_exported"]);
+    assert_eq!(
+        found[0].text,
+        "the daemon is stopping, and waits until one (bcache0) is not in use: /dev/loop0 is mounted at /mnt; unmount or close it, \
+         and the stop goes on"
+    );
+    assert_eq!(found[0].command, "umount /mnt");
+}
+
 /// Two disks with one label, and the link by that label led to one of them.
 #[test]
 fn a_label_of_two_volumes_is_a_problem() {
@@ -141,7 +166,18 @@ fn a_label_of_two_volumes_is_a_problem() {
     let found = problems(&[set(volumes), set(vec![volume("bcache3", ""), volume("bcache4", "other")])], &[]);
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].text.starts_with("2 volumes have the label data (bcache0, bcache1)"), "{found:?}");
-    assert_eq!((found[0].kind, &*found[0].command), ("label_shared", "ubcache set-label bcache1 NEW-LABEL"));
+    assert_eq!((found[0].kind, &*found[0].command), ("label_shared", "ubcache set-label bcache1 data-2"));
+}
+
+/// The command to attach a stale disk had `CACHE-DEVICE` in the place of the only set.
+#[test]
+fn a_command_has_the_set_if_there_is_one() {
+    let stale = VolumeFigures { state: Some("inconsistent"), attached: false, ..volume("bcache0", "") };
+    let alone = SetView { id: "u".into(), has_cache: false, ..set(vec![stale]) };
+    let found = problems(&[alone.clone(), set(Vec::new())], &[]);
+    assert_eq!((found[0].kind, &*found[0].command), ("stale", "ubcache attach s /dev/hdd"));
+    let two = [alone, set(Vec::new()), SetView { id: "t".into(), ..set(Vec::new()) }];
+    assert_eq!(problems(&two, &[])[0].command, "ubcache attach CACHE-DEVICE /dev/hdd");
 }
 
 /// The failure of a set is not listed again for each of its devices.
@@ -162,8 +198,8 @@ fn a_thread_that_has_failed_is_listed_once() {
 #[test]
 fn a_device_that_waits_says_for_what_and_what_to_do() {
     for (waits_for, cache_failed, command) in [
-        (Some(WaitsFor::DirtyCache), false, "ubcache register CACHE-DEVICE"),
-        (Some(WaitsFor::Cache), false, "ubcache register CACHE-DEVICE"),
+        (Some(WaitsFor::DirtyCache), false, "ubcache register /dev/ssd"),
+        (Some(WaitsFor::Cache), false, "ubcache register /dev/ssd"),
         (Some(WaitsFor::Cache), true, "ubcache status"),
         (Some(WaitsFor::Operator), false, "ubcache register /dev/hdd"),
         (None, false, "ubcache unregister /dev/hdd"),
@@ -194,6 +230,32 @@ fn disabled_stale_and_failing_volumes_are_problems() {
     assert_eq!(kinds_and_commands(&[disabled], &[]), expected);
 }
 
+/// A cache device that fails some reads was no problem until its set was disabled.
+#[test]
+fn errors_of_a_cache_device_are_a_problem() {
+    use serve::snapshot::CacheDeviceFigures;
+
+    let mut failing = set(vec![volume("bcache0", "one")]);
+    let limit = TunableFigure { key: "io_error_limit", value: "8".into(), ..TunableFigure::default() };
+    failing.figures.set = Some(SetFigures {
+        device: CacheDeviceFigures { io_errors: 3, cache_flushes: 0 },
+        tunables: vec![limit],
+        ..SetFigures::default()
+    });
+    let devices = [device("/dev/ssd", "cache", "served", "")];
+    let found = problems(std::slice::from_ref(&failing), &devices);
+    assert_eq!(
+        found.iter().map(|p| (p.kind, &*p.text, &*p.command)).collect::<Vec<_>>(),
+        [(
+            "io_errors",
+            "cache set s (/dev/ssd): 3 requests to its cache device failed; the set is disabled at 8 (io_error_limit)",
+            "ubcache events --since 1d"
+        )]
+    );
+    failing.figures.set.as_mut().unwrap().failed = Some("ssd: read failed".into());
+    assert_eq!(kinds_and_commands(&[failing], &devices).len(), 1, "its failure is the problem");
+}
+
 /// The dirty data of a disk that was taken away is in the cache alone.
 #[test]
 fn dirty_data_without_its_disk_is_a_problem_unless_the_disk_was_stopped() {
@@ -204,5 +266,64 @@ fn dirty_data_without_its_disk_is_a_problem_unless_the_disk_was_stopped() {
     assert_eq!(found[0].kind, "dirty_without_disk");
     assert!(found[0].text.starts_with("512 B of dirty data in cache set s belong"), "{}", found[0].text);
     assert!(found[0].text.contains("(films, UUID /dev/gone)"), "{}", found[0].text);
+    assert_eq!(found[0].command, "ubcache register DISK", "it was never served here");
+    of_set.disks = [("/dev/gone".to_owned(), PathBuf::from("/dev/sdx"))].into();
+    assert_eq!(problems(std::slice::from_ref(&of_set), &[])[0].command, "ubcache register /dev/sdx");
     assert_eq!(problems(&[of_set], &[device("/dev/gone", "backing", "stopped", "")]), []);
+}
+
+/// Clients link a problem to its page.
+#[test]
+fn a_problem_says_whose_it_is() {
+    let mut volumes = vec![VolumeFigures { problem: Some("no room".into()), ..volume("bcache0", "one") }];
+    volumes[0].io_errors = 1;
+    let waiting =
+        DeviceView { waits_for: Some(WaitsFor::Cache), ..device("/dev/hdd", "backing", "waiting", "why") };
+    let found = problems(&[set(volumes)], &[waiting]);
+    let whose = |set: &str, volume: Option<&str>, device: Option<&str>| Subject {
+        set: Some(set.into()),
+        volume: volume.map(str::to_owned),
+        device: device.map(PathBuf::from),
+    };
+    let expected = [
+        whose("s", None, Some("/dev/hdd")),
+        whose("s", Some("bcache0"), None),
+        whose("s", Some("bcache0"), None),
+    ];
+    assert_eq!(found.into_iter().map(|p| p.of).collect::<Vec<_>>(), expected);
+}
+
+/// The description of the API lists the kinds.
+#[test]
+fn the_document_has_the_kinds() {
+    let document: serde_json::Value = serde_json::from_str(crate::api::OPENAPI).unwrap();
+    let problem = &document["components"]["schemas"]["Problem"]["properties"];
+    assert_eq!(problem["kind"]["enum"], serde_json::json!(KINDS));
+    let made = serde_json::to_value(&problems(&[], &[device("/d", "cache", "failed", "why")])[0]).unwrap();
+    let keys = |of: &serde_json::Value| {
+        of.as_object().unwrap().keys().cloned().collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(keys(&made), keys(problem));
+}
+
+/// Commands named a volume by its number although it has a label.
+#[test]
+fn a_command_names_a_volume_by_its_label() {
+    let command = |labels: [&str; 2]| {
+        let mut volumes = vec![volume("bcache0", labels[0]), volume("bcache1", labels[1])];
+        volumes[0].tunables = on("io_disable");
+        problems(&[set(volumes)], &[])[0].command.clone()
+    };
+    assert_eq!(command(["films", "music"]), "ubcache set films io_disable=0");
+    assert_eq!(command(["my films", "music"]), "ubcache set bcache0 io_disable=0");
+    assert_eq!(command(["films", "films"]), "ubcache set bcache0 io_disable=0");
+}
+
+/// The path of a device that cannot be found was in its problem twice.
+#[test]
+fn the_path_of_a_device_is_said_once() {
+    let missing =
+        device("/dev/ssd", "cache", "failed", "/dev/ssd: cannot be found: No such file or directory");
+    let found = problems(&[], &[missing]);
+    assert_eq!(found[0].text, "/dev/ssd failed: cannot be found: No such file or directory");
 }
