@@ -71,8 +71,7 @@ fn rebuilt(work: &Work<'_>, view: &SetView, attached: &[BackingSuper]) -> Result
     let newest = view.journal.as_ref().and_then(|j| j.replay.last()).ok_or("there is no journal entry")?;
     let key = newest.uuid_bucket;
     let at = key.pointer().map(format::Ptr::offset).ok_or("the journal does not say where it is")?;
-    let size =
-        usize::try_from(key.size().bytes()).map_err(|_| format!("its length is {} sectors", key.size().0))?;
+    let size = usize::try_from(key.size().bytes()).map_err(|_| "its length is wrong")?;
     let live: BTreeSet<Inode> =
         view.pieces().filter(|(_, _, kind)| kind.is_live()).map(|(inode, _, _)| inode).collect();
     let mut slots: BTreeMap<Inode, UuidEntry> = BTreeMap::new();

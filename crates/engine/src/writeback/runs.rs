@@ -202,7 +202,7 @@ async fn pick(
     let mut at = from;
     while at < end && !(until_full && picked.is_full()) {
         cache.device.check()?;
-        match chain(target, at, end, picked) {
+        match chain(target, &mut at, end, picked) {
             Err(NotLoaded(id)) => cache.index.load_leaf(id).await?,
             Ok(Some(next)) => at = next,
             Ok(None) => return Ok(end),
@@ -211,17 +211,17 @@ async fn pick(
     Ok(at)
 }
 
-/// The next dirty extent in `[from, end)`, cut to at most `most` sectors.
+/// The next dirty extent in `[from, end)`, cut to at most `most` sectors. Moves `from` behind damaged data, also if a leaf is not in
+/// memory: otherwise a search over the damaged data of several leaves would never end if only one of them may be in memory.
 fn next_extent(
     cache: &Cache,
     inode: Inode,
-    from: Sector,
+    from: &mut Sector,
     end: Sector,
     most: Sectors,
 ) -> Result<Option<Extent>, NotLoaded> {
-    let mut from = from;
     loop {
-        let next = cache.index.tree().next_dirty(inode, from, &cache.alloc.buckets())?;
+        let next = cache.index.tree().next_dirty(inode, *from, &cache.alloc.buckets())?;
         let Some((start, size, ptr)) = next.filter(|(start, ..)| *start < end) else { return Ok(None) };
         let size = Sectors(size.0.min(most.0).min((end - start).0));
         // Damaged data is left out: it must not reach the backing device.
@@ -229,16 +229,16 @@ fn next_extent(
         if !part.is_damaged {
             return Ok(Some(Extent { start, size: part.sectors, ptr }));
         }
-        from = start + part.sectors;
+        *from = start + part.sectors;
     }
 }
 
 /// Adds the next dirty extents that may be one run to the batch: as one run, or as one for each group if that is
-/// cheaper. Returns the position at which to continue, or `None` if there is no dirty data before `end`. The function
-/// does not wait, so nothing changes between the look-up in the index and the hold on the ranges.
+/// cheaper. Returns the position at which to continue, or `None` if there is no dirty data before `end`. `from` moves as in
+/// [`next_extent`]. The function does not wait, so nothing changes between the look-up in the index and the hold on the ranges.
 fn chain(
     target: Target<'_>,
-    from: Sector,
+    from: &mut Sector,
     end: Sector,
     picked: &mut Picked,
 ) -> Result<Option<Sector>, NotLoaded> {
@@ -257,7 +257,7 @@ fn chain(
     let room = picked.limit - picked.sectors.min(picked.limit);
     let mut dirty = first.size;
     // A leaf that is not in memory ends the run; the next run begins there.
-    while let Ok(Some(next)) = next_extent(cache, inode, last.end(), end, MAX_RUN) {
+    while let Ok(Some(next)) = next_extent(cache, inode, &mut last.end(), end, MAX_RUN) {
         let gap = next.start - last.end();
         let fits = next.end() - first.start <= MAX_RUN && dirty + next.size <= room.max(first.size);
         let joins = gap == Sectors::ZERO || picked.bridging.goes_over(gap, next.size);
