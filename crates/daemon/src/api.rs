@@ -3,6 +3,7 @@
 //! Owns the table of routes, which a test compares with the OpenAPI document, and the answer of each route. Must not know
 //! which clients may ask (module `server`), nor the shape of errors (module `answer`).
 
+mod begin;
 mod change;
 mod checksums;
 mod context;
@@ -135,6 +136,7 @@ pub(crate) fn router(api: Arc<Api>) -> Router {
                 "this path does not support this method; see /v1/openapi.json".into(),
             )
         })
+        .layer(axum::middleware::from_fn_with_state(api.clone(), begin::may_begin))
         .layer(DefaultBodyLimit::max(BODY_BYTES))
         .layer(axum::middleware::map_response(errors_are_json))
         .layer(axum::middleware::from_fn_with_state(api.registry.shared.hub.clone(), audit::log_changes))

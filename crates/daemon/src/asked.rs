@@ -3,7 +3,16 @@
 //! Owns the signal that the client has disconnected. A command that has begun is carried out to its end; one that still waits
 //! looks here. Must not know the command.
 
+use serve::Failure;
 use tokio::sync::watch;
+
+/// How often a command lets other tasks run before it looks whether its client has left.
+const LOOKS: usize = 4;
+
+/// The refusal of a command whose client has disconnected.
+pub(crate) fn left() -> Failure {
+    Failure::Failed("the client disconnected before the command began; nothing was changed".into())
+}
 
 /// A value that the handler of a connection holds while the client is connected.
 pub(crate) struct Here(#[expect(dead_code, reason = "its drop is the signal")] watch::Sender<()>);
@@ -23,9 +32,21 @@ impl Presence {
         Presence(None)
     }
 
-    /// Whether the client has disconnected, as far as its connection has been read.
-    pub(crate) fn has_left(&self) -> bool {
-        self.0.as_ref().is_some_and(|here| here.has_changed().is_err())
+    /// Refuses a command that has not begun if its client has disconnected.
+    ///
+    /// A client can have left before the daemon has read its request, for example while the daemon was busy. Its connection
+    /// then sees the end right behind the request, if it gets some turns.
+    ///
+    /// # Errors
+    /// If the client has disconnected.
+    pub(crate) async fn is_there(&self) -> Result<(), Failure> {
+        for _ in 0..LOOKS {
+            tokio::task::yield_now().await;
+        }
+        match self.0.as_ref().is_some_and(|here| here.has_changed().is_err()) {
+            true => Err(left()),
+            false => Ok(()),
+        }
     }
 
     /// Returns when the client has disconnected.

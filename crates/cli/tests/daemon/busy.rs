@@ -228,6 +228,46 @@ fn a_command_whose_client_left_before_the_daemon_read_it_is_not_carried_out() {
     daemon.stop();
 }
 
+/// The same for every command that changes something: jobs began, and settings were changed.
+#[test]
+fn no_command_begins_without_its_client() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let set = daemon.json(&["status"])["sets"][0]["id"].as_str().unwrap().to_owned();
+    let before = daemon.volume("bcache0")["tunables"].clone();
+    let mode = r#"{"mode": "writethrough"}"#;
+    for (method, path, body) in [
+        ("POST", "/v1/volumes/bcache0/detach".to_owned(), "{}"),
+        ("POST", "/v1/volumes/bcache0/detach".to_owned(), r#"{"wipe": true}"#),
+        ("POST", "/v1/volumes/bcache0/drain".to_owned(), ""),
+        ("POST", format!("/v1/sets/{set}/wipe"), ""),
+        ("POST", format!("/v1/sets/{set}/scrub"), ""),
+        ("POST", format!("/v1/sets/{set}/gc"), "{}"),
+        ("POST", format!("/v1/sets/{set}/volumes"), r#"{"size_bytes": 65536}"#),
+        ("PUT", format!("/v1/sets/{set}/label"), r#"{"label": "other"}"#),
+        ("PUT", "/v1/volumes/bcache0/label".to_owned(), r#"{"label": "other"}"#),
+        ("PUT", "/v1/volumes/bcache0/cache-mode".to_owned(), mode),
+        ("PUT", "/v1/volumes/bcache0/tunables/writeback_delay".to_owned(), r#"{"value": "7"}"#),
+        ("DELETE", "/v1/jobs/1".to_owned(), ""),
+    ] {
+        let refused = || daemon.said().matches("the client disconnected before the command began").count();
+        let before = refused();
+        daemon.signal(rustix::process::Signal::STOP);
+        let mut stream = daemon.connect();
+        write!(stream, "{method} {path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+        drop(stream);
+        daemon.signal(rustix::process::Signal::CONT);
+        wait_until(&path, || refused() > before);
+    }
+    assert_eq!(daemon.json(&["jobs"])["jobs"], serde_json::json!([]));
+    assert_eq!(daemon.volume("bcache0")["tunables"], before);
+    let status = daemon.json(&["status"]);
+    assert_eq!(status["sets"][0]["volumes"].as_array().unwrap().len(), 1);
+    assert_eq!(status["sets"][0]["set"]["label"], "");
+    daemon.stop();
+}
+
 /// `repair --dry-run` of a set that is served named `--in-use`, which it does not have.
 #[test]
 fn a_repair_of_a_served_set_names_what_releases_it() {

@@ -191,8 +191,21 @@ fn status_says_what_a_dead_cache_device_has_alone() {
             "the page dead-ssd-dirty of the guide",
         ]);
     }
-    daemon.run(&["wipe", &ssd.file]).refused(&[" is disabled: ", &again]);
+    // `wipe` and `scrub` named the page of a clean disk.
+    for command in ["wipe", "scrub"] {
+        let words = [" is disabled: ", &alone, &again, "the page dead-ssd-dirty of the guide"];
+        daemon.run(&[command, &ssd.file]).refused(&words);
+    }
     drop(client);
+    // With the volume its dirty data left the problem, and the page of a clean disk was named.
+    for (command, of) in [("stop", "one (bcache0): stopped)"), ("unregister", ": not registered)")] {
+        daemon.run(&[command, &place.hdd]).ok();
+        daemon.run(&["status"]).ok().says(&["1 PROBLEM", "alone (4.0 KiB of ", of, "dead-ssd-dirty"]);
+        for command in ["wipe", "scrub", "drain"] {
+            let words = ["(4.0 KiB of one)", "the page dead-ssd-dirty of the guide"];
+            daemon.run(&[command, &ssd.file]).refused(&words);
+        }
+    }
     daemon.run(&["unregister", &ssd.file]).ok();
     daemon.stop();
 }

@@ -248,11 +248,20 @@ fn status_says_what_a_stop_waits_for() {
     );
     let command = format!("unmount or close it, and the stop goes on; run `ps -fp {}`", std::process::id());
     daemon.run(&["status"]).ok().says(&["1 PROBLEM", &text, &command]);
-    daemon.run(&["drain", "two"]).refused(&["two, ", "is not served: the daemon is stopping"]);
-    for command in ["register", "unregister"] {
-        let refused = daemon.run(&[command, &hdd]);
+    // Those of `set` and `drain` said that the set had stopped, and jobs failed.
+    for command in [
+        &["register", &*hdd][..],
+        &["unregister", &hdd],
+        &["drain", "one"],
+        &["detach", "one"],
+        &["set", "one", "writeback_delay=7"],
+        &["set-label", "one", "other"],
+        &["drain", "two"],
+    ] {
+        let refused = daemon.run(command);
         refused.refused(&["the daemon is stopping; `ubcache status` shows what it waits for"]);
     }
+    assert_eq!(daemon.json(&["jobs"])["jobs"], serde_json::json!([]));
     let status = daemon.run(&["status"]).ok();
     assert!(!status.out.contains("not registered") && !status.out.contains("waiting"), "{status}");
     drop(held);

@@ -11,13 +11,10 @@ use std::time::{Duration, Instant};
 use serve::{Failure, message, plain};
 use tokio::sync::Notify;
 
-use crate::asked::Asked;
+use crate::asked::{Asked, left};
 
 /// Time for which a command waits for another one.
 const WAITS_FOR: Duration = Duration::from_secs(10);
-
-/// How often a command lets other tasks run before it looks whether its client has left.
-const LOOKS: usize = 4;
 
 /// What a command changes.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -81,10 +78,6 @@ impl Drop for Claim<'_> {
     }
 }
 
-fn left() -> Failure {
-    Failure::Failed("the client disconnected before the command began; nothing was changed".into())
-}
-
 impl Changes {
     fn lock(&self) -> MutexGuard<'_, ClaimState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -108,14 +101,7 @@ impl Changes {
     /// # Errors
     /// If another command has some of it for too long, or the client disconnects first.
     pub(crate) async fn claim(&self, asked: &Asked, scope: Scope) -> Result<Claim<'_>, Failure> {
-        // A client can have left before the daemon has read its request, for example while the daemon was busy. Its connection
-        // then sees the end right behind the request.
-        for _ in 0..LOOKS {
-            tokio::task::yield_now().await;
-        }
-        if asked.client.has_left() {
-            return Err(left());
-        }
+        asked.client.is_there().await?;
         match self.try_claim(&asked.what, &scope) {
             Ok(claim) => return Ok(claim),
             Err(other) => message::note(plain::escaped(&format!("{} waits; under way: {other}", asked.what))),

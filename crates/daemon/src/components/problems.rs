@@ -265,7 +265,7 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     }
     let Some(figures) = &set.figures.set else { return };
     if let Some(why) = &figures.failed {
-        found.push(of_disabled_set(&set.figures, why, (&what, &path)));
+        found.push(of_disabled_set(&set.figures, devices, why, (&what, &path)));
     }
     if is_on(&figures.tunables, "io_disable") {
         found.push(Problem {
@@ -277,8 +277,10 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     }
     found.extend(of_cache_errors(figures, &what));
     found.extend(of_damage(figures, (&what, typed)));
-    let mut without_disk = of_missing_disks(set, figures, devices);
-    found.append(&mut without_disk);
+    if figures.failed.is_none() {
+        // The failure has the dirty data of all disks, and a disk can be registered after it only.
+        found.append(&mut of_missing_disks(set, figures, devices));
+    }
 }
 
 /// A cache device that has failed requests, and whose set is not disabled for it yet.
@@ -320,25 +322,56 @@ fn of_damage(figures: &SetFigures, (what, id): (&str, &str)) -> Option<Problem> 
     })
 }
 
-/// A set whose cache device has failed. Where its dirty data is, and what has to end before the device is registered again.
-fn of_disabled_set(figures: &Snapshot, why: &str, (what, path): (&str, &str)) -> Problem {
+/// The dirty data of slots whose volumes are not served, because they were stopped or their disks are not registered.
+fn dirty_of_others<'a>(
+    figures: &'a Snapshot,
+    devices: &'a [DeviceView],
+) -> impl Iterator<Item = (&'a SlotDirty, Option<&'a DeviceView>)> {
+    let slots = figures.set.iter().flat_map(|set| &set.dirty_by_slot);
+    let is_served = |slot: &SlotDirty| figures.volumes.iter().any(|v| v.slot == Some(slot.slot));
+    let others = slots.filter(move |slot| slot.dirty_bytes > 0 && !is_served(slot));
+    others.map(|slot| (slot, devices.iter().find(|d| d.uuid.is_some() && d.uuid == slot.uuid)))
+}
+
+/// The dirty data of a set by volume: of served ones, then of others. Each with its amount.
+fn dirty_by_volume(figures: &Snapshot, devices: &[DeviceView]) -> (Vec<String>, Vec<String>) {
+    use serve::amount::human;
+
     let is_dirty = |v: &&VolumeFigures| v.held.dirty_bytes > 0;
-    let dirty: Vec<&VolumeFigures> = figures.volumes.iter().filter(is_dirty).collect();
-    let again = format!("ubcache unregister {path} && ubcache register {path}");
-    if dirty.is_empty() {
-        return Problem {
-            of: Subject::default(),
-            kind: "set_failed",
-            text: format!(
-                "{what} is disabled: {why}; its volumes have no dirty data, so nothing is lost; if the device does not come \
-                 back, see the page dead-ssd-clean of the guide"
-            ),
-            command: again,
+    let served = figures.volumes.iter().filter(is_dirty);
+    let served = served.map(|v| format!("{} of {}", human(v.held.dirty_bytes), volume_title(v)));
+    let others = dirty_of_others(figures, devices).map(|(slot, device)| {
+        let (amount, uuid) = (human(slot.dirty_bytes), slot.uuid.as_deref().unwrap_or("unknown"));
+        let (name, why) = match device {
+            Some(device) => (title_of(&slot.label, device.name.as_deref().unwrap_or(uuid)), device.state),
+            None => (title_of(&slot.label, uuid), "not registered"),
         };
+        format!("{amount} of {name}: {why}")
+    });
+    (served.collect(), others.collect())
+}
+
+/// A set whose cache device has failed. Where its dirty data is, and what has to end before the device is registered again.
+fn of_disabled_set(
+    figures: &Snapshot,
+    devices: &[DeviceView],
+    why: &str,
+    (what, path): (&str, &str),
+) -> Problem {
+    let problem = |text: String| Problem {
+        of: Subject::default(),
+        kind: "set_failed",
+        text: format!("{what} is disabled: {why}; {text}"),
+        command: format!("ubcache unregister {path} && ubcache register {path}"),
+    };
+    let (served, others) = dirty_by_volume(figures, devices);
+    if served.is_empty() && others.is_empty() {
+        return problem(
+            "its volumes have no dirty data, so nothing is lost; if the device does not come back, see the page \
+             dead-ssd-clean of the guide"
+                .into(),
+        );
     }
-    let amount =
-        |v: &&VolumeFigures| format!("{} of {}", serve::amount::human(v.held.dirty_bytes), volume_title(v));
-    let amounts: Vec<String> = dirty.iter().map(amount).collect();
     // Clients of NBD connect again by themselves.
     let is_mounted = |way: &&Way| way.kind.opens != Opens::Connection;
     let used: Vec<&str> =
@@ -347,26 +380,22 @@ fn of_disabled_set(figures: &Snapshot, why: &str, (what, path): (&str, &str)) ->
         true => String::new(),
         false => format!("; first unmount or close what uses {}, then run the command", used.join(", ")),
     };
-    Problem {
-        of: Subject::default(),
-        kind: "set_failed",
-        text: format!(
-            "{what} is disabled: {why}; dirty data is on this cache device alone ({}), and these volumes fail every request \
-             until the device works again{end}; if it never does, see the page dead-ssd-dirty of the guide",
-            amounts.join(", ")
-        ),
-        command: again,
-    }
+    let until = match (served.is_empty(), others.is_empty()) {
+        (false, true) => ", and these volumes fail every request until the device works again",
+        (false, false) => ", and its volumes fail every request until the device works again",
+        (true, _) => ", and cannot be read until the device works again",
+    };
+    problem(format!(
+        "dirty data is on this cache device alone ({}){until}{end}; if it never does, see the page dead-ssd-dirty of the guide",
+        [served, others].concat().join(", ")
+    ))
 }
 
 /// Dirty data of disks that are not served. A disk whose volume was stopped is no problem.
 fn of_missing_disks(set: &SetView, figures: &SetFigures, devices: &[DeviceView]) -> Vec<Problem> {
-    let is_served = |slot: &SlotDirty| set.figures.volumes.iter().any(|v| v.slot == Some(slot.slot));
-    let device_of = |slot: &SlotDirty| devices.iter().find(|d| d.uuid.is_some() && d.uuid == slot.uuid);
-    let missing = figures.dirty_by_slot.iter().filter(|slot| slot.dirty_bytes > 0 && !is_served(slot));
-    missing
-        .filter(|slot| device_of(slot).is_none())
-        .map(|slot| {
+    dirty_of_others(&set.figures, devices)
+        .filter(|(_, device)| device.is_none())
+        .map(|(slot, _)| {
             let uuid = slot.uuid.as_deref().unwrap_or("unknown");
             let label = match slot.label.is_empty() {
                 true => String::new(),

@@ -22,13 +22,13 @@ impl Host<'_> {
     pub(super) async fn detach(&self, name: &str, wipe: bool, job: &Job) -> Result<End, Failure> {
         let set = self.session.needs_set()?;
         let volume = self.session.volume(name)?;
-        disabled::refuse(self, Needs::Detach(&volume))?;
+        disabled::refuse(self, &Needs::Detach(&volume))?;
         let total = volume.dirty_sectors().bytes();
         let left = || volume.dirty_sectors().bytes();
         let Some(drained) = self.watched(job, total, left, set.begin_detach(&volume)).await else {
             return Ok(End::Cancelled);
         };
-        let why = |e| disabled::refuse(self, Needs::Detach(&volume)).err().unwrap_or(Failure::from(e));
+        let why = |e| disabled::refuse(self, &Needs::Detach(&volume)).err().unwrap_or(Failure::from(e));
         let guard = drained.map_err(why)?;
         set.detach(&volume).await.map_err(why)?;
         drop(guard);
@@ -50,7 +50,7 @@ impl Host<'_> {
     /// Overwrites the space on the cache device that no volume needs.
     pub(super) async fn wipe(&self, job: &Job) -> Result<End, Failure> {
         let set = self.session.needs_set()?;
-        disabled::refuse(self, Needs::Cache)?;
+        disabled::refuse(self, &Needs::Cache)?;
         let status = set.status();
         let bytes = |buckets: u32| status.bucket_sectors.bytes().saturating_mul(u64::from(buckets));
         let total = bytes(status.nbuckets);
@@ -68,7 +68,7 @@ impl Host<'_> {
     /// Reads all cached data and compares it with its checksums. The job fails if data is damaged, and its report says how much.
     pub(super) async fn scrub(&self, job: &Job) -> Result<End, Failure> {
         let set = self.session.needs_set()?;
-        disabled::refuse(self, Needs::Cache)?;
+        disabled::refuse(self, &Needs::Cache)?;
         let progress = || set.scrub_figures();
         // A scrub that the schedule has begun ends first.
         let total = set.status().cached_sectors.bytes();
@@ -101,14 +101,14 @@ impl Host<'_> {
             let cached = volumes.iter().filter(|v| !v.is_flash_only());
             cached.map(|v| v.dirty_sectors().bytes()).sum::<u64>()
         };
-        disabled::refuse(self, Needs::Drain(&volumes))?;
+        let needs = Needs::Drain(name.and(volumes.first()));
+        disabled::refuse(self, &needs)?;
         // The drains run concurrently, because the devices are independent.
         let parts = volumes.iter().map(|v| Box::pin(v.drained())).collect();
         match self.watched(job, dirty(), dirty, all(parts)).await {
             None => Ok(End::Cancelled),
             Some(drained) => {
-                let why =
-                    |e| disabled::refuse(self, Needs::Drain(&volumes)).err().unwrap_or(Failure::from(e));
+                let why = |e| disabled::refuse(self, &needs).err().unwrap_or(Failure::from(e));
                 drained.map_err(why)?;
                 match name {
                     None => self.nothing_stays_dirty().map(|()| End::Done),

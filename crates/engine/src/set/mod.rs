@@ -98,6 +98,7 @@ impl CacheSet {
         let core = self.core.clone();
         let store = async move {
             let _config = core.cache.uuids.lock().await;
+            core.cache.device.check()?;
             core.cache.device.change_superblock(|sb| sb.set_label(bytes));
             core.cache.device.write_superblock().await
         };
@@ -428,6 +429,7 @@ impl Core {
     /// Writes a tunable to the superblock, then sets it.
     async fn store_tunable(&self, name: &str, value: &str) -> Result<(), EngineError> {
         let _config = self.cache.uuids.lock().await;
+        self.cache.device.check()?;
         let mut next = self.cache.tunables.borrow().clone();
         next.set(name, value).map_err(Refusal::from)?;
         self.cache.device.change_superblock(|sb| {

@@ -11,7 +11,7 @@ use super::*;
 use crate::alloc::load_prios;
 use crate::device::Reader;
 use crate::refusal::Refusal;
-use crate::testing::{Watching, open_set, run};
+use crate::testing::{TestDisk, Watching, backing_device, open_set, run};
 
 const MINUTE: Nanos = Nanos::from_secs(60);
 
@@ -169,6 +169,36 @@ fn the_label_of_a_set_is_written_to_its_superblock() {
         assert!(set.set_label(&"x".repeat(33)).await.is_err());
         assert_eq!(set.status().label, "fast");
         set.stop().await.unwrap();
+    });
+}
+
+/// A label that a failed set refused was in the superblock of the disk, and the next start served it.
+#[test]
+fn a_failed_set_changes_no_superblock() {
+    run(|rt| async move {
+        let (disk, hdd) = (Watching::new(16_384), TestDisk::new(2048));
+        let set = open_set(&disk, &rt, (16, false), SetOptions::default()).await;
+        let backing = backing_device(&hdd, &rt);
+        let volume = attach::attach(&set.core, backing.clone()).await.unwrap();
+        volume.set("label", "old").await.unwrap();
+        let superblock = || (backing.label(), backing.cache_mode());
+        let before = superblock();
+        // The cache device is gone, and the set notices it when it writes its table.
+        disk.refuses.set(|_| Some(5));
+        volume.set("label", "new").await.unwrap_err();
+        assert!(superblock() == before, "the label is put back");
+        assert!(set.status().failed.is_some());
+        for (name, value) in [("label", "other"), ("cache_mode", "writearound")] {
+            let stored = volume.get(name);
+            volume.set(name, value).await.unwrap_err();
+            assert_eq!(volume.get(name), stored);
+            assert!(superblock() == before, "{name}");
+        }
+        disk.refuses.set(|_| None);
+        set.set_label("fast").await.unwrap_err();
+        set.set("discard", "1").await.unwrap_err();
+        assert_eq!(set.status().label, "");
+        set.abandon();
     });
 }
 

@@ -10,6 +10,10 @@ use crate::tunables::Admission;
 
 /// Sets a tunable and stores it; see [`Volume::set`].
 pub(super) async fn set(volume: &Volume, name: &str, value: &str) -> Result<(), EngineError> {
+    if let ("cache_mode" | "label", Some((cache, _))) = (name, volume.attached()) {
+        // What is stored must not change if the set cannot follow: the next start would serve the refused value.
+        cache.device.check()?;
+    }
     let (before, now) = {
         let t = &mut *volume.tunables.borrow_mut();
         let before = t.clone();
@@ -39,21 +43,24 @@ pub(super) async fn set(volume: &Volume, name: &str, value: &str) -> Result<(), 
     Ok(())
 }
 
-/// Writes the label to the backing superblock and to the slot of the volume in the UUID table.
+/// Writes the label to the backing superblock and to the slot of the volume in the UUID table: to both, or to neither.
 async fn write_label(volume: &Volume, label: &str) -> Result<(), EngineError> {
     let Some(bytes) = format::superblock::label_bytes(label) else {
         return Err(Refusal::LabelTooLong { bytes: label.len() }.into());
     };
+    let before = volume.backing.as_ref().map(|b| b.label_bytes());
     if let Some(b) = &volume.backing {
         b.update(|sb| sb.set_label(bytes)).await?;
     }
-    if let Some((cache, inode)) = volume.attached() {
-        let theirs = cache.clone();
-        let labelled = async move {
-            let _config = theirs.uuids.lock().await;
-            theirs.uuids.update(|u| u[inode.0 as usize].label = bytes).await
-        };
-        cache.tasks.to_the_end(labelled).await?;
+    let Some((cache, inode)) = volume.attached() else { return Ok(()) };
+    let theirs = cache.clone();
+    let labelled = async move {
+        let _config = theirs.uuids.lock().await;
+        theirs.uuids.update(|u| u[inode.0 as usize].label = bytes).await
+    };
+    let labelled = cache.tasks.to_the_end(labelled).await;
+    if let (Err(_), Some(b), Some(before)) = (&labelled, &volume.backing, before) {
+        b.update(|sb| sb.set_label(before)).await?;
     }
-    Ok(())
+    labelled
 }

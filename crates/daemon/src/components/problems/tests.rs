@@ -143,6 +143,42 @@ fn a_disabled_set_says_how_much_dirty_data_is_where() {
     assert_eq!(found[0].command, "ubcache unregister /dev/ssd && ubcache register /dev/ssd");
 }
 
+/// The volume with the dirty data was stopped: `status` said that nothing is lost, and named the page of a clean disk.
+#[test]
+fn a_disabled_set_counts_the_dirty_data_of_all_its_disks() {
+    let slot = |slot, uuid: &str, label: &str| SlotDirty {
+        slot,
+        uuid: Some(uuid.into()),
+        label: label.into(),
+        dirty_bytes: 20 << 20,
+    };
+    let mut failed = set(vec![volume("bcache0", "one")]);
+    failed.figures.set = Some(SetFigures {
+        failed: Some("ssd: read failed".into()),
+        dirty_by_slot: vec![slot(1, "/dev/data", "data"), slot(2, "gone", "")],
+        ..SetFigures::default()
+    });
+    let stopped =
+        DeviceView { name: Some("bcache1".into()), ..device("/dev/data", "backing", "stopped", "") };
+    let devices = [device("/dev/ssd", "cache", "served", ""), stopped];
+    let text = |failed: &SetView| {
+        let found = problems(std::slice::from_ref(failed), &devices);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].text.ends_with("the page dead-ssd-dirty of the guide"), "{found:?}");
+        found[0].text.clone()
+    };
+    let said = text(&failed);
+    let words = "dirty data is on this cache device alone (20.0 MiB of data (bcache1): stopped, 20.0 MiB of gone: not \
+                 registered), and cannot be read until the device works again";
+    assert!(said.contains(words), "{said}");
+    failed.figures.volumes[0].held.dirty_bytes = 1 << 20;
+    let said = text(&failed);
+    assert!(
+        said.contains("alone (1.0 MiB of one (bcache0), 20.0 MiB of data (bcache1): stopped, "),
+        "{said}"
+    );
+}
+
 /// A stop of the daemon waited for a mount, and `status` had no problem.
 #[test]
 fn what_a_stop_waits_for_is_the_first_problem() {
