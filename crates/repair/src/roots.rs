@@ -46,7 +46,7 @@ pub(crate) fn rebuild(work: &mut Work<'_>) {
                     .to_owned(),
             ];
             if unreadable > 0 {
-                let buckets = format::counted(&unreadable, "bucket");
+                let buckets = format::counted(unreadable, "bucket");
                 uncertain.push(format!("{buckets} cannot be read; if one was a leaf, its keys are missing"));
             }
             work.step(STRUCTURE, device, action, uncertain);
