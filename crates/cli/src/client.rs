@@ -76,6 +76,9 @@ fn command_instead(args: &[String], instead: &Value) -> Option<String> {
     };
     let key =
         instead["key"].as_array().and_then(|pair| Some((pair.first()?.as_str()?, pair.get(1)?.as_str()?)));
+    if only.is_none() && key.is_none() {
+        return None;
+    }
     let is_name =
         |arg: &str| arg == name || std::path::absolute(arg).is_ok_and(|path| path == Path::new(name));
     let mut is_changed = [only.is_none(), key.is_none()];

@@ -66,7 +66,8 @@ impl From<Unresolved> for Refusal {
             Unresolved::Refused(_) => StatusCode::CONFLICT,
         };
         let instead = match &unresolved {
-            Unresolved::OtherKind { name, names, .. } => {
+            // Without another name, a client would propose the request itself.
+            Unresolved::OtherKind { name, names, .. } if !names.is_empty() => {
                 Some(Box::new(Instead { name: name.clone(), names: names.clone(), key: None }))
             }
             _ => None,
@@ -132,6 +133,18 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    /// `drain` of a set that serves no volume proposed the same `drain`.
+    #[test]
+    fn a_refusal_without_another_name_proposes_nothing() {
+        let refusal = |names: &[&str]| {
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
+            Refusal::from(Unresolved::OtherKind { why: "a set".into(), name: "fast".into(), names })
+        };
+        assert_eq!(refusal(&["one"]).instead.unwrap().names, ["one"]);
+        assert_eq!(refusal(&[]).instead, None);
+        assert_eq!(refusal(&[]).status, StatusCode::NOT_FOUND);
+    }
 
     /// The description of the API had no `instead`.
     #[test]

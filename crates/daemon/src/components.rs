@@ -29,6 +29,6 @@ pub(crate) mod workers;
 pub(crate) use admission::By;
 pub(crate) use exports::NotExported;
 pub(crate) use lookup::{Found, Lookup};
-pub(crate) use problems::{problems, state_not_stored};
+pub(crate) use problems::{Problem, problems, state_not_stored};
 pub(crate) use registration::Attach;
 pub(crate) use views::{DeviceView, SetView};

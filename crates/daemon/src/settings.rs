@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use engine::tunables::number;
 use serde::Serialize;
-use serve::snapshot::{Snapshot, TunableFigure};
+use serve::snapshot::{Snapshot, TunableFigure, VolumeFigures};
 use serve::tunables::{Beyond, Owner, Setting, unknown};
 use serve::{Command, Failure, plain};
 
@@ -63,6 +63,8 @@ struct Target {
     key: Key,
     name: String,
     tunables: Vec<TunableFigure>,
+    /// The failure that disabled the set, if it is disabled and the volume needs it.
+    disabled: Option<String>,
 }
 
 /// Tunables that are never stored: their value applies to the moment, or is stored elsewhere.
@@ -72,6 +74,23 @@ impl Target {
     fn figure(&self, key: &str) -> Result<&TunableFigure, Failure> {
         let found = self.tunables.iter().find(|t| t.key == key);
         found.ok_or_else(|| Failure::Usage(unknown(key, self.tunables.iter().map(|t| t.key).collect())))
+    }
+
+    /// Refuses a value that a superblock stores while the set is disabled: the other copies cannot be changed.
+    fn can_store(&self, key: &str) -> Result<(), Failure> {
+        let Some(why) = self.disabled.as_ref().filter(|_| key == "label" || self.is_in_superblock(key))
+        else {
+            return Ok(());
+        };
+        let title = self.worker.title();
+        Err(Failure::Failed(format!(
+            "{title} is disabled: {why}; {key} was not changed, because it is stored on the devices of the set; \
+             `ubcache status` has the next step"
+        )))
+    }
+
+    fn is_in_superblock(&self, key: &str) -> bool {
+        self.tunables.iter().any(|t| t.key == key && t.in_superblock)
     }
 
     /// The set or volume as messages name it.
@@ -114,6 +133,14 @@ impl Target {
         }
     }
 
+    /// The volumes of the set whose tunable is changed; none if it is one of a volume.
+    async fn volumes_now(&self) -> Vec<VolumeFigures> {
+        match self.key.set {
+            true => self.worker.snapshot().await.map(|figures| figures.volumes).unwrap_or_default(),
+            false => Vec::new(),
+        }
+    }
+
     /// The value of a tunable now.
     async fn value_now(&self, key: &str) -> Result<String, Failure> {
         let figures = self.worker.snapshot().await?;
@@ -147,7 +174,7 @@ impl Settings {
                 let set = worker.snapshot().await?.set;
                 let set = set.ok_or_else(|| Failure::Failed(format!("{name}: there is no cache set")))?;
                 let (key, name) = (worker.key(), worker.plan.id.clone());
-                Ok(Target { worker, key, name, tunables: set.tunables })
+                Ok(Target { worker, key, name, tunables: set.tunables, disabled: set.failed })
             }
             Of::Volume(name) => {
                 let Found { worker, name, .. } = self.lookup.find(name).await?;
@@ -155,7 +182,8 @@ impl Settings {
                 let volume = figures.volumes.into_iter().find(|v| v.name == name);
                 let volume = volume.ok_or_else(|| Failure::Failed(format!("there is no volume {name}")))?;
                 let key = worker.volume_key(&volume);
-                Ok(Target { worker, key, name, tunables: volume.tunables })
+                let disabled = figures.set.and_then(|set| set.failed).filter(|_| volume.attached);
+                Ok(Target { worker, key, name, tunables: volume.tunables, disabled })
             }
         }
     }
@@ -186,6 +214,9 @@ impl Settings {
         let _one = self.labels.lock().await;
         let worker = self.lookup.set(set).await?;
         let named = self.lookup.named(&worker.plan.id).await?;
+        if worker.plan.cache.is_some() {
+            self.target(Of::Set(set)).await?.can_store("label")?;
+        }
         self.label_is_free(label, |n| n.set.is_some() && n.set == named.set).await?;
         worker.label(label).await?;
         self.lookup.relabel(&named.uuid.unwrap_or_default(), label);
@@ -239,18 +270,20 @@ impl Settings {
             self.label_is_free(value, |n| n.name.as_ref() == Some(&target.name)).await?;
         }
         let in_superblock = target.figure(key)?.in_superblock;
+        target.can_store(key)?;
         // At the next start the value of the configuration would override that of the superblock.
         let configured = self.shared.config().tunables(&target.key).contains_key(key);
         let remembered = persistent && !NOT_REMEMBERED.contains(&key) && (!in_superblock || configured);
         if remembered {
             self.shared.state().ready()?;
         }
+        let before = target.volumes_now().await;
         target.worker.command(target.command(key, value, beyond)).await?;
         let now = target.value_now(key).await?;
+        let mut notes = followed(&before, &target.volumes_now().await);
         if remembered {
             self.shared.state().set_tunable(&target.key.id, key, Some(&now));
         }
-        let mut notes = Vec::new();
         if key == "label" {
             self.lookup.relabel(&target.key.id, &now);
             if target.worker.plan.alone.is_some() {
@@ -337,7 +370,8 @@ impl Settings {
         let mut targets = Vec::new();
         if let Some(set) = figures.set {
             let (key, name) = (worker.key(), worker.plan.id.clone());
-            targets.push(Target { worker: worker.clone(), key, name, tunables: set.tunables });
+            let worker = worker.clone();
+            targets.push(Target { worker, key, name, tunables: set.tunables, disabled: None });
         }
         for volume in figures.volumes {
             let key = worker.volume_key(&volume);
@@ -346,7 +380,7 @@ impl Settings {
                 said.push(format!("{shown}: other exports take effect when it is served again"));
             }
             let (worker, name) = (worker.clone(), volume.name);
-            targets.push(Target { worker, key, name, tunables: volume.tunables });
+            targets.push(Target { worker, key, name, tunables: volume.tunables, disabled: None });
         }
         for target in targets {
             let before = self.shared.tunables_by(old, &target.key);
@@ -355,6 +389,22 @@ impl Settings {
             target.change(wishes, said).await;
         }
     }
+}
+
+/// The tunables of volumes that a change of their set has changed, because they are limited by it.
+fn followed(before: &[VolumeFigures], now: &[VolumeFigures]) -> Vec<String> {
+    let mut notes = Vec::new();
+    for volume in now {
+        let Some(before) = before.iter().find(|v| v.name == volume.name) else { continue };
+        for tunable in volume.tunables.iter().filter(|t| !NOT_REMEMBERED.contains(&t.key)) {
+            let was = before.tunables.iter().find(|t| t.key == tunable.key).map(|t| &t.value);
+            if let Some(was) = was.filter(|was| **was != tunable.value) {
+                let name = plain::named(&volume.label, &volume.name);
+                notes.push(format!("{name}: {} is {} now (was {was})", tunable.key, tunable.value));
+            }
+        }
+    }
+    notes
 }
 
 /// The tunables to set: those that differ, and the defaults of those that are no longer configured.

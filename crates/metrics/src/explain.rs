@@ -49,11 +49,32 @@ pub fn explain(volume: &VolumeFigures, set: Option<&SetFigures>) -> Explanation 
             hits: vec![alone],
         };
     };
+    if let Some(why) = &set.status.failed {
+        let failed = failed(volume, why);
+        return Explanation {
+            writeback: vec![failed.clone()],
+            bypassed: vec![failed.clone()],
+            hits: vec![failed],
+        };
+    }
     Explanation {
         writeback: writeback(volume, set),
         bypassed: past_the_cache(volume),
         hits: hits(volume, set),
     }
+}
+
+/// The answer to every question about a volume whose set is disabled.
+fn failed(volume: &VolumeFigures, why: &str) -> String {
+    let rest = match volume.dirty {
+        Sectors::ZERO => "this volume has no dirty data in it".to_owned(),
+        dirty => format!(
+            "{} of dirty data are on the cache device alone, cannot be written back until it works again, and the volume fails \
+             every request",
+            Size::sectors(dirty)
+        ),
+    };
+    format!("The set is disabled: {why}; {rest}. `ubcache status` has the next step.")
 }
 
 /// A number of bytes in messages: three or four digits, with a unit that is a power of 1024.

@@ -182,6 +182,7 @@ fn status_says_what_a_dead_cache_device_has_alone() {
     daemon.run(&["status"]).ok().says(&words);
     // Commands that need the cache device say the same, and had no next step.
     let again = format!("run `ubcache unregister {} && ubcache register {}`", ssd.file, ssd.file);
+    let alone_of = "alone (4.0 KiB of one (bcache0))";
     let alone = format!("dirty data is on {} alone (4.0 KiB of one, bcache0)", ssd.file);
     for command in [["drain", "one"], ["detach", "one"], ["drain", &*ssd.file]] {
         daemon.run(&command).refused(&[
@@ -191,6 +192,26 @@ fn status_says_what_a_dead_cache_device_has_alone() {
             "the page dead-ssd-dirty of the guide",
         ]);
     }
+    // These were refused, or promised what cannot be, after the superblock of the disk was written.
+    let superblock = run(&["super", &place.hdd]).ok().out;
+    for command in [
+        &["set-label", "one", "other"][..],
+        &["set", "one", "label=other"],
+        &["set-cachemode", "one", "writethrough"],
+        &["set-label", &ssd.file, "fast"],
+    ] {
+        daemon.run(command).refused(&[
+            " is disabled: ",
+            "was not changed",
+            "`ubcache status` has the next step",
+        ]);
+    }
+    assert_eq!(run(&["super", &place.hdd]).ok().out, superblock);
+    let said = daemon.run(&["explain", "one"]).ok().out;
+    let words = ["The set is disabled: ", "4.0 KiB of dirty data are on the cache device alone"];
+    assert!(words.iter().all(|words| said.contains(words)), "{said}");
+    assert!(!said.contains("writeback_running=1"), "{said}");
+    daemon.run(&["register", &place.hdd]).refused(&["already served", " is disabled: ", alone_of]);
     // `wipe` and `scrub` named the page of a clean disk.
     for command in ["wipe", "scrub"] {
         let words = [" is disabled: ", &alone, &again, "the page dead-ssd-dirty of the guide"];

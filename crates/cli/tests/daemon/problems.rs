@@ -258,3 +258,30 @@ fn a_grown_disk_has_a_hint() {
     assert!(!daemon.run(&["status"]).ok().out.contains("grown"));
     daemon.stop();
 }
+
+/// Of several exports that were down one was named, the volume was not reached by the one that works, and `reload` was done.
+#[test]
+fn every_export_that_is_down_is_named() {
+    let place = Place::new();
+    let (works, in_the_way) = (place.dir.path("works.sock"), place.dir.path("file"));
+    std::fs::write(&in_the_way, "").unwrap();
+    let down = ["a", "b"].map(|name| format!("{in_the_way}/{name}.sock"));
+    let exports = format!("exports = [\"nbd={works}\", \"nbd={}\", \"nbd={}\"]\n", down[0], down[1]);
+    std::fs::write(place.dir.path("ubcache.toml"), &exports).unwrap();
+    let daemon = place.start();
+    let words = ["NOT EXPORTED", &*down[0], &*down[1]];
+    daemon.run(&["register", &place.ssd, &place.hdd]).refused(&words);
+    let status = daemon.run(&["status"]).ok();
+    status.says(&words).says(&[
+        "is reached by nbd+",
+        &format!("{works} only"),
+        &format!("{works}; NOT EXPORTED: "),
+    ]);
+    let reload = daemon.run(&["reload"]);
+    reload.refused(&["still cannot be exported", &*down[0], &*down[1]]);
+    std::fs::remove_file(&in_the_way).unwrap();
+    std::fs::create_dir(&in_the_way).unwrap();
+    daemon.run(&["reload"]).ok().says(&["exported: "]);
+    daemon.run(&["status"]).ok().says(&["no problems"]);
+    daemon.stop();
+}

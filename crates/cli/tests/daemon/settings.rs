@@ -7,6 +7,22 @@ use rustix::process::Signal;
 use crate::place::*;
 use crate::world::*;
 
+/// A lower limit of the set lowered writeback_percent of its volumes without a word.
+#[test]
+fn a_limit_of_the_set_says_which_volumes_follow_it() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let said = daemon.run(&["set", &place.ssd, "cutoff_writeback=5"]).ok();
+    said.says(&["cutoff_writeback = 5", "one, bcache0: writeback_percent is 5 now (was 10)"]);
+    let said = daemon.run(&["set", &place.ssd, "cutoff_writeback=40"]).ok();
+    assert!(!said.to_string().contains("writeback_percent"), "{said}");
+    // A pasted line of `get`, also as words.
+    daemon.run(&["set", "one", "writeback_percent", "=", "7", "label = one"]).ok();
+    daemon.run(&["get", "one", "writeback_percent"]).ok().says(&["7\n"]);
+    daemon.stop();
+}
+
 #[test]
 fn a_reload_applies_the_differences_and_says_them() {
     let place = Place::new();

@@ -28,10 +28,16 @@ pub(super) async fn may_begin(
     let (parts, body) = request.into_parts();
     let body = Bytes::from_request(Request::from_parts(parts.clone(), body), &()).await;
     let body = body.map_err(|e| Refusal::new(e.status(), e.body_text()))?;
-    audit.asked().client.is_there().await?;
+    let mut may = audit.asked().client.is_there().await;
     // A job that keeps the stop waiting can be cancelled.
     if parts.method != Method::DELETE || !parts.uri.path().starts_with("/v1/jobs/") {
-        api.registry.inventory.workers.refuse_while_stopping()?;
+        may = may.and_then(|()| api.registry.inventory.workers.refuse_while_stopping());
+    }
+    if let Err(refused) = may {
+        // The handler, which knows better words for it, is not called.
+        let request = format!("{} {} {}", parts.method, parts.uri.path(), String::from_utf8_lossy(&body));
+        audit.does(request.trim_end());
+        return Err(refused.into());
     }
     Ok(next.run(Request::from_parts(parts, Body::from(body))).await)
 }

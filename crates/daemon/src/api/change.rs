@@ -18,7 +18,7 @@ use serve::Failure;
 use super::context::{Api, SharedApi};
 use crate::answer::{Answered, Refusal, ok, parse, to_the_end};
 use crate::audit::Audit;
-use crate::components::{Attach, By, DeviceView, Found, NotExported, SetView};
+use crate::components::{Attach, By, DeviceView, Found, NotExported, Problem, SetView, problems};
 use crate::jobs::{End, Job, RunningJob};
 use crate::names::Named;
 use crate::order::Order;
@@ -103,12 +103,13 @@ pub(super) async fn register(State(api): SharedApi, Extension(audit): Audited, b
                 audit.on(&named);
             }
         }
-        let mut not_exported = api.registry.exports.not_exported(&devices).await;
+        let mut not_exported = api.registry.exports.not_exported(Some(&devices)).await;
         let volumes = start_volumes(&api, &audit, &wanted.volumes, &mut not_exported).await?;
         Ok((devices, registered, not_exported, volumes))
     });
     let (devices, registered, not_exported, volumes) = registered.await?;
     let answer = json!({
+        "disabled": disabled(&here, &devices).await,
         "devices": devices,
         "accepted": registered.accepted,
         "already": registered.already,
@@ -116,6 +117,13 @@ pub(super) async fn register(State(api): SharedApi, Extension(audit): Audited, b
         "not_exported": not_exported,
     });
     done(&here, answer)
+}
+
+/// The problems of the disabled sets of these devices.
+async fn disabled(api: &Api, devices: &[DeviceView]) -> Vec<Problem> {
+    let mut found = problems(&api.registry.views.sets().await, &api.registry.views.devices());
+    found.retain(|p| p.kind == "set_failed" && devices.iter().any(|d| d.set.is_some() && d.set == p.of.set));
+    found
 }
 
 /// Serves flash-only volumes again that were stopped. `not_exported` gets those that cannot be reached as configured.
@@ -223,10 +231,10 @@ pub(super) async fn stop(
 
 pub(super) async fn reload(State(api): SharedApi, Extension(audit): Audited) -> Answered {
     audit.does("reload");
-    let asked = audit.asked();
-    let work = async move { api.registry.reload.reload(&api.config_path, &asked).await };
+    let (asked, here) = (audit.asked(), api.clone());
+    let work = async move { here.registry.reload.reload(&here.config_path, &asked).await };
     let changes = to_the_end(work).await?;
-    ok(json!({"changes": changes}))
+    ok(json!({"changes": changes, "not_exported": api.registry.exports.not_exported(None).await}))
 }
 
 // ---- jobs ----

@@ -42,15 +42,22 @@ async fn list(worker: &Worker, volume: Option<&str>) -> Result<Vec<DamagedFigure
     }
 }
 
+/// The answer with the damaged dirty data, and whether damage can be found at all.
+async fn listed(worker: &Worker, volume: Option<&str>, named: Named) -> Answered {
+    let damaged = list(worker, volume).await?;
+    let checksums = worker.snapshot().await?.set.is_some_and(|set| set.checksums.is_some());
+    ok(json!({"damaged": damaged, "resolved": named, "set": worker.typed(), "checksums": checksums}))
+}
+
 pub(super) async fn set_damaged(State(api): SharedApi, Path(set): Path<String>) -> Answered {
     let worker = api.registry.lookup.set(&set).await?;
     let named = api.registry.lookup.named(&worker.plan.id).await?;
-    ok(json!({"damaged": list(&worker, None).await?, "resolved": named, "set": worker.typed()}))
+    listed(&worker, None, named).await
 }
 
 pub(super) async fn volume_damaged(State(api): SharedApi, Path(volume): Path<String>) -> Answered {
     let Found { worker, name, named } = api.registry.lookup.find(&volume).await?;
-    ok(json!({"damaged": list(&worker, Some(&name)).await?, "resolved": named, "set": worker.typed()}))
+    listed(&worker, Some(&name), named).await
 }
 
 #[derive(Deserialize)]

@@ -38,11 +38,13 @@ impl Exports {
         Exports { shared, inventory, views }
     }
 
-    /// The volumes of these devices without all their configured exports, and why.
-    pub(crate) async fn not_exported(&self, devices: &[DeviceView]) -> Vec<NotExported> {
+    /// The volumes of these devices without all their configured exports, and why; all volumes if no devices are given.
+    pub(crate) async fn not_exported(&self, devices: Option<&[DeviceView]>) -> Vec<NotExported> {
         let mut found = Vec::new();
         for set in self.views.sets().await {
-            let whole = devices.iter().any(|d| d.kind == Some("cache") && d.set.as_ref() == Some(&set.id));
+            let (all, devices) = (devices.is_none(), devices.unwrap_or_default());
+            let whole =
+                all || devices.iter().any(|d| d.kind == Some("cache") && d.set.as_ref() == Some(&set.id));
             for volume in set.figures.volumes {
                 let named = volume.backing_uuid.is_some()
                     && devices.iter().any(|d| d.kind == Some("backing") && d.uuid == volume.backing_uuid);

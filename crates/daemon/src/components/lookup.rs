@@ -160,6 +160,9 @@ impl Lookup {
 
     /// The refusal of a set whose name was given for a volume: it names the volumes of the set.
     async fn set_for_volume(&self, name: &str, named: &Named, set: &str) -> Unresolved {
+        if self.inventory.workers.serving(set).is_none() {
+            return Unresolved::unknown(self.set_is_not_served(set));
+        }
         let names = self.volumes_of(set).await;
         let has = match names.as_slice() {
             [] => "it serves no volume".to_owned(),

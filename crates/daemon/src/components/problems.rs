@@ -401,27 +401,39 @@ fn of_missing_disks(set: &SetView, figures: &SetFigures, devices: &[DeviceView])
                 true => String::new(),
                 false => format!("{}, ", serve::plain::label(&slot.label)),
             };
-            Problem {
-                of: Subject::default(),
-                kind: "dirty_without_disk",
-                text: format!(
-                    "{} of dirty data in {} belong to a disk that is not registered ({label}UUID {uuid})",
-                    serve::amount::human(slot.dirty_bytes),
-                    serve::plain::named(&figures.names.label, format!("cache set {}", set.id))
-                ),
-                command: match slot.uuid.as_ref().and_then(|uuid| set.disks.get(uuid)) {
-                    Some(path) => format!("ubcache register {}", path.display()),
-                    None => "ubcache register DISK".to_owned(),
-                },
-            }
+            let path = slot.uuid.as_ref().and_then(|uuid| set.disks.get(uuid));
+            let other = path.and_then(|path| devices.iter().find(|d| &d.path == path));
+            let (more, command) = match (other, path) {
+                (Some(other), _) => (formatted(other), format!("ubcache super {}", other.path.display())),
+                (None, Some(path)) => (String::new(), format!("ubcache register {}", path.display())),
+                (None, None) => (String::new(), "ubcache register DISK".to_owned()),
+            };
+            let text = format!(
+                "{} of dirty data in {} belong to a disk that is not registered ({label}UUID {uuid}){more}",
+                serve::amount::human(slot.dirty_bytes),
+                serve::plain::named(&figures.names.label, format!("cache set {}", set.id))
+            );
+            Problem { of: Subject::default(), kind: "dirty_without_disk", text, command }
         })
         .collect()
+}
+
+/// What became of a disk at whose path there is another one now.
+fn formatted(other: &DeviceView) -> String {
+    format!(
+        "; {} has UUID {} now: it was formatted, or another disk has this path; if the disk is gone for good, no command \
+         drops this data alone: detach the other disks of the set, unregister its cache device, and format it with `ubcache \
+         make -C`",
+        other.path.display(),
+        other.uuid.as_deref().unwrap_or("unknown")
+    )
 }
 
 /// The set to which a volume can be attached, as an operator types it: its own, or the only one that is served.
 fn set_for(set: &SetView, volume: &VolumeFigures, sets: &[SetView]) -> String {
     let typed = |set: &SetView| serve::plain::typed(label_of(set, None), &set.id).to_owned();
-    let mut served = sets.iter().filter(|s| s.has_cache && s.state == "serving");
+    let failed = |s: &SetView| s.figures.set.as_ref().is_some_and(|set| set.failed.is_some());
+    let mut served = sets.iter().filter(|s| s.has_cache && s.state == "serving" && !failed(s));
     match (volume.attached, served.next(), served.next()) {
         (true, ..) => typed(set),
         (false, Some(only), None) => typed(only),
@@ -442,7 +454,13 @@ fn of_volume(set: &SetView, volume: &VolumeFigures, sets: &[SetView], found: &mu
     let (what, name) = (volume_title(volume), typed(volume, sets));
     let device = volume.backing_device.as_deref();
     if let Some(why) = &volume.problem {
-        let text = format!("{what} is NOT EXPORTED: {why}");
+        let ways: Vec<&str> = volume.exports.iter().map(|way| &*way.address).collect();
+        let text = match ways.is_empty() {
+            true => format!("{what} is NOT EXPORTED: {why}"),
+            false => {
+                format!("{what} is reached by {} only, NOT EXPORTED as configured: {why}", ways.join(", "))
+            }
+        };
         found.push(Problem {
             of: Subject::default(),
             kind: "not_exported",
@@ -477,7 +495,13 @@ fn of_volume(set: &SetView, volume: &VolumeFigures, sets: &[SetView], found: &mu
             of: Subject::default(),
             kind: "stale",
             text: format!("{what} was used without its cache: the data that the cache has of it is stale"),
-            command: format!("ubcache attach {cache} {path}"),
+            command: match set.figures.set.as_ref().filter(|figures| figures.failed.is_some()) {
+                // A disabled set has the disk until its cache device is unregistered.
+                Some(figures) => {
+                    format!("ubcache unregister {} && ubcache attach {cache} {path}", figures.names.device)
+                }
+                None => format!("ubcache attach {cache} {path}"),
+            },
         });
     }
 }

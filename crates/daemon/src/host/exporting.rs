@@ -15,7 +15,7 @@ use crate::config::Key;
 use crate::places;
 
 /// Starts the configured exports of a volume except those that are up, and its link. Returns the started ones, and why
-/// one could not be started.
+/// some could not be started.
 ///
 /// # Errors
 /// If the configuration cannot be parsed.
@@ -26,7 +26,7 @@ pub(super) async fn exports_of(
     up: &[String],
 ) -> Result<(Vec<RunningExport>, Option<String>), Failure> {
     let (name, shown) = (volume.name(), shown(volume));
-    let (mut started, mut problem) = (Vec::new(), None);
+    let (mut started, mut problems) = (Vec::new(), Vec::new());
     let decided = places::claim(host.shared, key, &name)?;
     for (spec, allowed) in decided.into_iter().filter(|(spec, _)| !up.contains(&spec.to_string())) {
         let export = match allowed {
@@ -41,10 +41,11 @@ pub(super) async fn exports_of(
                     "error",
                     &format!("{shown}: cannot be exported: {why}, then run `ubcache reload`"),
                 );
-                problem = Some(why);
+                problems.push(why);
             }
         }
     }
+    let problem = (!problems.is_empty()).then(|| problems.join("; "));
     let ways: Vec<_> = started.iter().flat_map(|e| e.export.ways(&name)).collect();
     if let Some(device) = ways.iter().find(|way| way.is_block_device()) {
         host.shared.links.add(&key.id, &key.label, Path::new(&device.address));

@@ -157,6 +157,12 @@ fn listed(body: &Value) -> String {
     let damaged: Vec<&Value> = each(&body["damaged"]).collect();
     let set = described(&body["resolved"]);
     if damaged.is_empty() {
+        if body["checksums"] == false {
+            return format!(
+                "{set}: cached data has no checksums, so no damage can be found: only `ubcache make --checksums` switches them \
+                 on; see the page bit-rot of the guide\n"
+            );
+        }
         let searches = format!("ubcache scrub {}", body["set"].as_str().unwrap_or("SET"));
         return format!("{set}: no damaged dirty data is known; `{searches}` searches for it\n");
     }
@@ -166,6 +172,17 @@ fn listed(body: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A scrub was proposed, which a set without checksums refuses.
+    #[test]
+    fn a_set_without_checksums_is_called_so() {
+        let body =
+            |checksums: bool| json!({"damaged": [], "resolved": {}, "set": "fast", "checksums": checksums});
+        assert!(listed(&body(true)).contains("`ubcache scrub fast` searches for it"));
+        let said = listed(&body(false));
+        assert!(said.contains("has no checksums") && said.contains("make --checksums"), "{said}");
+        assert!(!said.contains("scrub"), "{said}");
+    }
 
     #[test]
     fn a_range_is_as_it_is_printed() {

@@ -9,6 +9,7 @@ mod flash;
 mod job;
 mod list_names;
 mod offline;
+mod setting;
 mod show;
 mod status;
 mod top;
@@ -58,7 +59,7 @@ fn answer(control: &Control, body: &Value, short: impl FnOnce() -> String) -> Re
 /// Registering a cache device starts its set, and a backing device its volume. A backing device whose cache device is
 /// missing waits for it. A device that is registered already stays as it is, and the answer says as what it is served. A
 /// volume that was stopped can be named by its label. Exit status 1 also if a volume is served but cannot be exported as
-/// configured.
+/// configured, and if the set of a device is disabled.
 #[derive(Args, Debug)]
 pub(crate) struct Register {
     /// Cache and backing devices, by path; registered ones, and stopped flash-only volumes, also by label, name or UUID
@@ -98,7 +99,8 @@ impl Register {
             wanted["volumes"] = json!(volumes);
         }
         let body = self.control.post("/v1/register", &wanted)?;
-        let not_exported: Vec<&Value> = body["not_exported"].as_array().into_iter().flatten().collect();
+        let list = |key: &str| body[key].as_array().map(Vec::as_slice).unwrap_or_default();
+        let (not_exported, disabled) = (list("not_exported"), list("disabled"));
         answer(&self.control, &body, || {
             let accepted =
                 body["accepted"].as_array().into_iter().flatten().map(|a| format!("{}\n", text(a)));
@@ -117,9 +119,12 @@ impl Register {
                 let volume = plain::named(text(&v["label"]), text(&v["volume"]));
                 format!("{volume}: NOT EXPORTED: {}, then run `ubcache reload`\n", text(&v["why"]))
             });
-            accepted.chain(lines).chain(started).chain(unreached).collect()
+            let disabled = disabled
+                .iter()
+                .map(|problem| format!("{}; run `{}`\n", text(&problem["text"]), text(&problem["command"])));
+            accepted.chain(lines).chain(started).chain(unreached).chain(disabled).collect()
         })?;
-        if not_exported.is_empty() { Ok(()) } else { Err(Failure::Found) }
+        if not_exported.is_empty() && disabled.is_empty() { Ok(()) } else { Err(Failure::Found) }
     }
 
     /// A device: a path or a file here, or the path of a registered device with this label, name or UUID. Or a volume
@@ -417,8 +422,9 @@ pub(crate) struct Set {
 
 impl Set {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let wanted = self.settings.iter().map(|s| {
-            s.split_once('=').ok_or_else(|| {
+        let settings = setting::joined(&self.settings);
+        let wanted = settings.iter().map(|s| {
+            setting::split(s).ok_or_else(|| {
                 Failure::Usage(format!("{s}: expected KEY=VALUE, such as writeback_percent=10"))
             })
         });
@@ -524,6 +530,8 @@ impl Reset {
 }
 
 /// Reload the configuration and print the changes; exports that are not up are tried again
+///
+/// Exit status 1 also if an export is still not up afterwards.
 #[derive(Args, Debug)]
 pub(crate) struct Reload {
     #[command(flatten)]
@@ -537,7 +545,10 @@ impl Reload {
             let lines: String =
                 body["changes"].as_array().into_iter().flatten().map(|l| format!("{}\n", text(l))).collect();
             if lines.is_empty() { "nothing has changed\n".into() } else { lines }
-        })
+        })?;
+        // The changes have the reasons.
+        let is_down = body["not_exported"].as_array().is_some_and(|down| !down.is_empty());
+        if is_down { Err(Failure::Found) } else { Ok(()) }
     }
 }
 

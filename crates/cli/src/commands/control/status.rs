@@ -256,7 +256,8 @@ pub(super) fn without_disk(volume: &Value) -> Option<&'static str> {
 fn volume(v: &Value) -> Vec<String> {
     let ways: Vec<&str> = each(&v["exports"]).map(|w| text(&w["address"])).collect();
     let reached = match (v["problem"].as_str(), ways.is_empty()) {
-        (Some(problem), _) => format!("NOT EXPORTED: {problem}"),
+        (Some(problem), true) => format!("NOT EXPORTED: {problem}"),
+        (Some(problem), false) => format!("{}; NOT EXPORTED: {problem}", ways.join(", ")),
         (None, true) if v["stopped"] == true => "-".to_owned(),
         (None, true) => "not exported".to_owned(),
         (None, false) => ways.join(", "),

@@ -308,6 +308,42 @@ fn dirty_data_without_its_disk_is_a_problem_unless_the_disk_was_stopped() {
     assert_eq!(problems(&[of_set], &[device("/dev/gone", "backing", "stopped", "")]), []);
 }
 
+/// A disk was formatted by `make --wipe-dirty`: `register` of its path was proposed, which has another UUID.
+#[test]
+fn a_disk_that_was_formatted_is_not_proposed() {
+    let slot = SlotDirty { slot: 7, uuid: Some("old".into()), dirty_bytes: 512, ..SlotDirty::default() };
+    let mut of_set = set(vec![volume("bcache0", "one")]);
+    of_set.figures.set = Some(SetFigures { dirty_by_slot: vec![slot], ..SetFigures::default() });
+    of_set.disks = [("old".to_owned(), PathBuf::from("/dev/slow"))].into();
+    let found = problems(&[of_set], &[device("/dev/slow", "backing", "served", "")]);
+    assert_eq!((found[0].kind, &*found[0].command), ("dirty_without_disk", "ubcache super /dev/slow"));
+    assert!(found[0].text.contains("/dev/slow has UUID /dev/slow now: it was formatted"), "{found:?}");
+}
+
+/// `attach` to the disabled set itself was proposed, which refuses it.
+#[test]
+fn a_stale_disk_of_a_disabled_set_is_not_attached_to_it() {
+    let stale = VolumeFigures { state: Some("inconsistent"), attached: false, ..volume("bcache0", "") };
+    let mut failed = set(vec![stale]);
+    let figures = failed.figures.set.as_mut().unwrap();
+    (figures.failed, figures.names.device) = (Some("gone".into()), "/dev/ssd".into());
+    let command = |sets: &[SetView]| problems(sets, &[])[1].command.clone();
+    let expected = "ubcache unregister /dev/ssd && ubcache attach CACHE-DEVICE /dev/hdd";
+    assert_eq!(command(std::slice::from_ref(&failed)), expected);
+    let other = SetView { id: "t".into(), ..set(Vec::new()) };
+    assert_eq!(command(&[failed, other]), "ubcache unregister /dev/ssd && ubcache attach t /dev/hdd");
+}
+
+/// One of two exports works: the other one was the whole of `Reached by`.
+#[test]
+fn a_volume_with_one_of_its_exports_is_reached_by_it() {
+    static NBD: WayKind = WayKind { name: "nbd", opens: Opens::Connection };
+    let ways = vec![Way { kind: &NBD, address: "/run/one.sock".into() }];
+    let half = VolumeFigures { problem: Some("no room".into()), exports: ways, ..volume("bcache0", "one") };
+    let said = &problems(&[set(vec![half])], &[])[0].text;
+    assert_eq!(said, "one (bcache0) is reached by /run/one.sock only, NOT EXPORTED as configured: no room");
+}
+
 /// Clients link a problem to its page.
 #[test]
 fn a_problem_says_whose_it_is() {
