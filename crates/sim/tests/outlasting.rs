@@ -29,7 +29,7 @@ async fn wait_until(b: &Boot, done: impl Fn() -> bool) {
 /// is detached and the cache is wiped, while an older walk of the index has not ended. The read looks its keys up again in the
 /// slot that the volume no longer has, and returns the zeros of the wipe.
 #[test]
-fn a_read_does_not_return_the_zeros_of_a_wipe_after_its_volume_was_detached() {
+pub fn a_read_does_not_return_the_zeros_of_a_wipe_after_its_volume_was_detached() {
     let mut layout = Layout::small(CacheMode::Writethrough);
     let second = layout.backings[0].clone();
     layout.backings.push(second);
@@ -100,7 +100,7 @@ const SLOW: Nanos = Nanos::from_secs(20);
 /// An operator gives up a change of the label while the superblock is on its way, then releases the device and registers it again.
 /// A write makes the device dirty, and the old superblock comes last: the device is clean with dirty data in the cache.
 #[test]
-fn a_release_waits_for_the_update_of_the_superblock() {
+pub fn a_release_waits_for_the_update_of_the_superblock() {
     for retained in [Retained::Everything, Retained::Nothing] {
         let mut scenario = Scenario::new(1, Layout::small(CacheMode::Writeback), 0);
         scenario.boot(|b| async move {
