@@ -75,7 +75,7 @@ pub(crate) enum Order {
     DeleteVolume(String, Reply<Result<(), Failure>>),
     /// Request for the users of the block device of this volume, or of all volumes; `None` in the answer means no users.
     Users(Option<String>, Reply<Result<Option<String>, Failure>>),
-    /// Request for the users that a stop of everything waits for; none if it waits for nobody.
+    /// Request for the volumes in use for which the stop of the thread waits.
     Holders(Reply<Result<Vec<Holder>, Failure>>),
     /// Stop a volume and release its backing device without writing dirty data back.
     StopVolume(String, Reply<Result<(), Failure>>),

@@ -164,7 +164,7 @@ table! {
         JournalWithoutReserve,
         /// A read whose volume was detached meanwhile looks up in the former slot of the volume.
         ReadOutlastsDetach,
-        /// A volume is released while an update of its superblock is under way that nobody waits for.
+        /// A release does not wait for an update of the backing superblock whose caller has given up.
         ReleaseOvertakesUpdate,
         /// Keys that a crash log records leave no reserve if the process crashes before their entry is durable.
         CrashLogWithoutReserve,

@@ -59,6 +59,12 @@ impl UuidTable {
         entries.iter().position(|u| u.is_live() && u.uuid == uuid).map(|i| Inode(i as u32))
     }
 
+    /// The UUID of the device or volume that has a slot.
+    pub(crate) fn uuid_of(&self, inode: Inode) -> Option<Uuid> {
+        let entries = self.entries.borrow();
+        entries.get(inode.0 as usize).filter(|u| u.is_live()).map(|u| u.uuid)
+    }
+
     /// Whether a device or volume has the slot.
     pub(crate) fn is_live(&self, inode: Inode) -> bool {
         self.entries.borrow().get(inode.0 as usize).is_some_and(UuidEntry::is_live)

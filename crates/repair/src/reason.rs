@@ -14,7 +14,7 @@ pub(crate) enum Unrepairable {
     /// A part of a device that has the evidence cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// What was found breaks a rule of the format.
+    /// A structure on a device breaks a rule of the format.
     #[error(transparent)]
     Format(#[from] Corrupt),
     /// A node is damaged.

@@ -228,7 +228,7 @@ fn a_command_whose_client_left_before_the_daemon_read_it_is_not_carried_out() {
     daemon.stop();
 }
 
-/// The same for every command that changes something: jobs began, and settings were changed.
+/// Jobs began, and settings were changed, although the client had left before the daemon read the command.
 #[test]
 fn no_command_begins_without_its_client() {
     let place = Place::new();

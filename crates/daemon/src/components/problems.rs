@@ -32,6 +32,13 @@ pub(crate) struct Problem {
     pub(crate) of: Subject,
 }
 
+impl Problem {
+    /// A problem whose subject is not known yet.
+    fn new(kind: &'static str, text: String, command: String) -> Problem {
+        Problem { kind, text, command, of: Subject::default() }
+    }
+}
+
 /// The set, volume or device that has a problem, as far as it has one.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
 pub(crate) struct Subject {
@@ -106,7 +113,7 @@ pub(crate) fn state_not_stored(state: &State) -> Option<Problem> {
         ),
         (None, None) => return None,
     };
-    Some(Problem { of: Subject::default(), kind, text, command: state.next_command() })
+    Some(Problem::new(kind, text, state.next_command()))
 }
 
 /// What an operator calls a device: label, name of the volume, path.
@@ -177,12 +184,7 @@ fn of_device(device: &DeviceView, sets: &[SetView]) -> Option<Problem> {
     let (why, command) = state_and_command(device);
     // The reason of a failed registration begins with the path, which the title has.
     let why = why.strip_prefix(&format!("{}: ", device.path.display())).unwrap_or(&why);
-    Some(Problem {
-        of: Subject::default(),
-        kind,
-        text: format!("{} {}: {why}", title(device), device.state),
-        command,
-    })
+    Some(Problem::new(kind, format!("{} {}: {why}", title(device), device.state), command))
 }
 
 /// Labels that several served volumes have.
@@ -193,15 +195,15 @@ fn shared_labels(sets: &[SetView]) -> Vec<Problem> {
     }
     let shared = by_label.into_iter().filter(|(_, names)| names.len() > 1);
     shared
-        .map(|(label, names)| Problem { of: Subject::default(),
-            kind: "label_shared",
-            text: format!(
+        .map(|(label, names)| {
+            let text = format!(
                 "{} volumes have the label {} ({}): it names none of them, and /dev/ubcache has no link of this name",
                 names.len(),
                 serve::plain::label(label),
                 names.join(", ")
-            ),
-            command: format!("ubcache set-label {} {}", names.last().unwrap_or(&"VOLUME"), another(sets, label)),
+            );
+            let last = names.last().unwrap_or(&"VOLUME");
+            Problem::new("label_shared", text, format!("ubcache set-label {last} {}", another(sets, label)))
         })
         .collect()
 }
@@ -239,28 +241,25 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     };
     let typed = serve::plain::typed(label_of(set, device), id);
     let why = set.why.as_deref().unwrap_or("no reason is known");
-    found.extend(set.holders.iter().map(|holder| Problem { of: Subject::default(),
-        kind: "stopping",
-        text: format!(
+    found.extend(set.holders.iter().map(|holder| {
+        let text = format!(
             "the daemon is stopping, and waits until {} is not in use: {}; unmount or close it, and the stop goes on",
             title_of(&holder.label, &holder.name),
             holder.users
-        ),
-        command: holder.command.clone(),
+        );
+        Problem::new("stopping", text, holder.command.clone())
     }));
     match set.state {
-        "failed" => found.push(Problem {
-            of: Subject::default(),
-            kind: "set_failed",
-            text: format!("{what} has failed: {why}"),
-            command: format!("ubcache register {path}"),
-        }),
-        "serving" if set.why.is_some() => found.push(Problem {
-            of: Subject::default(),
-            kind: "set_silent",
-            text: format!("{what} does not answer: {why}"),
-            command: "journalctl -u ubcache".to_owned(),
-        }),
+        "failed" => found.push(Problem::new(
+            "set_failed",
+            format!("{what} has failed: {why}"),
+            format!("ubcache register {path}"),
+        )),
+        "serving" if set.why.is_some() => found.push(Problem::new(
+            "set_silent",
+            format!("{what} does not answer: {why}"),
+            "journalctl -u ubcache".to_owned(),
+        )),
         _ => {}
     }
     let Some(figures) = &set.figures.set else { return };
@@ -268,12 +267,11 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
         found.push(of_disabled_set(&set.figures, devices, why, (&what, &path)));
     }
     if is_on(&figures.tunables, "io_disable") {
-        found.push(Problem {
-            of: Subject::default(),
-            kind: "io_disabled",
-            text: format!("{what} fails every request, because io_disable is 1"),
-            command: format!("ubcache set {typed} io_disable=0"),
-        });
+        found.push(Problem::new(
+            "io_disabled",
+            format!("{what} fails every request, because io_disable is 1"),
+            format!("ubcache set {typed} io_disable=0"),
+        ));
     }
     found.extend(of_cache_errors(figures, &what));
     found.extend(of_damage(figures, (&what, typed)));
@@ -291,12 +289,11 @@ fn of_cache_errors(figures: &SetFigures, what: &str) -> Option<Problem> {
     }
     let limit = figures.tunables.iter().find(|t| t.key == "io_error_limit").map(|t| &*t.value);
     let limit = limit.map_or_else(String::new, |n| format!("; the set is disabled at {n} (io_error_limit)"));
-    Some(Problem {
-        of: Subject::default(),
-        kind: "io_errors",
-        text: format!("{what}: {} to its cache device failed{limit}", counted(errors, "request")),
-        command: "ubcache events --since 1d".to_owned(),
-    })
+    Some(Problem::new(
+        "io_errors",
+        format!("{what}: {} to its cache device failed{limit}", counted(errors, "request")),
+        "ubcache events --since 1d".to_owned(),
+    ))
 }
 
 /// Dirty data in the cache that is damaged.
@@ -307,10 +304,9 @@ fn of_damage(figures: &SetFigures, (what, id): (&str, &str)) -> Option<Problem> 
         let is_there = if d.registered { "" } else { ", a disk that is not registered" };
         format!(", the first at sector {} of {}{is_there}", d.sector, serve::plain::label(&d.volume))
     });
-    Some(Problem {
-        of: Subject::default(),
-        kind: "damaged",
-        text: format!(
+    Some(Problem::new(
+        "damaged",
+        format!(
             "{} of dirty data {} damaged on {what}{first}: no other device has {}, and reads of {} fail; see the page bit-rot \
              of the guide",
             counted(blocks, "block"),
@@ -318,8 +314,8 @@ fn of_damage(figures: &SetFigures, (what, id): (&str, &str)) -> Option<Problem> 
             form(blocks, "it", "them"),
             form(blocks, "it", "them")
         ),
-        command: format!("ubcache damaged {id}"),
-    })
+        format!("ubcache damaged {id}"),
+    ))
 }
 
 /// The dirty data of slots whose volumes are not served, because they were stopped or their disks are not registered.
@@ -413,7 +409,7 @@ fn of_missing_disks(set: &SetView, figures: &SetFigures, devices: &[DeviceView])
                 serve::amount::human(slot.dirty_bytes),
                 serve::plain::named(&figures.names.label, format!("cache set {}", set.id))
             );
-            Problem { of: Subject::default(), kind: "dirty_without_disk", text, command }
+            Problem::new("dirty_without_disk", text, command)
         })
         .collect()
 }
@@ -461,48 +457,40 @@ fn of_volume(set: &SetView, volume: &VolumeFigures, sets: &[SetView], found: &mu
                 format!("{what} is reached by {} only, NOT EXPORTED as configured: {why}", ways.join(", "))
             }
         };
-        found.push(Problem {
-            of: Subject::default(),
-            kind: "not_exported",
-            text,
-            command: "ubcache reload".to_owned(),
-        });
+        found.push(Problem::new("not_exported", text, "ubcache reload".to_owned()));
     }
     if is_on(&volume.tunables, "io_disable") {
         let errors = match volume.io_errors {
             0 => String::new(),
             n => format!(", after {} to its disk", counted(n, "failed request")),
         };
-        found.push(Problem {
-            of: Subject::default(),
-            kind: "io_disabled",
-            text: format!("{what} fails every request, because io_disable is 1{errors}"),
-            command: format!("ubcache set {name} io_disable=0"),
-        });
+        found.push(Problem::new(
+            "io_disabled",
+            format!("{what} fails every request, because io_disable is 1{errors}"),
+            format!("ubcache set {name} io_disable=0"),
+        ));
     } else if volume.io_errors > 0 {
         let path = device.unwrap_or("its disk");
-        found.push(Problem {
-            of: Subject::default(),
-            kind: "io_errors",
-            text: format!("{what}: {} to {path} failed", counted(volume.io_errors, "request")),
-            command: format!("ubcache explain {name}"),
-        });
+        found.push(Problem::new(
+            "io_errors",
+            format!("{what}: {} to {path} failed", counted(volume.io_errors, "request")),
+            format!("ubcache explain {name}"),
+        ));
     }
     if volume.state == Some("inconsistent") {
         let path = device.unwrap_or("DISK");
         let cache = set_for(set, volume, sets);
-        found.push(Problem {
-            of: Subject::default(),
-            kind: "stale",
-            text: format!("{what} was used without its cache: the data that the cache has of it is stale"),
-            command: match set.figures.set.as_ref().filter(|figures| figures.failed.is_some()) {
+        found.push(Problem::new(
+            "stale",
+            format!("{what} was used without its cache: the data that the cache has of it is stale"),
+            match set.figures.set.as_ref().filter(|figures| figures.failed.is_some()) {
                 // A disabled set has the disk until its cache device is unregistered.
                 Some(figures) => {
                     format!("ubcache unregister {} && ubcache attach {cache} {path}", figures.names.device)
                 }
                 None => format!("ubcache attach {cache} {path}"),
             },
-        });
+        ));
     }
 }
 

@@ -69,13 +69,14 @@ impl Registration {
         Registration { inventory, lookup, admission, placement, replug }
     }
 
-    /// Claims what `find` finds, unless the daemon stops.
+    /// Claims what `find` finds, unless the daemon has begun to stop during the wait.
     async fn claim<T, F>(&self, asked: &Asked, find: impl Fn() -> F) -> Result<(Claim<'_>, T), Failure>
     where
         F: Future<Output = Result<(T, Scope), Failure>>,
     {
+        let claimed = self.placement.changes().claim_found(asked, find).await?;
         self.inventory.workers.refuse_while_stopping()?;
-        self.placement.changes().claim_found(asked, find).await
+        Ok(claimed)
     }
 
     /// Registers devices: each is served, waits for what is missing, or is refused.

@@ -324,6 +324,7 @@ pub(super) async fn release(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), 
     // A miss that is still being inserted could replace data that the next owner of the device writes by old data.
     volume.ranges().invalidate_misses();
     if let Some(backing) = volume.backing() {
+        // An update may have begun after the stop.
         backing.updates_ended().await;
     }
     core.remove_with_device(volume, inode);

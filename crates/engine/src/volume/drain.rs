@@ -18,14 +18,13 @@ pub(super) async fn stop(volume: &Volume) -> Result<(), EngineError> {
     volume.writeback.wake();
     volume.idle.wait_until(|| volume.in_flight.get() == 0).await;
     volume.writeback.stopped().await;
+    let Some(backing) = &volume.backing else { return Ok(()) };
     // The next owner of the device must not find its superblock changed afterwards.
-    if let Some(backing) = &volume.backing {
-        backing.updates_ended().await;
+    backing.updates_ended().await;
+    if volume.attached().is_none() {
+        backing.flush_all().await?;
     }
-    match &volume.backing {
-        Some(b) if volume.attached().is_none() => Ok(b.flush_all().await?),
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 /// Waits until no dirty data is left; see [`Volume::drained`].

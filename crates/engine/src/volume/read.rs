@@ -26,7 +26,7 @@ use crate::stats::{OpKind, Outcome};
 /// So often a read of data with checksums looks up again before it excludes writes of its range.
 const MOST_RACES: u32 = 3;
 
-/// A read that looks up again.
+/// The state of a read that looks up again.
 #[derive(Default)]
 struct Again {
     /// The number of times that the data was not that of the look-up.
@@ -34,7 +34,7 @@ struct Again {
     /// Whether the read has waited for the operations that were under way when a flush had failed.
     waited: bool,
     /// Excludes writes of the range: a block with a checksum that is overwritten in place all the time would delay the read for
-    /// ever.
+    /// ever. The writes wait for one attempt of the read.
     range: Option<RangeGuard>,
 }
 
@@ -115,8 +115,10 @@ fn count_race(target: Target<'_>, again: &mut Option<Box<Again>>) {
     again.get_or_insert_default().races += 1;
 }
 
-/// Reads a request that is not one extent in memory. If the leaf with its beginning is not in memory, loads it; after a failed flush
-/// waits, once, for the operations under way in the range. Returns false after that, and if the request must look up and read again.
+/// Reads a request that is not one extent. Returns false if the request must look up (again) and read.
+///
+/// If the leaf with its beginning is not in memory, the function only loads it. After a failed flush of the backing device it first
+/// waits, once, for the operations under way in the parts of the request that are not dirty data.
 async fn read_in_pieces(
     target: Target<'_>,
     read: &Read,
@@ -136,7 +138,9 @@ async fn read_in_pieces(
             again.waited = true;
             // The read must not wait for itself.
             again.range = None;
-            volume.ranges.present_ended(read.start, read.end).await;
+            for (start, end) in parts_of_backing(target, read, first) {
+                volume.ranges.present_ended(start, end).await;
+            }
             return (buffer, Ok(false));
         }
     }
@@ -151,6 +155,28 @@ async fn read_in_pieces(
         None => count_race(target, again),
     }
     (buffer, Ok(found.is_some()))
+}
+
+/// The parts of a request that are not dirty data, so that the backing device has to do with them. A part in a leaf that is not in
+/// memory counts as one of them.
+fn parts_of_backing(target: Target<'_>, read: &Read, first: IndexSegment) -> Vec<(Sector, Sector)> {
+    let (mut parts, mut at, mut seg) = (Vec::new(), read.start, first);
+    loop {
+        if !matches!(seg.kind, Kind::Hit { dirty: true, .. }) {
+            parts.push((at, seg.end));
+        }
+        at = seg.end;
+        if at >= read.end {
+            return parts;
+        }
+        match target.cache.index.segment(target.inode, at, read.end) {
+            Ok(next) => seg = next,
+            Err(NotLoaded(_)) => {
+                parts.push((at, read.end));
+                return parts;
+            }
+        }
+    }
 }
 
 /// The extent that a request is, if it is one that the device can read without a copy. `first`: what the index has at its

@@ -3,7 +3,9 @@
 //! Owns the order: a tunable that cannot be stored keeps its old value. Must not know the values that are valid;
 //! `crate::tunables` does.
 
-use super::Volume;
+use format::{Inode, Uuid};
+
+use super::{Cache, Volume};
 use crate::error::EngineError;
 use crate::refusal::Refusal;
 use crate::tunables::Admission;
@@ -43,7 +45,8 @@ pub(super) async fn set(volume: &Volume, name: &str, value: &str) -> Result<(), 
     Ok(())
 }
 
-/// Writes the label to the backing superblock and to the slot of the volume in the UUID table: to both, or to neither.
+/// Writes the label to the backing superblock, then to the slot of the volume in the UUID table. If the table cannot be written, the
+/// superblock gets the old label back, unless the caller has given up or the volume was released meanwhile.
 async fn write_label(volume: &Volume, label: &str) -> Result<(), EngineError> {
     let Some(bytes) = format::superblock::label_bytes(label) else {
         return Err(Refusal::LabelTooLong { bytes: label.len() }.into());
@@ -53,14 +56,26 @@ async fn write_label(volume: &Volume, label: &str) -> Result<(), EngineError> {
         b.update(|sb| sb.set_label(bytes)).await?;
     }
     let Some((cache, inode)) = volume.attached() else { return Ok(()) };
-    let theirs = cache.clone();
-    let labelled = async move {
-        let _config = theirs.uuids.lock().await;
-        theirs.uuids.update(|u| u[inode.0 as usize].label = bytes).await
-    };
-    let labelled = cache.tasks.to_the_end(labelled).await;
-    if let (Err(_), Some(b), Some(before)) = (&labelled, &volume.backing, before) {
+    let (theirs, uuid) = (cache.clone(), cache.uuids.uuid_of(inode));
+    let listed = async move { write_label_of_slot(&theirs, (inode, uuid), bytes).await };
+    let listed = cache.tasks.to_the_end(listed).await;
+    if let (Err(_), Some(b), Some(before)) = (&listed, &volume.backing, before)
+        && volume.is_attached_as(&cache, inode)
+    {
         b.update(|sb| sb.set_label(before)).await?;
     }
-    labelled
+    listed
+}
+
+/// Writes the label of a slot, if the slot is still that of this device or volume.
+async fn write_label_of_slot(
+    cache: &Cache,
+    (inode, uuid): (Inode, Option<Uuid>),
+    label: [u8; 32],
+) -> Result<(), EngineError> {
+    let _config = cache.uuids.lock().await;
+    if cache.uuids.uuid_of(inode) != uuid {
+        return Ok(());
+    }
+    cache.uuids.update(|u| u[inode.0 as usize].label = label).await
 }
