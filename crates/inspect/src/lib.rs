@@ -35,7 +35,7 @@ pub use extract::{
     DamagedDirty, ExtractError, ExtractOptions, Extraction, FileSink, Sink, StreamSink, Target,
 };
 pub use finding::{Finding, Findings, Invariant, Mismatch, Place, Severity};
-pub use source::{FileSource, OpenFileError, ReadAt, ReadError, SliceSource};
+pub use source::{FileSource, OpenFileError, ReadAt, ReadError, ReadFailure, SliceSource};
 pub use view::{Mode, NodeId, OpenError, PieceKind, SetView};
 
 /// Version of all serialised documents of this crate.

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 
 use format::{Bkey, BsetBuilder, BucketNr, Gen, Inode, Ptr, Sector, parse_entry, parse_node};
+use inspect::view::JournalStop;
 use inspect::{Invariant, ReadAt, SetView};
 
 use crate::reason::Unrepairable;
@@ -114,11 +115,17 @@ fn leaves(work: &Work<'_>, view: &SetView, root: BucketNr) -> Result<Leaves, Unr
 /// The pointers to roots that journal entries name, and that are not the root any more.
 fn former_roots(work: &Work<'_>, view: &SetView) -> Result<BTreeSet<u64>, Unrepairable> {
     let Some(journal) = &view.journal else { return Ok(BTreeSet::new()) };
+    if let Some(bucket) = journal.buckets.iter().find(|b| b.stop == JournalStop::Unreadable) {
+        let bucket = bucket.bucket;
+        return Err(format!(
+            "journal bucket {bucket} cannot be read, so a former root could count as a leaf"
+        )
+        .into());
+    }
     let (magic, block) = (view.superblock.set_magic(), view.geometry().block_sectors);
     let mut roots = BTreeSet::new();
     for info in &journal.entries {
         let mut bytes = vec![0; usize::try_from(info.sectors.bytes()).unwrap_or(0)];
-        // Without the entry a former root would count as a leaf.
         work.cache.read_at(info.sector, &mut bytes)?;
         roots.extend(parse_entry(&bytes, magic, block)?.0.btree_root.pointer().map(|ptr| ptr.0));
     }
