@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use engine::policy::bypass::dirty_limit_percent;
 use engine::policy::congestion::{Congestion, Direction};
 use engine::policy::cost::{CostModel, Costs};
-use engine::policy::sequential::{SequentialDetector, StreamHint};
+use engine::policy::sequential::SequentialDetector;
 use engine::policy::writeback_rate::{IdleCounter, IdleInputs, RateInputs, RateUpdate, WritebackRate};
 use engine::tunables::{DeviceTunables, SetTunables};
 use format::{Sector, Sectors};
@@ -296,7 +296,7 @@ fn what_becomes_of_streams() {
         if length == 512 {
             at += 512;
         }
-        let known = detector.observe(Sector(start), Sectors(length), now, StreamHint::default());
+        let known = detector.observe(Sector(start), Sectors(length), now);
         let kib = known.0 as f64 / 2.0;
         past += u32::from(kib >= cutoff);
         chart.dot((request as f64, kib), if kib >= cutoff { ORANGE } else { BLUE });

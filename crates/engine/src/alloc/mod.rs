@@ -24,14 +24,14 @@ mod walks;
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::rc::Rc;
 
-use format::{BucketNr, Gen, Geometry, Inode, Ptr, Sector, Sectors};
+use format::{BucketNr, Gen, Geometry, Ptr, Sectors};
 use io::Nanos;
 use io::sync::Permit;
 
 pub(crate) use buckets::{Buckets, GEN_AGE_LIMIT, Holds, Use};
 pub(crate) use eviction::{Aged, Eviction};
 pub(crate) use idle::IdleBuckets;
-pub(crate) use open::{DataKind, OpenBuckets, PlaceRequest, Placed};
+pub(crate) use open::{DataKind, OpenBuckets, Placed};
 use pool::Pool;
 pub(crate) use pool::Purpose;
 use prio::PrioChain;
@@ -246,12 +246,11 @@ impl Allocator {
     }
 
     /// Takes a place in an open bucket, if there is room now. The bucket stays pinned until [`Allocator::release`].
-    pub(crate) fn try_place(&self, kind: DataKind, at: (Inode, Sector), want: Sectors) -> Option<Placed> {
+    pub(crate) fn try_place(&self, kind: DataKind, want: Sectors) -> Option<Placed> {
         let buckets = &mut *self.buckets.borrow_mut();
         let purpose = if kind == DataKind::Moving { Purpose::Moving } else { Purpose::Data };
-        let request = PlaceRequest { kind, at, want, hint: 0 };
         let open = &mut *self.open.borrow_mut();
-        let placed = open.place(request, buckets, |b| {
+        let placed = open.place(kind, want, buckets, |b| {
             let taken = self.pool.try_take(purpose, b)?;
             if kind == DataKind::Dirty {
                 self.pool.fills();

@@ -1,14 +1,14 @@
 //! The open buckets, to which new data is written.
 //!
 //! Owns the buckets that are being filled. Each kind of data ([`DataKind`]) has its own buckets, so that dirty data,
-//! clean data, flash-only volumes and moved data are reclaimed independently. A write that continues the last piece of
-//! an open bucket of its kind goes to that bucket; other writes go to the bucket of their kind that was used last. So
-//! data that is written together is stored together (semantics section 7.4).
+//! clean data, flash-only volumes and moved data are reclaimed independently. At most one bucket of each kind is open, so
+//! data that is written together is stored together. The kernel has more open buckets, one for each writing task
+//! (semantics section 7.4); a block server has no such tasks.
 //!
 //! Invariant: an open bucket has one pin, and one more for every place that was handed out, until its key is inserted
 //! or the place is released.
 
-use format::{BucketNr, Geometry, Inode, Ptr, Sector, Sectors};
+use format::{BucketNr, Geometry, Ptr, Sector, Sectors};
 
 use super::Buckets;
 
@@ -29,16 +29,9 @@ pub(crate) enum DataKind {
     Moving,
 }
 
-/// A piece of data that needs a place.
-#[derive(Clone, Copy)]
-pub(crate) struct PlaceRequest {
-    pub(crate) kind: DataKind,
-    /// The position on its device.
-    pub(crate) at: (Inode, Sector),
-    /// The number of sectors; the place may be shorter.
-    pub(crate) want: Sectors,
-    /// Pieces with the same hint go to the same bucket, if they can.
-    pub(crate) hint: u16,
+impl DataKind {
+    /// The number of kinds.
+    pub(super) const COUNT: u32 = DataKind::Moving as u32 + 1;
 }
 
 /// A place for data.
@@ -54,9 +47,6 @@ struct Open {
     kind: DataKind,
     /// Next free sector inside the bucket.
     used: Sectors,
-    /// The position on its device at which the last piece ended.
-    last: (Inode, Sector),
-    hint: u16,
     last_used: u64,
 }
 
@@ -77,10 +67,9 @@ pub(crate) struct OpenBuckets {
 const MAX_PIECE: Sectors = Sectors(65528);
 
 impl OpenBuckets {
-    /// Makes the open buckets of a set with this geometry: enough for all kinds of data, and few enough for a fast
-    /// search.
+    /// Makes the open buckets of a set with this geometry. Small caches have fewer than one for each kind of data.
     pub(crate) fn of_set(g: &Geometry) -> OpenBuckets {
-        let limit = (g.nbuckets / 64).clamp(4, 64) as usize;
+        let limit = (g.nbuckets / 64).clamp(4, DataKind::COUNT) as usize;
         OpenBuckets::new(limit, g.bucket_sectors, g.block_sectors)
     }
 
@@ -125,54 +114,37 @@ impl OpenBuckets {
         }
     }
 
-    /// The index of the open bucket that fits a write best.
-    fn choose(&self, kind: DataKind, at: (Inode, Sector), hint: u16) -> Option<usize> {
-        let mine = || self.open.iter().enumerate().filter(|(_, o)| o.kind == kind);
-        let follows = mine().find(|(_, o)| o.last == at);
-        let same = || mine().filter(|(_, o)| o.hint == hint).max_by_key(|(_, o)| o.last_used);
-        follows.or_else(same).map(|(i, _)| i)
+    /// The index of the open bucket of a kind, if there is one.
+    fn open_bucket(&self, kind: DataKind) -> Option<usize> {
+        self.open.iter().position(|o| o.kind == kind)
     }
 
-    /// Takes a place for a piece or for its begin. `fresh` supplies a new bucket; returns `None` if there is none.
+    /// Takes a place for `want` sectors of this kind of data; the place may be shorter. `fresh` supplies a new bucket;
+    /// returns `None` if there is none.
     pub(crate) fn place(
         &mut self,
-        request: PlaceRequest,
+        kind: DataKind,
+        want: Sectors,
         buckets: &mut Buckets,
         fresh: impl FnOnce(&mut Buckets) -> Option<BucketNr>,
     ) -> Option<Placed> {
-        let PlaceRequest { kind, at, want, hint } = request;
         let (bucket_sectors, block_sectors) = (self.bucket_sectors, self.block_sectors);
         self.clock += 1;
-        let i = match self.choose(kind, at, hint) {
+        let i = match self.open_bucket(kind) {
             Some(i) => i,
-            None => match fresh(buckets) {
-                Some(bucket) => {
-                    self.close_coldest(buckets);
-                    buckets.pin(bucket);
-                    self.open.push(Open {
-                        bucket,
-                        kind,
-                        used: Sectors::ZERO,
-                        last: at,
-                        hint,
-                        last_used: self.clock,
-                    });
-                    self.open.len() - 1
-                }
-                // No new bucket is ready: use any open bucket of the kind.
-                None => {
-                    let shared = self.open.iter().enumerate().filter(|(_, o)| o.kind == kind);
-                    shared.max_by_key(|(_, o)| o.last_used)?.0
-                }
-            },
+            None => {
+                let bucket = fresh(buckets)?;
+                self.close_coldest(buckets);
+                buckets.pin(bucket);
+                self.open.push(Open { bucket, kind, used: Sectors::ZERO, last_used: self.clock });
+                self.open.len() - 1
+            }
         };
         let o = &mut self.open[i];
         let size = Sectors(want.0.min((self.data_sectors - o.used).0).min(MAX_PIECE.0));
         let sector = Sector(u64::from(o.bucket.0) * bucket_sectors.0 + o.used.0);
         let ptr = Ptr::new(0, sector, buckets.generation(o.bucket));
         o.used += size;
-        o.last = (at.0, at.1 + size);
-        o.hint = hint;
         o.last_used = self.clock;
         buckets.pin(o.bucket);
         if self.data_sectors.0 - o.used.0 < block_sectors.0 {

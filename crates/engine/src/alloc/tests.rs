@@ -1,6 +1,6 @@
 //! Compares the counts of the allocator with the buckets.
 
-use format::{Gen, Inode, Ptr, Sector, Sectors};
+use format::{Gen, Ptr, Sector, Sectors};
 use proptest::prelude::*;
 
 use super::pool::Pool;
@@ -327,10 +327,20 @@ fn reserves_by_the_size_of_the_cache() {
     }
 }
 
+/// All kinds of data, in the order in which the tests open their buckets.
+const KINDS: [DataKind; 6] = [
+    DataKind::Dirty,
+    DataKind::Clean,
+    DataKind::Promoted,
+    DataKind::Meta,
+    DataKind::Volume,
+    DataKind::Moving,
+];
+
 /// The number of open buckets in caches of several sizes: one more closes the least recently used one.
 #[test]
 fn open_buckets_by_the_size_of_the_cache() {
-    for (nbuckets, limit) in [(64, 4), (319, 4), (320, 5), (1024, 16), (4096, 64), (100_000, 64)] {
+    for (nbuckets, limit) in [(64, 4), (319, 4), (320, 5), (384, 6), (100_000, 6)] {
         let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
         let open = &mut OpenBuckets::of_set(&Geometry {
             nbuckets,
@@ -338,23 +348,17 @@ fn open_buckets_by_the_size_of_the_cache() {
             block_sectors: Sectors(1),
             ..geometry()
         });
-        for n in 0..70 {
+        for (n, kind) in (0..).zip(KINDS) {
             let bucket = BucketNr(FIRST + n);
             buckets.invalidate(bucket);
             buckets.take(bucket, false);
-            let at = (Inode(n), Sector(0));
-            let fresh = |_: &mut Buckets| Some(bucket);
-            let placed = open.place(
-                PlaceRequest { kind: DataKind::Dirty, at, want: Sectors(8), hint: n as u16 },
-                &mut buckets,
-                fresh,
-            );
+            let placed = open.place(kind, Sectors(8), &mut buckets, |_| Some(bucket));
             assert_eq!(placed.map(|p| buckets.bucket_of(p.ptr)), Some(bucket));
             buckets.unpin(bucket);
         }
         let are_open: Vec<u32> =
             buckets.all().filter(|b| buckets.pins(*b) > 0).map(|b| b.0 - FIRST).collect();
-        assert_eq!(are_open, (70 - limit..70).collect::<Vec<_>>(), "{nbuckets}");
+        assert_eq!(are_open, (6 - limit..6).collect::<Vec<_>>(), "{nbuckets}");
     }
 }
 
@@ -403,27 +407,23 @@ fn a_cache_fills_up_by_what_is_taken() {
     assert!(!alloc.is_filling(&buckets, at(6)));
 }
 
-/// An open bucket, described by its last piece: the volume, the end, the hint and the time.
+/// An open bucket of the naive allocator.
 struct OpenedBucket {
     bucket: BucketNr,
     kind: DataKind,
     used: u64,
-    put: (Inode, Sector, u16, usize),
+    last_used: usize,
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// A piece goes behind the piece that it continues, otherwise to the bucket that its hint used last, otherwise to a
-    /// new bucket, otherwise to the bucket of its kind that was used last.
+    /// A piece goes to the open bucket of its kind, otherwise to a new bucket. A new bucket above the limit closes the
+    /// bucket that was used least recently.
     #[test]
-    fn pieces_are_placed_by_what_they_follow(
-        pieces in prop::collection::vec(
-            (0usize..3, 0u32..2, 0u64..6, 1u64..100, 0u16..3, prop::bool::weighted(0.8)),
-            1..200,
-        )
+    fn pieces_of_one_kind_fill_one_bucket(
+        pieces in prop::collection::vec((0usize..6, 1u64..100, prop::bool::weighted(0.8)), 1..200)
     ) {
-        let kinds = [DataKind::Dirty, DataKind::Clean, DataKind::Volume];
         let (limit, block) = (4, Sectors(8));
         let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
         (FIRST..NBUCKETS).for_each(|b| {
@@ -433,42 +433,23 @@ proptest! {
         let mut open = OpenBuckets::new(limit, BUCKET, block);
         let mut naive: Vec<OpenedBucket> = Vec::new();
         let mut pins = vec![0u16; NBUCKETS as usize];
-        for (now, (kind, inode, slot, want, hint, has_room)) in pieces.into_iter().enumerate() {
-            let (kind, at) = (kinds[kind], (Inode(inode), Sector(slot * 8)));
-            let newest = |open: &[OpenedBucket], fits: &dyn Fn(&OpenedBucket) -> bool| {
-                let mine = open.iter().filter(|o| o.kind == kind && fits(o));
-                mine.max_by_key(|o| o.put.3).map(|o| o.bucket)
-            };
-            // The last pieces of two buckets can end at the same position; either bucket is correct.
-            let follow: Vec<BucketNr> = naive
-                .iter()
-                .filter(|o| o.kind == kind && (o.put.0, o.put.1) == at)
-                .map(|o| o.bucket)
-                .collect();
-            let same = newest(&naive, &|o| o.put.2 == hint);
+        for (now, (kind, want, has_room)) in pieces.into_iter().enumerate() {
+            let kind = KINDS[kind];
             let fresh = if has_room { free.last().copied() } else { None };
-            let may: Vec<BucketNr> = if follow.is_empty() {
-                same.or(fresh).or_else(|| newest(&naive, &|_| true)).into_iter().collect()
-            } else {
-                follow
-            };
-            let placed = open.place(PlaceRequest { kind, at, want: Sectors(want), hint }, &mut buckets, |buckets| {
+            let expected = naive.iter().find(|o| o.kind == kind).map(|o| o.bucket).or(fresh);
+            let placed = open.place(kind, Sectors(want), &mut buckets, |buckets| {
                 let b = fresh?;
                 free.pop();
                 buckets.take(b, false);
                 Some(b)
             });
-            let Some(placed) = placed else {
-                prop_assert!(may.is_empty());
-                continue;
-            };
-            let b = buckets.bucket_of(placed.ptr);
-            prop_assert!(may.contains(&b), "{b} for {at:?}, expected one of {may:?}");
+            prop_assert_eq!(placed.map(|p| buckets.bucket_of(p.ptr)), expected);
+            let (Some(placed), Some(b)) = (placed, expected) else { continue };
             if !naive.iter().any(|o| o.bucket == b) {
                 pins[b.0 as usize] += 1;
-                naive.push(OpenedBucket { bucket: b, kind, used: 0, put: (at.0, at.1, hint, now) });
+                naive.push(OpenedBucket { bucket: b, kind, used: 0, last_used: now });
                 if naive.len() > limit {
-                    let coldest = (0..naive.len()).min_by_key(|i| naive[*i].put.3).unwrap();
+                    let coldest = (0..naive.len()).min_by_key(|i| naive[*i].last_used).unwrap();
                     pins[naive.swap_remove(coldest).bucket.0 as usize] -= 1;
                 }
             }
@@ -479,7 +460,7 @@ proptest! {
             prop_assert_eq!(placed.ptr.offset(), Sector(u64::from(b.0) * BUCKET.0 + o.used));
             prop_assert_eq!(placed.ptr.generation(), buckets.generation(b));
             o.used += size;
-            o.put = (at.0, at.1 + Sectors(size), hint, now);
+            o.last_used = now;
             pins[b.0 as usize] += 1;
             if BUCKET.0 - o.used < block.0 {
                 naive.swap_remove(i);
@@ -502,27 +483,23 @@ fn a_wipe_closes_what_it_has_before_it() {
     for marked in [10, 11] {
         let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
         let mut open = OpenBuckets::new(4, BUCKET, Sectors(1));
-        let place = |open: &mut OpenBuckets, buckets: &mut Buckets, kind, at, fresh: u32| {
+        let place = |open: &mut OpenBuckets, buckets: &mut Buckets, kind, fresh: u32| {
             let fresh = BucketNr(fresh);
-            let placed = open.place(
-                PlaceRequest { kind, at: (Inode(1), Sector(at)), want: Sectors(8), hint: 0 },
-                buckets,
-                |b| {
-                    b.invalidate(fresh);
-                    b.take(fresh, false);
-                    Some(fresh)
-                },
-            );
+            let placed = open.place(kind, Sectors(8), buckets, |b| {
+                b.invalidate(fresh);
+                b.take(fresh, false);
+                Some(fresh)
+            });
             buckets.bucket_of(placed.unwrap().ptr).0
         };
-        assert_eq!(place(&mut open, &mut buckets, DataKind::Dirty, 0, 10), 10);
-        assert_eq!(place(&mut open, &mut buckets, DataKind::Clean, 100, 11), 11);
+        assert_eq!(place(&mut open, &mut buckets, DataKind::Dirty, 10), 10);
+        assert_eq!(place(&mut open, &mut buckets, DataKind::Clean, 11), 11);
         buckets.mark_for_wipe();
         buckets.wiped(BucketNr(21 - marked));
         open.close_marked(&mut buckets);
         let is = |bucket| if bucket == marked { bucket + 10 } else { bucket };
-        assert_eq!(place(&mut open, &mut buckets, DataKind::Dirty, 8, 20), is(10));
-        assert_eq!(place(&mut open, &mut buckets, DataKind::Clean, 108, 21), is(11));
+        assert_eq!(place(&mut open, &mut buckets, DataKind::Dirty, 20), is(10));
+        assert_eq!(place(&mut open, &mut buckets, DataKind::Clean, 21), is(11));
     }
 }
 
@@ -556,7 +533,7 @@ fn only_metadata_of_file_systems_ages_slowly() {
         rt.sleep(io::Nanos::from_secs(60)).await;
         let kinds = [DataKind::Dirty, DataKind::Clean, DataKind::Promoted, DataKind::Meta, DataKind::Volume];
         let filled = kinds.map(|kind| {
-            let placed = alloc.try_place(kind, (Inode(0), Sector(0)), Sectors(16)).unwrap();
+            let placed = alloc.try_place(kind, Sectors(16)).unwrap();
             let bucket = alloc.buckets().bucket_of(placed.ptr);
             alloc.release(placed);
             bucket

@@ -274,7 +274,7 @@ async fn move_extents(gc: &Rc<Gc>, found: &[LiveExtent]) -> Result<bool, EngineE
                 break;
             }
             let want = Sectors((end - at).0.min(left.0));
-            let Some(placed) = gc.parts.alloc.try_place(DataKind::Moving, (f.inode, at), want) else {
+            let Some(placed) = gc.parts.alloc.try_place(DataKind::Moving, want) else {
                 copy(gc, &mut batch).await?;
                 // There is no bucket to pack into.
                 gc.parts.alloc.wait(Purpose::Moving, || true).await;
@@ -463,7 +463,7 @@ pub(crate) fn promote(gc: &Rc<Gc>, (inode, start): (Inode, Sector), from: Ptr, d
         let mut at = start;
         while at < end
             && gc.is_in_use(inode)
-            && let Some(placed) = gc.parts.alloc.try_place(DataKind::Promoted, (inode, at), end - at)
+            && let Some(placed) = gc.parts.alloc.try_place(DataKind::Promoted, end - at)
         {
             let offset = (at - start).bytes() as usize;
             let done = gc.parts.data.write(placed.ptr, placed.size, data.clone(), offset).await;

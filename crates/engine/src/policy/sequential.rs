@@ -6,16 +6,13 @@
 //!
 //! The kernel also averages the run lengths of each *task* (thread) and applies the average to the next requests of the
 //! task. A block server has no such tasks: one worker serves many clients, many workers serve one client, and the
-//! average of one client would affect the others. So this detector identifies a stream by its positions alone. Two
-//! rules replace the averages:
+//! average of one client would affect the others. So this detector identifies a stream by its positions alone: a client
+//! may send one stream over several connections.
 //!
-//! * A [`StreamHint`] (for example, the number of the export's connection) distinguishes streams that end at the same
-//!   sector. It never splits a stream whose positions continue, because a client may send one stream over several
-//!   connections.
-//! * Streams *join*. Asynchronous servers deliver the requests of one stream slightly out of order. A request that
-//!   arrives early begins a new stream; when the request before it arrives, the two streams become one, with the sum of
-//!   their lengths. A request that continues no stream never joins a stream behind it, so descending access is not a
-//!   stream.
+//! Streams *join* instead. Asynchronous servers deliver the requests of one stream slightly out of order. A request that
+//! arrives early begins a new stream; when the request before it arrives, the two streams become one, with the sum of
+//! their lengths. A request that continues no stream never joins a stream behind it, so descending access is not a
+//! stream.
 //!
 //! *Invariants:* the length of a record is `last - first`; every live record is exactly once in the chain of its first
 //! sector and once in that of its last sector; the order of use is a permutation of all records. *Must not know:*
@@ -33,11 +30,6 @@ const LIFETIME: Nanos = Nanos::from_secs(5);
 /// The index that no record has.
 const NIL: u8 = u8::MAX;
 
-/// The source of a request: the number of the connection or queue. A caller that does not know it passes the default
-/// for all requests.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
-pub struct StreamHint(pub u16);
-
 #[derive(Clone, Copy, Default)]
 struct Record {
     first: Sector,
@@ -45,7 +37,6 @@ struct Record {
     last: Sector,
     /// The time until which the record is valid.
     expires: Nanos,
-    hint: StreamHint,
     live: bool,
 }
 
@@ -76,12 +67,12 @@ impl SequentialDetector {
 
     /// Records a request for `sectors` from `start`, and returns the length of its stream, including the request. A
     /// stream of one request has the length of the request.
-    pub fn observe(&mut self, start: Sector, sectors: Sectors, now: Nanos, hint: StreamHint) -> Sectors {
+    pub fn observe(&mut self, start: Sector, sectors: Sectors, now: Nanos) -> Sectors {
         let end = Sector(start.0.saturating_add(sectors.0));
         if end == start {
             return Sectors::ZERO;
         }
-        let slot = match self.ending_at(start, now, hint) {
+        let slot = match self.ending_at(start, now) {
             Some(slot) => {
                 self.unlink(slot);
                 slot
@@ -97,7 +88,7 @@ impl SequentialDetector {
         let mut last = end;
         if continues {
             // Each round removes a record from its chain, so the loop ends.
-            while let Some(next) = self.beginning_at(last, now, hint) {
+            while let Some(next) = self.beginning_at(last, now) {
                 last = self.records[usize::from(next)].last;
                 self.unlink(next);
                 self.order.make_least_recent(next);
@@ -106,7 +97,6 @@ impl SequentialDetector {
         let record = &mut self.records[usize::from(slot)];
         record.last = last;
         record.expires = now.after(LIFETIME);
-        record.hint = hint;
         record.live = true;
         let length = Sectors(record.last.0.saturating_sub(record.first.0));
         self.by_first.push(self.records[usize::from(slot)].first, slot);
@@ -115,36 +105,21 @@ impl SequentialDetector {
         length
     }
 
-    fn ending_at(&self, sector: Sector, now: Nanos, hint: StreamHint) -> Option<u8> {
-        self.best(&self.by_last, sector, now, hint, |r| r.last)
+    fn ending_at(&self, sector: Sector, now: Nanos) -> Option<u8> {
+        self.newest(&self.by_last, sector, now, |r| r.last)
     }
 
-    fn beginning_at(&self, sector: Sector, now: Nanos, hint: StreamHint) -> Option<u8> {
-        self.best(&self.by_first, sector, now, hint, |r| r.first)
+    fn beginning_at(&self, sector: Sector, now: Nanos) -> Option<u8> {
+        self.newest(&self.by_first, sector, now, |r| r.first)
     }
 
-    /// Among the records whose `key` is `sector`: the most recently used one with this hint, otherwise the most
-    /// recently used one. Chains are in order of use, because every use pushes the record again.
-    fn best(
-        &self,
-        chains: &Chains,
-        sector: Sector,
-        now: Nanos,
-        hint: StreamHint,
-        key: fn(&Record) -> Sector,
-    ) -> Option<u8> {
-        let mut any = None;
-        for slot in chains.iter(sector) {
+    /// Among the records whose `key` is `sector`: the most recently used one. Chains are in order of use, because every
+    /// use pushes the record again.
+    fn newest(&self, chains: &Chains, sector: Sector, now: Nanos, key: fn(&Record) -> Sector) -> Option<u8> {
+        chains.iter(sector).find(|&slot| {
             let record = &self.records[usize::from(slot)];
-            if key(record) != sector || record.expires < now {
-                continue;
-            }
-            if record.hint == hint {
-                return Some(slot);
-            }
-            any = any.or(Some(slot));
-        }
-        any
+            key(record) == sector && record.expires >= now
+        })
     }
 
     fn unlink(&mut self, slot: u8) {
@@ -252,9 +227,6 @@ mod tests {
 
     use super::*;
 
-    const A: StreamHint = StreamHint(1);
-    const B: StreamHint = StreamHint(2);
-
     /// The same rules without chains and rings: a list of live records, the most recently used one first.
     #[derive(Default)]
     struct Naive {
@@ -262,37 +234,35 @@ mod tests {
     }
 
     impl Naive {
-        fn take(&mut self, now: Nanos, hint: StreamHint, fits: impl Fn(&Record) -> bool) -> Option<Record> {
+        fn take(&mut self, now: Nanos, fits: impl Fn(&Record) -> bool) -> Option<Record> {
             let fits = |r: &Record| fits(r) && now.0 <= r.expires.0;
-            let same = self.records.iter().position(|r| fits(r) && r.hint == hint);
-            let any = self.records.iter().position(fits);
-            same.or(any).map(|i| self.records.remove(i))
+            self.records.iter().position(fits).map(|i| self.records.remove(i))
         }
 
-        fn observe(&mut self, start: Sector, sectors: Sectors, now: Nanos, hint: StreamHint) -> Sectors {
+        fn observe(&mut self, start: Sector, sectors: Sectors, now: Nanos) -> Sectors {
             let mut last = start + sectors;
             let mut first = start;
-            if let Some(before) = self.take(now, hint, |r| r.last == start) {
+            if let Some(before) = self.take(now, |r| r.last == start) {
                 first = before.first;
-                while let Some(after) = self.take(now, hint, |r| r.first == last) {
+                while let Some(after) = self.take(now, |r| r.first == last) {
                     last = after.last;
                 }
             }
             self.records.truncate(RECORDS - 1);
-            self.records.insert(0, Record { first, last, expires: now.after(LIFETIME), hint, live: true });
+            self.records.insert(0, Record { first, last, expires: now.after(LIFETIME), live: true });
             last - first
         }
     }
 
-    fn feed(detector: &mut SequentialDetector, start: u64, sectors: u64, ms: u64, hint: StreamHint) -> u64 {
-        detector.observe(Sector(start), Sectors(sectors), Nanos::from_ms(ms), hint).0
+    fn feed(detector: &mut SequentialDetector, start: u64, sectors: u64, ms: u64) -> u64 {
+        detector.observe(Sector(start), Sectors(sectors), Nanos::from_ms(ms)).0
     }
 
     #[test]
     fn the_64th_request_of_64_kib_reaches_4_mib() {
         let mut d = SequentialDetector::new();
         for i in 1..=100u64 {
-            let length = feed(&mut d, 1000 + (i - 1) * 128, 128, i, A);
+            let length = feed(&mut d, 1000 + (i - 1) * 128, 128, i);
             assert_eq!(length, i * 128);
             assert_eq!(length >= (4 << 20) / 512, i >= 64, "request {i}");
         }
@@ -301,69 +271,60 @@ mod tests {
     #[test]
     fn a_stream_ends_after_five_seconds() {
         let mut d = SequentialDetector::new();
-        feed(&mut d, 0, 8, 0, A);
-        assert_eq!(feed(&mut d, 8, 8, 5000, A), 16, "5 s later: still known");
-        assert_eq!(feed(&mut d, 16, 8, 10001, A), 8, "longer than that: a new stream");
+        feed(&mut d, 0, 8, 0);
+        assert_eq!(feed(&mut d, 8, 8, 5000), 16, "5 s later: still known");
+        assert_eq!(feed(&mut d, 16, 8, 10001), 8, "longer than that: a new stream");
     }
 
     #[test]
     fn the_129th_stream_takes_the_place_of_the_least_recently_used() {
         let mut d = SequentialDetector::new();
         for i in 0..128 {
-            feed(&mut d, i * 1000, 8, 0, A);
+            feed(&mut d, i * 1000, 8, 0);
         }
-        assert_eq!(feed(&mut d, 8, 8, 1, A), 16, "the first one is used again");
-        feed(&mut d, 999_000, 8, 1, A);
-        assert_eq!(feed(&mut d, 1008, 8, 1, A), 8, "the second one is gone");
-        assert_eq!(feed(&mut d, 16, 8, 1, A), 24);
-        assert_eq!(feed(&mut d, 127_008, 8, 1, A), 16);
+        assert_eq!(feed(&mut d, 8, 8, 1), 16, "the first one is used again");
+        feed(&mut d, 999_000, 8, 1);
+        assert_eq!(feed(&mut d, 1008, 8, 1), 8, "the second one is gone");
+        assert_eq!(feed(&mut d, 16, 8, 1), 24);
+        assert_eq!(feed(&mut d, 127_008, 8, 1), 16);
     }
 
     #[test]
-    fn a_hint_decides_between_streams_that_end_at_one_sector() {
+    fn of_two_streams_that_end_at_one_sector_the_newer_one_continues() {
         let mut d = SequentialDetector::new();
-        feed(&mut d, 100, 100, 0, A);
-        feed(&mut d, 190, 10, 0, B);
-        assert_eq!(feed(&mut d, 200, 10, 0, A), 110);
-        assert_eq!(feed(&mut d, 200, 10, 0, B), 20);
-    }
-
-    #[test]
-    fn one_stream_over_several_connections_stays_one() {
-        let mut d = SequentialDetector::new();
-        for i in 0..16 {
-            let length = feed(&mut d, i * 8, 8, 0, StreamHint((i % 4) as u16));
-            assert_eq!(length, (i + 1) * 8);
-        }
+        feed(&mut d, 100, 100, 0);
+        feed(&mut d, 190, 10, 0);
+        assert_eq!(feed(&mut d, 200, 10, 0), 20);
+        assert_eq!(feed(&mut d, 200, 10, 0), 110);
     }
 
     #[test]
     fn requests_out_of_order_join_their_stream() {
         let mut d = SequentialDetector::new();
-        assert_eq!(feed(&mut d, 0, 8, 0, A), 8);
-        assert_eq!(feed(&mut d, 16, 8, 0, A), 8, "early");
-        assert_eq!(feed(&mut d, 24, 8, 0, B), 16, "early, too");
-        assert_eq!(feed(&mut d, 8, 8, 0, A), 32, "the gap is closed");
-        assert_eq!(feed(&mut d, 32, 8, 0, A), 40);
+        assert_eq!(feed(&mut d, 0, 8, 0), 8);
+        assert_eq!(feed(&mut d, 16, 8, 0), 8, "early");
+        assert_eq!(feed(&mut d, 24, 8, 0), 16, "early, too");
+        assert_eq!(feed(&mut d, 8, 8, 0), 32, "the gap is closed");
+        assert_eq!(feed(&mut d, 32, 8, 0), 40);
     }
 
     #[test]
     fn descending_access_is_no_stream() {
         let mut d = SequentialDetector::new();
         for i in (0..200).rev() {
-            assert_eq!(feed(&mut d, i * 8, 8, 0, A), 8);
+            assert_eq!(feed(&mut d, i * 8, 8, 0), 8);
         }
     }
 
     #[test]
     fn extremes_do_no_harm() {
         let mut d = SequentialDetector::new();
-        assert_eq!(feed(&mut d, 7, 0, 0, A), 0, "nothing");
-        assert_eq!(feed(&mut d, 0, u64::MAX, 0, A), u64::MAX);
-        assert_eq!(feed(&mut d, u64::MAX, 8, 0, A), 0, "beyond the end of everything");
-        assert_eq!(feed(&mut d, u64::MAX - 4, 8, 0, A), 4);
-        assert_eq!(d.observe(Sector(1), Sectors(1), Nanos(u64::MAX), A), Sectors(1));
-        assert_eq!(d.observe(Sector(2), Sectors(1), Nanos(u64::MAX), A), Sectors(2));
+        assert_eq!(feed(&mut d, 7, 0, 0), 0, "nothing");
+        assert_eq!(feed(&mut d, 0, u64::MAX, 0), u64::MAX);
+        assert_eq!(feed(&mut d, u64::MAX, 8, 0), 0, "beyond the end of everything");
+        assert_eq!(feed(&mut d, u64::MAX - 4, 8, 0), 4);
+        assert_eq!(d.observe(Sector(1), Sectors(1), Nanos(u64::MAX)), Sectors(1));
+        assert_eq!(d.observe(Sector(2), Sectors(1), Nanos(u64::MAX)), Sectors(2));
     }
 
     /// The records of streams at positions of all kinds are spread over the chains, so each chain is short.
@@ -415,18 +376,17 @@ mod tests {
         #[test]
         fn agrees_with_the_naive_detector(
             span in prop_oneof![Just(40u64), Just(400), Just(4000)],
-            requests in prop::collection::vec((any::<u64>(), 1u64..5, 0u64..1500, 0u16..3), 1..600),
+            requests in prop::collection::vec((any::<u64>(), 1u64..5, 0u64..1500), 1..600),
             slow in any::<bool>(),
         ) {
             let mut d = SequentialDetector::new();
             let mut naive = Naive::default();
             let mut now = Nanos(0);
-            for (at, sectors, ms, hint) in requests {
+            for (at, sectors, ms) in requests {
                 now = now.after(Nanos::from_ms(if slow { ms } else { ms % 20 }));
                 let (start, sectors) = (Sector(at % span), Sectors(sectors));
-                let hint = StreamHint(hint);
-                let expected = naive.observe(start, sectors, now, hint);
-                prop_assert_eq!(d.observe(start, sectors, now, hint), expected);
+                let expected = naive.observe(start, sectors, now);
+                prop_assert_eq!(d.observe(start, sectors, now), expected);
             }
         }
     }

@@ -79,10 +79,10 @@ pub(super) async fn write_direct(
 
 /// Starts to write clean copies of the data into the cache, as far as there is room.
 fn start_copies(target: Target<'_>, write: &Write) -> (Vec<(Sector, Placed)>, Vec<MeteredIo>) {
-    let Target { volume, cache, inode } = target;
+    let Target { volume, cache, .. } = target;
     let (mut places, mut copies, mut at) = (Vec::new(), Vec::new(), write.start);
     while at < write.end {
-        let Some(placed) = cache.alloc.try_place(DataKind::Clean, (inode, at), write.end - at) else {
+        let Some(placed) = cache.alloc.try_place(DataKind::Clean, write.end - at) else {
             volume.not_cached(write.end - at);
             break;
         };

@@ -71,7 +71,7 @@ async fn insert_pieces(target: Target<'_>, kind: DataKind, missed: Missed) {
     // No data of a detached device may reach the cache device: a wipe may have passed already.
     let is_current = || miss.is_valid() && flush_has_failed(volume) == flush_failed;
     while at < end && volume.is_attached_as(cache, inode) {
-        let Some(placed) = cache.alloc.try_place(kind, (inode, at), end - at) else {
+        let Some(placed) = cache.alloc.try_place(kind, end - at) else {
             // No client waits for this insertion, so it may wait for buckets, but not for writeback to make room.
             let give_up = || cache.device.is_stopping() || cache.alloc.is_starved();
             if is_current() && !give_up() {

@@ -55,7 +55,7 @@ use crate::policy::bypass::{
 };
 use crate::policy::cost::faster_for_stream;
 use crate::policy::replacement::Saving;
-use crate::policy::sequential::{SequentialDetector, StreamHint};
+use crate::policy::sequential::SequentialDetector;
 use crate::policy::stripes::StripeGeometry;
 use crate::policy::writeback_rate::{RateDebug, WritebackRate};
 use crate::policy::yielding;
@@ -482,7 +482,7 @@ impl Volume {
             sequential_cutoff_bytes: t.sequential_cutoff,
             congestion_limit,
         };
-        let stream = || self.detector.borrow_mut().observe(start, sectors, now, StreamHint(0));
+        let stream = || self.detector.borrow_mut().observe(start, sectors, now);
         let by_cost = t.admission == Admission::Cost;
         decide_by_cost(&inputs, stream, || by_cost.then(|| self.compare(cache, sectors)))
     }

@@ -331,7 +331,7 @@ async fn write_back(target: Target<'_>, write: &Write, kind: DataKind) -> Result
     let mut at = write.start;
     while at < write.end {
         cache.device.check()?;
-        let Some(placed) = cache.alloc.try_place(kind, (inode, at), write.end - at) else {
+        let Some(placed) = cache.alloc.try_place(kind, write.end - at) else {
             wait_for_room(volume, cache).await?;
             continue;
         };
@@ -341,7 +341,7 @@ async fn write_back(target: Target<'_>, write: &Write, kind: DataKind) -> Result
         // now.
         let mut more = Vec::new();
         while at < write.end
-            && let Some(placed) = cache.alloc.try_place(kind, (inode, at), write.end - at)
+            && let Some(placed) = cache.alloc.try_place(kind, write.end - at)
         {
             more.push(start_piece(volume, cache, write, at, placed));
             at += placed.size;
