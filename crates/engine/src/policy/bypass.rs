@@ -300,13 +300,7 @@ pub enum WritePath {
     /// instead. The range has no dirty data.
     Writethrough,
     /// The data or discard goes to the backing device alone, and the range becomes a hole in the cache.
-    Bypass {
-        /// The reason for the bypass.
-        reason: BypassReason,
-        /// Whether the range has dirty data: the path must then wait for writeback of the range, write and flush the
-        /// backing device, and only then remove the dirty keys durably.
-        over_dirty: bool,
-    },
+    Bypass(BypassReason),
 }
 
 /// Whether a write becomes dirty data by the rules of the cache mode (semantics section 3.1). `bypass`: the bypass
@@ -341,18 +335,18 @@ pub fn write_path(inputs: &WriteInputs, decision: Decision) -> WritePath {
     // The bypass decision covers both conditions. They are checked again here, because dirty data would be an error in
     // these cases.
     if inputs.kind != RequestKind::Write {
-        return WritePath::Bypass { reason: bypass.unwrap_or(BypassReason::Discard), over_dirty };
+        return WritePath::Bypass(bypass.unwrap_or(BypassReason::Discard));
     }
     if inputs.detaching {
-        return WritePath::Bypass { reason: bypass.unwrap_or(BypassReason::Detaching), over_dirty };
+        return WritePath::Bypass(bypass.unwrap_or(BypassReason::Detaching));
     }
     if inputs.cache_takes_dirty && (over_dirty || should_writeback(inputs, bypass.is_some())) {
         return WritePath::Writeback;
     }
     match bypass {
-        Some(reason) => WritePath::Bypass { reason, over_dirty },
+        Some(reason) => WritePath::Bypass(reason),
         // Writethrough would replace a dirty key by a clean one.
-        None if over_dirty => WritePath::Bypass { reason: BypassReason::NoBucket, over_dirty },
+        None if over_dirty => WritePath::Bypass(BypassReason::NoBucket),
         None => WritePath::Writethrough,
     }
 }

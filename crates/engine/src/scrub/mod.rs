@@ -34,7 +34,7 @@ use crate::events::SetEvent;
 use crate::policy::yielding::{self, Pressure};
 use crate::refusal::Refusal;
 pub use crate::stats::ScrubReport;
-use crate::volume::{Cache, CachedPiece, Found, Owner, Volume, found_damaged};
+use crate::volume::{Blocks, Cache, CachedPiece, Found, Owner, Volume, found_damaged};
 
 /// The largest read, so that a request of a client waits for a short time only.
 const MOST_READ: Sectors = Sectors(1024);
@@ -512,9 +512,9 @@ fn extents_of<'a>(cache: &Cache, extents: &'a [FoundExtent], bucket: BucketNr) -
 
 /// The whole blocks on the cache device that an extent touches.
 fn whole(extent: &FoundExtent, block: Sectors) -> std::ops::Range<Sector> {
-    let (start, end) = (extent.ptr.offset().0, extent.ptr.offset().0 + extent.size.0);
-    let block = block.0.max(1);
-    Sector(start / block * block)..Sector(end.next_multiple_of(block))
+    let start = extent.ptr.offset();
+    let (first, last) = Blocks::of_size(block).around((start, start + extent.size));
+    first..last
 }
 
 /// The first extents that are read with one request.

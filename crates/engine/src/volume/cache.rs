@@ -91,7 +91,7 @@ impl Cache {
     pub(crate) fn foreground_request(&self) {
         if self.shared.idle.borrow_mut().foreground_request() {
             for load in self.shared.loads.borrow().iter() {
-                load.rate.borrow_mut().leave_idle();
+                load.with_rate(WritebackRate::leave_idle);
             }
         }
     }
@@ -126,7 +126,7 @@ pub(crate) struct VolumeLoad {
     /// Measures the share of the time in which a request of a client is under way.
     busy: Cell<BusyShare>,
     /// The rate controller of the volume's writeback.
-    pub(crate) rate: RefCell<WritebackRate>,
+    rate: RefCell<WritebackRate>,
     /// The time that a hit saves.
     saving: Cell<Saving>,
 }
@@ -139,6 +139,11 @@ impl VolumeLoad {
             rate: RefCell::new(rate),
             saving: Cell::default(),
         })
+    }
+
+    /// Uses the rate controller of the volume's writeback.
+    pub(crate) fn with_rate<R>(&self, use_it: impl FnOnce(&mut WritebackRate) -> R) -> R {
+        use_it(&mut self.rate.borrow_mut())
     }
 
     /// Records that from now on a request is under way (`waiting`), or that none is.

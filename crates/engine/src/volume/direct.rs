@@ -23,7 +23,7 @@ use super::Volume;
 use super::blocks::widened;
 use super::miss::insert_written;
 use super::write::Write;
-use super::write::{count_bypass, merge, overlaps_dirty, write_flash_only, write_uncached};
+use super::write::{count_bypass, merge, write_flash_only, write_uncached};
 use crate::alloc::{DataKind, Placed};
 use crate::canary::{Bug, bug};
 use crate::device::{BackingDevice, MeteredIo};
@@ -37,20 +37,16 @@ pub(super) enum Direct {
     Zeroes(ZeroFlags),
 }
 
-/// Writes to the backing device and, if `copy` is set, a clean copy into the cache. The caller holds the range.
-pub(super) async fn write_direct(
-    target: Target<'_>,
-    write: &Write,
-    copy: bool,
-    over_dirty: bool,
-) -> Result<(), EngineError> {
+/// Writes to the backing device and, if `copy` is set, a clean copy into the cache. The caller holds the range. If the
+/// blocks around the write have dirty data, the write is whole blocks.
+pub(super) async fn write_direct(target: Target<'_>, write: &Write, copy: bool) -> Result<(), EngineError> {
     let Target { volume, cache, .. } = target;
     let Some(backing) = volume.backing() else {
         panic!("volume {}: a write past the cache, but the volume has no backing device", volume.name());
     };
     volume.ranges.writeback_done(write.start, write.end).await;
     let (outer_start, outer_end) = widened(volume, cache, write.range());
-    invalidate_clean(target, outer_start, outer_end).await?;
+    let over_dirty = invalidate_clean(target, outer_start, outer_end).await?;
     let (places, copies) = if copy { start_copies(target, write) } else { Default::default() };
     let (sectors, data) = (write.sectors(), write.buffer.clone());
     let written = backing.write_data(write.start, sectors, data, write.offset_bytes, write.fua);
@@ -124,13 +120,13 @@ pub(super) async fn remove_cached(
     }
     let Some((first, last)) = split.whole else { return Ok(()) };
     volume.ranges.writeback_done(first, last).await;
-    invalidate_clean(target, first, last).await?;
+    let over_dirty = invalidate_clean(target, first, last).await?;
     match op {
         Direct::Zeroes(flags) => zero_blocks(volume, &backing, (first, last), flags.may_unmap).await?,
         Direct::Discard => discard_blocks(&backing, (first, last)).await,
     }
     let fua = matches!(op, Direct::Zeroes(ZeroFlags { fua: true, .. }));
-    if overlaps_dirty(target, first, last).await? {
+    if over_dirty {
         drop_dirty(target, first, last, fua).await?;
     } else if fua {
         backing.settle_direct_writes().await?;
@@ -145,8 +141,7 @@ async fn zero_edge(target: Target<'_>, start: Sector, end: Sector, fua: bool) ->
     let write = Write { start, end, buffer, offset_bytes: 0, fua, meta: false };
     let (outer_start, outer_end) = widened(volume, cache, (start, end));
     let write = merge(target, &write, outer_start, outer_end).await?;
-    let over_dirty = overlaps_dirty(target, outer_start, outer_end).await?;
-    write_direct(target, &write, false, over_dirty).await
+    write_direct(target, &write, false).await
 }
 
 /// Unmaps the whole blocks of a range of a flash-only volume, and writes zeros at its edges.
@@ -214,7 +209,8 @@ async fn drop_dirty(target: Target<'_>, start: Sector, end: Sector, fua: bool) -
 
 /// Step 2: invalidates the clean copies of the range. After this step no crash can bring a clean copy back, neither by
 /// its own key nor by the loss of a dirty key that hides it: those keys are durable before the backing device changes.
-async fn invalidate_clean(target: Target<'_>, start: Sector, end: Sector) -> Result<(), EngineError> {
+/// Returns whether the range has dirty data.
+async fn invalidate_clean(target: Target<'_>, start: Sector, end: Sector) -> Result<bool, EngineError> {
     let Target { cache, inode, .. } = target;
     let mut newest = JournalSeq(0);
     let mut over_dirty = false;
@@ -256,7 +252,8 @@ async fn invalidate_clean(target: Target<'_>, start: Sector, end: Sector) -> Res
     if !bug(Bug::GenerationsNotAwaited) {
         cache.alloc.generations_durable(|| cache.device.is_failed()).await;
     }
-    cache.device.check()
+    cache.device.check()?;
+    Ok(over_dirty)
 }
 
 /// Discards or zeroes a range of a device that has no cache.

@@ -1,19 +1,20 @@
-//! Hits: what follows the read of an extent from the cache.
+//! Hits: the read of an extent from the cache, and what follows it.
 //!
-//! After a read the generation of the bucket is checked: if it has changed, the bucket may have been reused during the read.
+//! A failed read of clean data falls back to the backing device. After a read the generation of the bucket is checked: if it has changed, the bucket may have been reused during the read.
 //! Then the checksums are compared, if the set has them. A hit is recorded, and its data is promoted if its bucket will be
 //! evicted soon.
 //!
 //! Owns these steps, for requests of one extent and of several pieces. Must not know what else the request reads.
 
 use format::{Ptr, Sector, Sectors};
-use io::{Buffer, Nanos};
+use io::{Buffer, IoError, Nanos};
 
+use super::backing::start_around;
 use super::request::Read;
-use super::{Blocks, CachedPiece, Target, is_sound};
+use super::{Blocks, Cache, CachedPiece, Target, is_sound};
 use crate::canary::{Bug, bug};
 use crate::data::ReadToken;
-use crate::device::ReadEpoch;
+use crate::device::{MeteredIo, ReadEpoch};
 use crate::error::EngineError;
 use crate::policy::congestion::Direction;
 
@@ -73,6 +74,40 @@ pub(super) fn bytes_of(buffer: &Buffer, offset_bytes: usize, sectors: Sectors) -
 /// If the buffer is shorter.
 pub(super) fn bytes_of_mut(buffer: &mut Buffer, offset_bytes: usize, sectors: Sectors) -> &mut [u8] {
     &mut buffer.as_mut()[offset_bytes..offset_bytes + sectors.bytes() as usize]
+}
+
+/// The blocks in which cached data is read: if it has checksums, those of the cache, because a part of a block cannot be
+/// checked.
+#[inline]
+pub(super) fn blocks_of_data(cache: &Cache) -> Blocks {
+    let disk = Blocks::of_disk(cache.device.disk());
+    if cache.data.has_checksums() { disk.max(Blocks::of(&cache.geometry)) } else { disk }
+}
+
+/// Starts a read of a part of an extent, widened to the blocks in which the cache is read.
+pub(super) fn start_hit(cache: &Cache, extent: CachedExtent, sectors: Sectors) -> (MeteredIo, usize) {
+    let start = |first, span, buffer| cache.data.read(first, span, buffer, 0);
+    start_around(blocks_of_data(cache), cache.device.disk(), (extent.ptr.offset(), sectors), start)
+}
+
+/// Records how the read of an extent from the cache device ended. Returns false if the read failed and the backing device
+/// has the data, too, because it is clean.
+///
+/// # Errors
+/// If the read failed and only the cache has the data.
+#[inline]
+pub(super) fn hit_ended(
+    target: Target<'_>,
+    extent: CachedExtent,
+    result: Result<(), IoError>,
+) -> Result<bool, EngineError> {
+    let Target { volume, cache, .. } = target;
+    cache.device.observe_data(&result);
+    match result {
+        Ok(()) => Ok(true),
+        Err(e) if extent.dirty || volume.backing.is_none() => Err(e.into()),
+        Err(_) => Ok(false),
+    }
 }
 
 /// Ends a read of one extent whose data is sound: records the hit, and promotes the data if its bucket will be evicted soon.

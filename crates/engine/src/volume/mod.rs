@@ -450,7 +450,7 @@ impl Volume {
     /// The terms behind the writeback rate.
     pub fn writeback_debug(&self) -> RateDebug {
         let running = self.tunables.borrow().writeback_running;
-        self.load.rate.borrow().debug(self.dirty_sectors(), running, self.rt.now())
+        self.load.with_rate(|rate| rate.debug(self.dirty_sectors(), running, self.rt.now()))
     }
 
     /// Decides whether a request goes through the cache or bypasses it.

@@ -20,8 +20,8 @@ use io::Nanos;
 
 use super::Cache;
 use super::Target;
+use super::hit::blocks_of_data;
 use super::hit::bytes_of;
-use super::pieces::blocks_of_data;
 use super::write::Write;
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::index::Kind;

@@ -9,15 +9,14 @@
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 
-use format::Sectors;
 use io::sync::join_all;
-use io::{Buffer, Completion, Handle, Nanos};
+use io::{Buffer, Completion, Handle, IoError, Nanos};
 
-use super::backing::{flush_has_failed, is_usable, read_directly, start_aligned, start_around};
-use super::hit::{CachedExtent, ReadData, ReadStart, bytes_of_mut, verify_and_accept};
+use super::backing::{flush_has_failed, is_usable, read_directly, start_aligned};
+use super::hit::{CachedExtent, ReadData, ReadStart, bytes_of_mut, hit_ended, start_hit, verify_and_accept};
 use super::miss::{Missed, insert_miss};
 use super::request::Read;
-use super::{Blocks, Cache, RangeGuard, Target};
+use super::{RangeGuard, Target, Volume};
 use crate::canary::{Bug, bug};
 use crate::device::{MeteredIo, ReadEpoch};
 use crate::error::EngineError;
@@ -41,14 +40,6 @@ struct Reading {
     /// of the piece).
     skip_bytes: usize,
     miss: Option<RangeGuard>,
-}
-
-/// The blocks in which cached data is read: if it has checksums, those of the cache, because a part of a block cannot be
-/// checked.
-#[inline]
-pub(super) fn blocks_of_data(cache: &Cache) -> Blocks {
-    let disk = Blocks::of_disk(cache.device.disk());
-    if cache.data.has_checksums() { disk.max(Blocks::of(&cache.geometry)) } else { disk }
 }
 
 /// Splits a request into the extents and holes of the index; adjacent holes become one piece. `first`: the extent or
@@ -148,18 +139,12 @@ fn start_pieces(target: Target<'_>, pieces: Vec<ReadPiece>, caches: bool) -> (Ve
         let is_missing = caches && piece.hit.is_none();
         let miss = is_missing.then(|| volume.ranges.hold_for_miss(part.start, part.end));
         let (request, skip_bytes) = match piece.hit {
-            Some(extent) => start_cached(cache, extent, part.sectors()),
+            Some(extent) => start_hit(cache, extent, part.sectors()),
             None => start_aligned(&*volume.backing()?, part.start, part.sectors()),
         };
         Some((Reading { piece, skip_bytes, miss }, request))
     };
     pieces.into_iter().filter_map(start_piece).unzip()
-}
-
-/// Starts a read of a part of the cached data, widened to the blocks in which the cache is read.
-fn start_cached(cache: &Cache, extent: CachedExtent, sectors: Sectors) -> (MeteredIo, usize) {
-    let start = |first, span, buffer| cache.data.read(first, span, buffer, 0);
-    start_around(blocks_of_data(cache), cache.device.disk(), (extent.ptr.offset(), sectors), start)
 }
 
 /// A request, and the time at which the device answered: the answer is polled at once, also beside a slower request.
@@ -177,17 +162,25 @@ async fn end_piece(
     mut buffer: Buffer,
 ) -> (Buffer, Result<bool, EngineError>) {
     let Reading { piece: ReadPiece { part, hit }, skip_bytes, miss } = reading;
-    let blocks = match (completion.result, completion.buffer) {
-        (Ok(()), Some(blocks)) => blocks,
-        (result, _) => return piece_failed(target, (part, hit), result, buffer).await,
+    let volume = target.volume;
+    let is_read = match hit {
+        Some(extent) => hit_ended(target, extent, completion.result),
+        None => missing_ended(volume, completion.result).map(|()| true),
+    };
+    let blocks = match (is_read, completion.buffer) {
+        (Ok(true), Some(blocks)) => blocks,
+        (Ok(true), None) => return (buffer, Err(Refusal::Closed.into())),
+        (Ok(false), _) => {
+            let (buffer, result) =
+                read_directly(volume, part.start, part.sectors(), buffer, part.offset_bytes).await;
+            return (buffer, result.map(|()| true).map_err(EngineError::from));
+        }
+        (Err(e), _) => return (buffer, Err(e)),
     };
     let data = ReadData { blocks: blocks.as_slice(), skip_bytes, sectors: part.sectors() };
     bytes_of_mut(&mut buffer, part.offset_bytes, part.sectors()).copy_from_slice(data.bytes());
     let accepted = match (hit, miss) {
-        (Some(extent), _) => {
-            target.cache.device.observe_data(&Ok(()));
-            verify_and_accept(target, &part, extent, (&began.cache, ended), data).await
-        }
+        (Some(extent), _) => verify_and_accept(target, &part, extent, (&began.cache, ended), data).await,
         (None, Some(range)) => {
             let (start, end, flush_failed) = (part.start, part.end, began.flush_failed);
             let missed = Missed { start, end, data: blocks, skip: skip_bytes, range, flush_failed };
@@ -199,32 +192,10 @@ async fn end_piece(
     (buffer, accepted)
 }
 
-/// Handles a piece that could not be read. Clean data is read from the backing device into the buffer; a failed read of dirty data is an error.
-async fn piece_failed(
-    target: Target<'_>,
-    (part, hit): (Read, Option<CachedExtent>),
-    result: Result<(), io::IoError>,
-    buffer: Buffer,
-) -> (Buffer, Result<bool, EngineError>) {
-    let Target { volume, cache, .. } = target;
-    let error = result.err().map_or_else(|| Refusal::Closed.into(), EngineError::from);
-    match (hit, volume.backing()) {
-        (Some(extent), backing) => {
-            if let EngineError::Io(e) = &error {
-                cache.device.observe_data(&Err(e.clone()));
-            }
-            if extent.dirty || backing.is_none() {
-                return (buffer, Err(error));
-            }
-            let (buffer, result) =
-                read_directly(volume, part.start, part.sectors(), buffer, part.offset_bytes).await;
-            (buffer, result.map(|()| true).map_err(EngineError::from))
-        }
-        (None, backing) => {
-            if let (Some(b), EngineError::Io(e)) = (backing, &error) {
-                b.failed(e, volume.tunables.borrow().io_error_limit);
-            }
-            (buffer, Err(error))
-        }
+/// Records how the read of a missing piece from the backing device ended.
+fn missing_ended(volume: &Volume, result: Result<(), IoError>) -> Result<(), EngineError> {
+    if let (Err(e), Some(backing)) = (&result, volume.backing()) {
+        backing.failed(e, volume.tunables.borrow().io_error_limit);
     }
+    result.map_err(EngineError::from)
 }

@@ -12,8 +12,8 @@ use io::{Buffer, Nanos};
 
 use super::backing::{flush_has_failed, is_usable, read_settled};
 use super::blocks::widened;
-use super::hit::{CachedExtent, ReadData, ReadStart, accept, verify_and_accept};
-use super::pieces::{blocks_of_data, read_parts};
+use super::hit::{CachedExtent, ReadData, ReadStart, accept, blocks_of_data, hit_ended, verify_and_accept};
+use super::pieces::read_parts;
 use super::request::Read;
 use super::{RangeGuard, Target};
 use crate::canary::{Bug, bug};
@@ -71,12 +71,10 @@ pub(super) async fn read_cached(
             let began = ReadStart::now(target, epoch);
             let done = cache.data.read(extent.ptr.offset(), sectors, buffer, read.offset_bytes).await;
             buffer = done.buffer.unwrap_or_else(|| volume.rt.pool().take(read.end_bytes()));
-            cache.device.observe_data(&done.result);
-            match done.result {
-                Ok(()) => {}
-                Err(e) if extent.dirty || volume.backing().is_none() => return (buffer, Err(e.into())),
-                // The data is clean, so the backing device has it, too.
-                Err(_) => return Box::pin(read_instead(target, read, buffer, arrived)).await,
+            match hit_ended(target, extent, done.result) {
+                Ok(true) => {}
+                Ok(false) => return Box::pin(read_instead(target, read, buffer, arrived)).await,
+                Err(e) => return (buffer, Err(e)),
             }
             let ended = volume.rt.turn_time();
             let data = || ReadData::exact(&buffer, read.offset_bytes, sectors);

@@ -148,8 +148,7 @@ pub(super) async fn write_cached(target: Target<'_>, write: &Write) -> Result<Ou
                 return Ok(Outcome::Writeback);
             }
             Err(NotTaken::ByCache) if volume.backing.is_some() => {
-                let over_dirty = overlaps_dirty(target, write.start, write.end).await?;
-                path = WritePath::Bypass { reason: BypassReason::NoBucket, over_dirty };
+                path = WritePath::Bypass(BypassReason::NoBucket);
             }
             Err(not_taken) => return Err(failure_of(volume, not_taken)),
         }
@@ -168,11 +167,7 @@ pub(super) async fn merge(
 }
 
 /// Whether the range has live dirty data.
-pub(super) async fn overlaps_dirty(
-    target: Target<'_>,
-    start: Sector,
-    end: Sector,
-) -> Result<bool, EngineError> {
+async fn overlaps_dirty(target: Target<'_>, start: Sector, end: Sector) -> Result<bool, EngineError> {
     let Target { cache, inode, .. } = target;
     if cache.index.tree().dirty_sectors(inode) == Sectors::ZERO {
         return Ok(false);
@@ -216,12 +211,16 @@ async fn choose_path(
     let unaligned = outer != write.range();
     let takes_as_it_is =
         |b: &Rc<BackingDevice>| Blocks::of_disk(b.disk()).are_whole(write.start, write.sectors());
+    // Whether the range has dirty data, as soon as a look-up has told that.
+    let mut over_dirty = None;
     let mut merged = None;
-    if unaligned
-        && (!volume.backing.as_ref().is_some_and(takes_as_it_is)
-            || overlaps_dirty(target, first, last).await?)
-    {
-        merged = Some(merge(target, write, first, last).await?);
+    if unaligned {
+        if volume.backing.as_ref().is_some_and(takes_as_it_is) {
+            over_dirty = Some(overlaps_dirty(target, first, last).await?);
+        }
+        if over_dirty.unwrap_or(true) {
+            merged = Some(merge(target, write, first, last).await?);
+        }
     }
     if volume.backing.is_none() {
         return Ok((merged, WritePath::Writeback));
@@ -235,9 +234,13 @@ async fn choose_path(
     let mut inputs = WriteInputs { touches_dirty_stripe, ..inputs };
     let mut path = write_path(&inputs, decision);
     if path != WritePath::Writeback {
+        let over_dirty = match over_dirty {
+            Some(over_dirty) => over_dirty,
+            None => overlaps_dirty(target, write.start, write.end).await?,
+        };
         // Writeback may be writing a gap between dirty extents together with them. A write past the cache would have to
         // wait for its end.
-        inputs.overlaps_dirty = overlaps_dirty(target, write.start, write.end).await?
+        inputs.overlaps_dirty = over_dirty
             || inputs.mode == CacheMode::Writeback && volume.ranges.is_written_back(write.start, write.end);
         path = write_path(&inputs, decision);
     }
@@ -248,7 +251,7 @@ async fn choose_path(
         }
         if !Blocks::of(&cache.geometry).are_whole(first, last - first) {
             // A block that the volume has only a part of is never cached.
-            path = WritePath::Bypass { reason: BypassReason::Unaligned, over_dirty: true };
+            path = WritePath::Bypass(BypassReason::Unaligned);
         }
     }
     Ok((merged, path))
@@ -276,18 +279,18 @@ fn inputs_of(volume: &Volume, cache: &Cache, write: &Write) -> WriteInputs {
 /// Writes to the backing device, by a path that is not writeback.
 async fn write_past(target: Target<'_>, write: &Write, path: WritePath) -> Result<Outcome, EngineError> {
     let Target { volume, cache, .. } = target;
-    let (reason, over_dirty) = match path {
+    let reason = match path {
         WritePath::Writethrough => {
             cache.count_for_aging(write.sectors());
-            write_direct(target, write, true, false).await?;
+            write_direct(target, write, true).await?;
             return Ok(Outcome::Writethrough);
         }
-        WritePath::Bypass { reason, over_dirty } => (reason, over_dirty),
+        WritePath::Bypass(reason) => reason,
         // The policy wants writeback although the cache has no room.
-        WritePath::Writeback => (BypassReason::NoBucket, true),
+        WritePath::Writeback => BypassReason::NoBucket,
     };
     count_bypass(volume, cache, reason, write.sectors());
-    write_direct(target, write, false, over_dirty).await?;
+    write_direct(target, write, false).await?;
     Ok(Outcome::Bypass(reason))
 }
 

@@ -166,11 +166,11 @@ impl WritebackState {
     }
 
     pub(crate) fn rate(&self) -> u32 {
-        self.load.rate.borrow().rate()
+        self.load.with_rate(|rate| rate.rate())
     }
 
     pub(crate) fn set_rate(&self, rate: u32) {
-        self.load.rate.borrow_mut().set_rate(rate);
+        self.load.with_rate(|r| r.set_rate(rate));
     }
 
     /// Makes the task write back as fast as possible until the guard is dropped.

@@ -60,7 +60,7 @@ fn rate_reason(volume: &Volume) -> RateReason {
         return RateReason::Never;
     };
     let dirty = cache.index.tree().dirty_sectors(inode);
-    let rate = volume.load().rate.borrow();
+    let (is_idle, is_fragmented) = volume.load().with_rate(|rate| (rate.is_idle(), rate.is_fragmented()));
     let (running, percent) = {
         let t = volume.settings();
         (t.writeback_running, t.writeback_percent)
@@ -81,9 +81,9 @@ fn rate_reason(volume: &Volume) -> RateReason {
         RateReason::Delayed
     } else if percent == 0 {
         RateReason::Unthrottled
-    } else if rate.is_idle() {
+    } else if is_idle {
         RateReason::Idle
-    } else if rate.is_fragmented() {
+    } else if is_fragmented {
         RateReason::Fragmented
     } else {
         RateReason::Controlled
@@ -195,7 +195,7 @@ async fn sweep(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) {
         let due = writeback_due(volume, cache, dirty);
         if due.is_none_or(|due| due > now) {
             wait_until_due(volume, cache, inode, due, dirty > Sectors::ZERO).await;
-            volume.load().rate.borrow_mut().reset_clock(volume.rt().now());
+            volume.load().with_rate(|rate| rate.reset_clock(volume.rt().now()));
             continue;
         }
         let limit = batch_limit(volume, cache);
@@ -260,7 +260,7 @@ async fn rest(volume: &Volume, cache: &Cache, batch: &batch::Batch, began: Nanos
     wb.took(written, now.since(began));
     // Buckets with the cleaned data may be worth packing now.
     cache.alloc.walks().recheck();
-    let delay = volume.load().rate.borrow_mut().delay_after(written, unlimited(volume, cache), now);
+    let delay = volume.load().with_rate(|rate| rate.delay_after(written, unlimited(volume, cache), now));
     // The device may still be busy after the end of the batch; see `Batch::cost`.
     let took = now.since(began).max(batch.cost(cache));
     let delay = delay.max(yielding::pause(took, writeback_share(volume, cache)));
@@ -287,7 +287,7 @@ fn batch_limit(volume: &Volume, cache: &Cache) -> Sectors {
     if unlimited(volume, cache) {
         return most;
     }
-    batch_at(volume.load().rate.borrow().rate(), writeback_share(volume, cache), most)
+    batch_at(volume.writeback().rate(), writeback_share(volume, cache), most)
 }
 
 /// The size of a batch at `rate` sectors per second in a share of the time, at most `most`.
@@ -322,7 +322,7 @@ async fn update_rate(volume: Rc<Volume>) {
         };
         let params = volume.settings().rate_params();
         let now = volume.rt().now();
-        volume.load().rate.borrow_mut().update(&inputs, &params, &mut cache.idle(), &idle, now);
+        volume.load().with_rate(|rate| rate.update(&inputs, &params, &mut cache.idle(), &idle, now));
     }
 }
 

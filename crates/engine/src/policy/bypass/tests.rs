@@ -293,8 +293,7 @@ fn check(case: &WriteInputs, decision: Decision) {
             assert!(is_write && !case.detaching && !case.overlaps_dirty && !bypass, "{what}");
             assert!(!(should_writeback(case, bypass) && case.cache_takes_dirty), "{what}");
         }
-        WritePath::Bypass { reason, over_dirty } => {
-            assert_eq!(over_dirty, case.overlaps_dirty, "{what}");
+        WritePath::Bypass(reason) => {
             if case.overlaps_dirty && is_write {
                 assert!(case.detaching || !case.cache_takes_dirty, "{what}");
             }
@@ -309,7 +308,7 @@ fn check(case: &WriteInputs, decision: Decision) {
     if !case.overlaps_dirty && case.cache_takes_dirty && is_write && !case.detaching {
         let kernel = match (should_writeback(case, bypass), bypass) {
             (true, _) => WritePath::Writeback,
-            (false, true) => WritePath::Bypass { reason: BypassReason::Sequential, over_dirty: false },
+            (false, true) => WritePath::Bypass(BypassReason::Sequential),
             (false, false) => WritePath::Writethrough,
         };
         assert_eq!(path, kernel, "{what}");
@@ -320,13 +319,13 @@ fn check(case: &WriteInputs, decision: Decision) {
 fn a_bypass_has_its_reason() {
     let discard = WriteInputs { kind: RequestKind::Discard, overlaps_dirty: true, ..write_inputs() };
     let path = write_path(&discard, Decision::Bypass(BypassReason::Discard));
-    assert_eq!(path, WritePath::Bypass { reason: BypassReason::Discard, over_dirty: true });
+    assert_eq!(path, WritePath::Bypass(BypassReason::Discard));
     let stuck = WriteInputs { overlaps_dirty: true, cache_takes_dirty: false, ..write_inputs() };
     let path = write_path(&stuck, Decision::Cache);
-    assert_eq!(path, WritePath::Bypass { reason: BypassReason::NoBucket, over_dirty: true });
+    assert_eq!(path, WritePath::Bypass(BypassReason::NoBucket));
     let detaching = WriteInputs { detaching: true, overlaps_dirty: true, ..write_inputs() };
     let path = write_path(&detaching, Decision::Bypass(BypassReason::Detaching));
-    assert_eq!(path, WritePath::Bypass { reason: BypassReason::Detaching, over_dirty: true });
+    assert_eq!(path, WritePath::Bypass(BypassReason::Detaching));
 }
 
 /// The limits of the writes under the admission policy `cost`: equally many random numbers for each percent.
@@ -417,16 +416,16 @@ fn paths_of_writes_by_hand() {
         write_path(&case, decision)
     };
     let out = Decision::Bypass(BypassReason::Sequential);
-    let bypass = |reason, over_dirty| WritePath::Bypass { reason, over_dirty };
+    let bypass = WritePath::Bypass;
     assert_eq!(path(|_| {}, Decision::Cache), WritePath::Writeback);
-    assert_eq!(path(|_| {}, out), bypass(BypassReason::Sequential, false));
+    assert_eq!(path(|_| {}, out), bypass(BypassReason::Sequential));
     assert_eq!(path(|c| c.cache_takes_dirty = false, Decision::Cache), WritePath::Writethrough);
     assert_eq!(path(|c| c.in_use_percent = 71, Decision::Cache), WritePath::Writethrough);
     assert_eq!(path(|c| c.overlaps_dirty = true, out), WritePath::Writeback);
     let full: fn(&mut WriteInputs) = |c| (c.overlaps_dirty, c.cache_takes_dirty) = (true, false);
-    assert_eq!(path(full, out), bypass(BypassReason::Sequential, true));
-    assert_eq!(path(full, Decision::Cache), bypass(BypassReason::NoBucket, true));
-    assert_eq!(path(|c| c.detaching = true, Decision::Cache), bypass(BypassReason::Detaching, false));
+    assert_eq!(path(full, out), bypass(BypassReason::Sequential));
+    assert_eq!(path(full, Decision::Cache), bypass(BypassReason::NoBucket));
+    assert_eq!(path(|c| c.detaching = true, Decision::Cache), bypass(BypassReason::Detaching));
     let discard: fn(&mut WriteInputs) = |c| c.kind = RequestKind::Discard;
-    assert_eq!(path(discard, Decision::Cache), bypass(BypassReason::Discard, false));
+    assert_eq!(path(discard, Decision::Cache), bypass(BypassReason::Discard));
 }
