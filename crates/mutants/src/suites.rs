@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::build::Program;
+use crate::error::Error;
 use crate::run::{Job, Outcome, run};
 use crate::table::Mutant;
 
@@ -111,7 +112,7 @@ fn plans(package: &Path) -> Vec<String> {
 
 impl Suite {
     /// Runs the suite without a mutant; `None` if it takes longer than `longest`.
-    pub fn measure(&self, scratch: &Path, longest: Duration) -> Result<Option<Baseline>, String> {
+    pub fn measure(&self, scratch: &Path, longest: Duration) -> Result<Option<Baseline>, Error> {
         let file = scratch.with_extension("reached");
         let _ = fs::remove_file(&file);
         let begun = Instant::now();
@@ -122,7 +123,8 @@ impl Suite {
                 Outcome::Passed => {}
                 Outcome::TimedOut => return Ok(None),
                 outcome => {
-                    return Err(format!("{} fails without a mutant: {outcome:?}; see {job:?}", self.name));
+                    let (suite, job) = (self.name.clone(), Box::new(job));
+                    return Err(Error::SuiteFails { suite, outcome, job });
                 }
             }
         }
@@ -145,7 +147,7 @@ impl Suite {
     }
 
     /// Runs the suite with a mutant.
-    pub fn attack(&self, mutant: &Mutant, baseline: &Baseline, scratch: &Path) -> Result<Outcome, String> {
+    pub fn attack(&self, mutant: &Mutant, baseline: &Baseline, scratch: &Path) -> Result<Outcome, Error> {
         let limit = limit(Duration::from_millis(baseline.millis));
         for job in &self.jobs {
             let mut job = Job { limit, ..job.clone() };
