@@ -3,8 +3,22 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::results::ListError;
-use crate::run::{Job, Outcome};
+/// The reason for which a text is no list of keys with reasons.
+#[derive(Debug, thiserror::Error)]
+pub enum ListError {
+    /// The first reason stands before the first key.
+    #[error("line {line}: a reason without a mutant")]
+    NoMutant {
+        /// The number of the line.
+        line: usize,
+    },
+    /// The last keys have no reason.
+    #[error("no reason for {mutants}")]
+    NoReason {
+        /// The keys.
+        mutants: String,
+    },
+}
 
 /// The reason for which a run of the mutants ends early.
 #[derive(Debug, thiserror::Error)]
@@ -83,14 +97,14 @@ pub enum Error {
     #[error("cargo check failed without an error in the code")]
     Check,
     /// A suite fails without a mutant, so it would kill every mutant.
-    #[error("{suite} fails without a mutant: {outcome:?}; see {job:?}")]
+    #[error("{suite} fails without a mutant: {outcome}; see {job}")]
     SuiteFails {
         /// The name of the suite.
         suite: String,
         /// The outcome.
-        outcome: Outcome,
+        outcome: String,
         /// The run that fails.
-        job: Box<Job>,
+        job: String,
     },
     /// A thread that runs mutants has panicked.
     #[error("a worker panicked")]

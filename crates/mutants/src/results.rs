@@ -11,7 +11,7 @@ use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use crate::error::{Error, ListError};
 
 /// The verdict about a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,23 +87,6 @@ impl Results {
         let mut file = self.file.lock().map_err(|_| Error::WorkerPanicked)?;
         file.write_all(format!("{line}\n").as_bytes()).map_err(Error::file(&self.path))
     }
-}
-
-/// The reason for which a text is no list of keys with reasons.
-#[derive(Debug, thiserror::Error)]
-pub enum ListError {
-    /// The first reason stands before the first key.
-    #[error("line {line}: a reason without a mutant")]
-    NoMutant {
-        /// The number of the line.
-        line: usize,
-    },
-    /// The last keys have no reason.
-    #[error("no reason for {mutants}")]
-    NoReason {
-        /// The keys.
-        mutants: String,
-    },
 }
 
 /// Parses a list of keys. The reason of a key stands in the indented lines after it; lines with # are comments.

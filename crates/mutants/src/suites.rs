@@ -123,8 +123,11 @@ impl Suite {
                 Outcome::Passed => {}
                 Outcome::TimedOut => return Ok(None),
                 outcome => {
-                    let (suite, job) = (self.name.clone(), Box::new(job));
-                    return Err(Error::SuiteFails { suite, outcome, job });
+                    return Err(Error::SuiteFails {
+                        suite: self.name.clone(),
+                        outcome: format!("{outcome:?}"),
+                        job: format!("{job:?}"),
+                    });
                 }
             }
         }

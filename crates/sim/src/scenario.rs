@@ -18,6 +18,7 @@ use crate::judge;
 use crate::oracle::Oracle;
 use crate::plan::Cut;
 use crate::stamp::{Content, SECTOR};
+use crate::violation::Violation;
 use crate::world::{Machine, Order, Outcome, World};
 
 /// Limit of the virtual time of one boot of a scenario.
@@ -313,7 +314,7 @@ impl Scenario {
     }
 }
 
-fn judge_images(cache: &Image, backings: &[Image], oracles: &[Rc<RefCell<Oracle>>]) -> Result<(), String> {
+fn judge_images(cache: &Image, backings: &[Image], oracles: &[Rc<RefCell<Oracle>>]) -> Result<(), Violation> {
     let initialised =
         inspect::SetView::open(cache, inspect::Mode::BestEffort).is_ok_and(|v| v.is_initialised());
     if !initialised {

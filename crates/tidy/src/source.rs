@@ -78,7 +78,7 @@ impl Tree {
         for (path, text) in texts {
             let whole = match path.ends_with(".rs") {
                 true => Some(
-                    syn::parse_file(&text).map_err(|source| Error::Rust { path: path.clone(), source })?
+                    syn::parse_file(&text).map_err(|source| Error::Rust { path: path.clone(), source })?,
                 ),
                 false => None,
             };
