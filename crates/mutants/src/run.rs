@@ -147,7 +147,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn success_and_failure() {
+    fn a_run_passes_or_fails_as_its_program_does() {
         assert_eq!(outcome("test $UBCACHE_MUTANT = 7", LONG), Outcome::Passed);
         assert_eq!(outcome("exit 3", LONG), Outcome::Failed(None));
         assert_eq!(outcome("kill -SEGV $$", LONG), Outcome::Failed(None));

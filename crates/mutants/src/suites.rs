@@ -75,8 +75,8 @@ pub fn suites(programs: &[Program]) -> Vec<Suite> {
             "test" if p.name == "model" => {
                 // The other tests of this program are further seeds.
                 found.push(Suite {
-                    name: "sim/tests/model regressions".into(),
-                    jobs: vec![job(&["regressions"])],
+                    name: "sim/tests/plans that once failed".into(),
+                    jobs: vec![job(&["plans_that_once_failed"])],
                     own_part: false,
                 });
                 found.push(Suite { name: "sim/tests/model".into(), jobs: vec![job(&[])], own_part: false });

@@ -75,7 +75,7 @@ pub enum Violation {
     /// The set does not open.
     #[error("opening failed: {0}")]
     Opening(#[source] EngineError),
-    /// The set has failed, although no device did.
+    /// The set is disabled, although no device has failed.
     #[error("the set has failed: {0}")]
     SetFailed(#[source] EngineError),
     /// An action of the operator fails.

@@ -13,7 +13,7 @@ fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
 
 /// The engine refuses, fails or answers; it does not panic, hang, or write outside its device.
 #[test]
-fn damaged_images() {
+fn damaged_images_end_no_process() {
     let images = Images::of_a_life(7);
     let rng = &mut Rng::new(7);
     let random = (0..1500).map(|i| (format!("random input {i}"), random_input(rng)));
@@ -39,7 +39,7 @@ fn an_image_as_it_was_left_is_served() {
 }
 
 #[test]
-fn streams_of_operations() {
+fn streams_of_a_fuzzer_pass() {
     let rng = &mut Rng::new(8);
     let random = (0..80).map(|i| {
         let bytes: Vec<u8> = (0..8 + rng.below(600)).map(|_| rng.next_u64() as u8).collect();
