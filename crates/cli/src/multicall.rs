@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn make_bcache() {
+    fn options_of_make_bcache_are_translated() {
         let cases = [
             (
                 "make-bcache -C a -B b c --writeback",
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names() {
+    fn options_of_the_other_programs_are_translated() {
         assert_eq!(
             words("bcache-super-show -f d").as_deref(),
             Ok("ubcache super --as-bcache-tools --any-checksum d")

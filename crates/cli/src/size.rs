@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn suffixes() {
+    fn sizes_take_suffixes() {
         for (text, bytes) in
             [("512", 512), ("4k", 4096), ("4K", 4096), ("1M", 1 << 20), ("2G", 2 << 30), ("0", 0)]
         {

@@ -242,7 +242,7 @@ table! {
         NewSlot,
         /// A device is refused whose superblock is invalid.
         RefusedSuperblock,
-        /// A device is refused by a set that has failed.
+        /// A device is refused by a disabled set.
         RefusedByFailedSet,
         /// A device with smaller blocks than the set's is refused.
         RefusedBlockSize,

@@ -46,7 +46,7 @@ pub enum Refusal {
         /// The label or name of the volume.
         volume: String,
     },
-    /// The set is disabled by the operator.
+    /// The operator has disabled the set (`io_disable`).
     #[error("{volume}: io_disable of the set is set")]
     IoDisabledBySet {
         /// The label or name of the volume.
@@ -165,8 +165,8 @@ pub enum Refusal {
     /// A device answered without an error and without the buffer of the request.
     #[error("device closed")]
     Closed,
-    /// The set has failed, and the failure is not known.
-    #[error("the set has failed")]
+    /// The set is disabled, and the failure is not known.
+    #[error("the set is disabled")]
     SetFailed,
 }
 

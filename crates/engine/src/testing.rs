@@ -8,10 +8,10 @@ use std::sync::Arc;
 #[cfg(test)]
 mod set;
 
-pub(crate) use set::{Watching, components, open_set};
+pub(crate) use set::{Watching, components, fill_bucket, open_set};
 
 use format::superblock::{BackingFormat, CacheFormat};
-use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
+use format::{BackingSuper, CacheMode, CacheSuper, Geometry, Replacement, Sector, Sectors, Uuid};
 use io::{Buffer, Clock, Completer, Device, DeviceInfo, Fifo, Handle, IoError, Nanos, Op, Request, Runtime};
 
 use crate::device::{BackingDevice, CacheDevice};
@@ -63,6 +63,18 @@ fn cache_device_on(disk: io::Disk, bucket: Sectors) -> Rc<CacheDevice> {
     };
     let place = Place { device: disk.info().name.clone(), set: "a set".into() };
     Rc::new(CacheDevice::new(disk, place, CacheSuper::format(&want).unwrap()))
+}
+
+/// The sizes of a cache device with blocks of one sector and a journal of four buckets.
+pub(crate) fn geometry(bucket: Sectors, nbuckets: u32, first_bucket: u16) -> Geometry {
+    Geometry::new(bucket, Sectors(1), nbuckets.into(), first_bucket, 4).unwrap()
+}
+
+/// Lets all other tasks run until each waits for an event, or has run often.
+pub(crate) async fn turns(rt: &Handle) {
+    for _ in 0..200 {
+        rt.yield_now().await;
+    }
 }
 
 struct TestClock(Cell<Nanos>);

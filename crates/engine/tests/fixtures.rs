@@ -11,6 +11,10 @@ use format::{BackingState, Sector, Sectors};
 use io::{Disk, Handle};
 use sha2::{Digest, Sha256};
 
+#[path = "../../format/tests/common/fixtures.rs"]
+#[allow(dead_code)]
+mod files;
+
 struct Fixture {
     cache: Disk,
     backing: Disk,
@@ -18,15 +22,8 @@ struct Fixture {
 }
 
 async fn load(rt: &Handle, dir: &str) -> Fixture {
-    let path = |name: &str| format!("{}/../../tests/fixtures/{dir}/{name}", env!("CARGO_MANIFEST_DIR"));
-    let expected = std::fs::read(path("expected.json")).unwrap();
     let mut disks = Vec::new();
-    for name in ["cache", "backing"] {
-        let packed = std::fs::read(path(&format!("{name}.img.zst"))).unwrap();
-        let mut decoder = zstd::stream::read::Decoder::new(&packed[..]).unwrap();
-        decoder.window_log_max(27).unwrap();
-        let mut bytes = Vec::new();
-        std::io::Read::read_to_end(&mut decoder, &mut bytes).unwrap();
+    for (name, bytes) in [("cache", files::cache(dir)), ("backing", files::backing(dir))] {
         let sectors = Sectors(bytes.len() as u64 / 512);
         let disk = Disk::new(Rc::new(MemDisk::new(name, sectors, 512)), rt.clone());
         for (i, chunk) in bytes.chunks(1 << 20).enumerate() {
@@ -36,7 +33,7 @@ async fn load(rt: &Handle, dir: &str) -> Fixture {
     }
     let backing = disks.pop().unwrap();
     let cache = disks.pop().unwrap();
-    Fixture { cache, backing, expected: serde_json::from_slice(&expected).unwrap() }
+    Fixture { cache, backing, expected: files::expected(dir) }
 }
 
 async fn sha256(rt: &Handle, volume: &Rc<Volume>) -> String {

@@ -16,7 +16,7 @@ use blockio::{Driver, DriverOptions};
 use export_fuse::{Fuse, FuseOptions, ServeOptions, serve};
 use rig::{RamDisk, RamVolume};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const MIB: u64 = 1 << 20;
 
@@ -55,19 +55,19 @@ fn with_export(dir: &Path, mib: u64, threads: usize, work: Work) -> Outcome<()> 
     let (ready, started) = mpsc::channel();
     let (stop, stopped) = oneshot::<()>();
     let at = dir.to_path_buf();
-    let server = std::thread::spawn(move || -> Result<(), String> {
-        let driver = Driver::new(DriverOptions::default()).map_err(|e| e.to_string())?;
+    let server = std::thread::spawn(move || -> Outcome<()> {
+        let driver = Driver::new(DriverOptions::default())?;
         let volume = RamVolume::on(RamDisk::new("ram", mib * MIB).with_garbage().shared()).shared();
         let served = serve(&driver.handle(), volume, ServeOptions::default());
         driver.block_on(async {
             let options = FuseOptions { threads, ..FuseOptions::default() };
-            let mut fuse = Fuse::mount(&at, vec![served], options).await.map_err(|e| e.to_string())?;
-            fuse.attach_loop_devices().await.map_err(|e| e.to_string())?;
+            let mut fuse = Fuse::mount(&at, vec![served], options).await?;
+            fuse.attach_loop_devices().await?;
             let exported = fuse.exports().next().cloned();
             let _ = ready.send(exported);
             // Ends with its other end.
             let _ = stopped.await;
-            fuse.stop().await.map_err(|refused| refused.error.to_string())
+            Ok(fuse.stop().await.map_err(|refused| refused.error)?)
         })
     });
     let result = match started.recv() {

@@ -400,7 +400,7 @@ fn superblocks_preserve_their_padding() {
 }
 
 #[test]
-fn labels() {
+fn labels_have_at_most_32_bytes_and_no_nul() {
     assert_eq!(label_text(&label_bytes("data").unwrap()), "data");
     assert_eq!(label_bytes(&"x".repeat(33)), None);
     assert_eq!(label_bytes("a\0b"), None);

@@ -37,7 +37,7 @@ fn backing(uuid: Uuid, set_uuid: Uuid, state: BackingState) -> BackingSuper {
 
 /// From 4 KiB to 32 MiB buckets: sizes of nodes, tables and sets change twice on the way.
 #[test]
-fn every_bucket_size() {
+fn sets_of_every_bucket_size_are_in_order() {
     for (bucket_sectors, meta, node) in
         [(8, 8, 8), (128, 128, 128), (1024, 1024, 512), (8192, 8192, 2048), (65536, 8192, 2048)]
     {
@@ -130,7 +130,7 @@ fn keys_of_detached_devices_are_legal() {
 
 /// Every combination of state, set and slot has one attachment.
 #[test]
-fn relations() {
+fn every_state_set_and_slot_has_one_attachment() {
     use BackingState as S;
     let view = strict(&Build::new(128, 1024).image());
     let (ours, other, none) = (Uuid([2; 16]), Uuid([3; 16]), Uuid::NIL);

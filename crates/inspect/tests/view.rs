@@ -17,7 +17,7 @@ fn same(dir: &str, name: &str, found: &Json) {
 }
 
 #[test]
-fn superblock_and_geometry() {
+fn superblock_and_sizes_are_those_of_the_kernel() {
     for dir in initialised() {
         let view = open(&cache(dir));
         let (sb, g) = (&view.superblock, view.geometry());
@@ -32,7 +32,7 @@ fn superblock_and_geometry() {
 }
 
 #[test]
-fn journal() {
+fn the_journal_has_the_entries_of_the_kernel() {
     for dir in initialised() {
         let view = open(&cache(dir));
         let j = view.journal.as_ref().unwrap();
@@ -47,7 +47,7 @@ fn journal() {
 }
 
 #[test]
-fn btree_and_extents() {
+fn nodes_and_extents_are_counted_as_expected() {
     for dir in initialised() {
         let view = open(&cache(dir));
         let (b, t) = (&view.btree, view.totals());
@@ -63,7 +63,7 @@ fn btree_and_extents() {
 }
 
 #[test]
-fn slots() {
+fn slots_have_their_kinds_and_uuids() {
     for dir in initialised() {
         let view = open(&cache(dir));
         let expected = expected(dir);
@@ -94,7 +94,7 @@ fn slots() {
 
 /// Every live extent after replay, with position, state, place in the cache and data.
 #[test]
-fn regions() {
+fn every_live_extent_is_where_it_is_expected() {
     let mut compared = 0;
     for dir in initialised().filter(|dir| *dir != "02-attached-empty") {
         let image = cache(dir);

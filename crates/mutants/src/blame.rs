@@ -42,8 +42,8 @@ pub struct Places(Vec<Place>);
 
 impl Places {
     /// Finds the mutants in the text of a rewritten file.
-    pub fn of(text: &str) -> Result<Places, String> {
-        let tree = syn::parse_file(text).map_err(|e| e.to_string())?;
+    pub fn of(text: &str) -> Result<Places, syn::Error> {
+        let tree = syn::parse_file(text)?;
         let mut finder = Finder(Vec::new());
         finder.visit_file(&tree);
         Ok(Places(finder.0))

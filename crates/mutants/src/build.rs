@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::blame::{Places, Role, Span};
 use crate::copy::{Copy, ENGINE};
+use crate::error::Error;
 use crate::table::Mutant;
 
 /// Maximum number of rounds; the phases of the compiler need fewer.
@@ -40,7 +41,7 @@ pub fn rewrite_until_it_compiles(
     build_dir: &Path,
     refused: &mut BTreeSet<String>,
     excluded: &dyn Fn(&str) -> bool,
-) -> Result<Vec<Mutant>, String> {
+) -> Result<Vec<Mutant>, Error> {
     for round in 1..=ROUNDS {
         let mutants = copy.rewrite(&|key| !refused.contains(key) && !excluded(key))?;
         let errors = check(copy, build_dir)?;
@@ -57,17 +58,14 @@ pub fn rewrite_until_it_compiles(
         );
         if refused.len() == before {
             let texts: Vec<&str> = errors.iter().map(|e| e.rendered.as_str()).collect();
-            return Err(format!(
-                "the rewritten engine does not compile, and no mutant is to blame:\n{}",
-                texts.join("\n")
-            ));
+            return Err(Error::NoMutantToBlame { messages: texts.join("\n") });
         }
     }
-    Err(format!("the rewritten engine does not compile after {ROUNDS} rounds"))
+    Err(Error::Rounds { rounds: ROUNDS })
 }
 
 /// Builds the simulator and the tests, or only the unit tests of the engine.
-pub fn programs(copy: &Copy, build_dir: &Path, unit: bool) -> Result<Vec<Program>, String> {
+pub fn programs(copy: &Copy, build_dir: &Path, unit: bool) -> Result<Vec<Program>, Error> {
     let all: &[&str] = &[
         "test",
         "--no-run",
@@ -82,7 +80,7 @@ pub fn programs(copy: &Copy, build_dir: &Path, unit: bool) -> Result<Vec<Program
     let (ok, messages) = cargo(copy, build_dir, if unit { alone } else { all })?;
     if !ok {
         let texts: Vec<String> = messages.iter().filter_map(error).map(|e| e.rendered).collect();
-        return Err(format!("the tests of the rewritten engine do not build:\n{}", texts.join("\n")));
+        return Err(Error::Tests { messages: texts.join("\n") });
     }
     Ok(messages.iter().filter_map(program).collect())
 }
@@ -92,18 +90,14 @@ struct CompilerError {
     spans: Vec<(String, Span)>,
 }
 
-fn check(copy: &Copy, build_dir: &Path) -> Result<Vec<CompilerError>, String> {
+fn check(copy: &Copy, build_dir: &Path) -> Result<Vec<CompilerError>, Error> {
     let (ok, messages) = cargo(copy, build_dir, &["check", "-p", "ubcache-engine", "--features", "canary"])?;
     let errors: Vec<CompilerError> =
         messages.iter().filter_map(error).filter(|e| !e.spans.is_empty()).collect();
-    if ok || !errors.is_empty() {
-        Ok(errors)
-    } else {
-        Err("cargo check failed without an error in the code".into())
-    }
+    if ok || !errors.is_empty() { Ok(errors) } else { Err(Error::Check) }
 }
 
-fn blame(copy: &Copy, errors: &[CompilerError]) -> Result<BTreeSet<u32>, String> {
+fn blame(copy: &Copy, errors: &[CompilerError]) -> Result<BTreeSet<u32>, Error> {
     let mut places: BTreeMap<&str, Places> = BTreeMap::new();
     let mut blamed = BTreeSet::new();
     for e in errors {
@@ -112,8 +106,9 @@ fn blame(copy: &Copy, errors: &[CompilerError]) -> Result<BTreeSet<u32>, String>
             continue;
         };
         if !places.contains_key(file.as_str()) {
-            let text = fs::read_to_string(copy.to.join(file)).map_err(|e| format!("{file}: {e}"))?;
-            places.insert(file, Places::of(&text)?);
+            let path = copy.to.join(file);
+            let text = fs::read_to_string(&path).map_err(Error::file(&path))?;
+            places.insert(file, Places::of(&text).map_err(Error::syntax(&path))?);
         }
         let spans: Vec<Span> = e.spans.iter().filter(|(f, _)| f == file).map(|(_, s)| s.clone()).collect();
         blamed.extend(places.get(file.as_str()).and_then(|p| p.blame(&spans)));
@@ -121,7 +116,7 @@ fn blame(copy: &Copy, errors: &[CompilerError]) -> Result<BTreeSet<u32>, String>
     Ok(blamed)
 }
 
-fn cargo(copy: &Copy, build_dir: &Path, args: &[&str]) -> Result<(bool, Vec<Value>), String> {
+fn cargo(copy: &Copy, build_dir: &Path, args: &[&str]) -> Result<(bool, Vec<Value>), Error> {
     let out = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(args)
         .args(["--message-format=json", "--quiet", "--target-dir"])
@@ -129,7 +124,7 @@ fn cargo(copy: &Copy, build_dir: &Path, args: &[&str]) -> Result<(bool, Vec<Valu
         .current_dir(&copy.to)
         .stderr(Stdio::inherit())
         .output()
-        .map_err(|e| format!("cargo: {e}"))?;
+        .map_err(|source| Error::Process { program: "cargo".into(), source })?;
     let text = String::from_utf8_lossy(&out.stdout);
     Ok((out.status.success(), text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect()))
 }

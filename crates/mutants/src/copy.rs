@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::error::Error;
 use crate::rewrite::{rewrite, test_modules};
 use crate::table::{Mutant, hash};
 
@@ -26,14 +27,14 @@ pub struct Copy {
 
 impl Copy {
     /// Copies every file of the workspace except the engine's sources.
-    pub fn sync(&self) -> Result<(), String> {
+    pub fn sync(&self) -> Result<(), Error> {
         let mut kept = BTreeSet::new();
         for file in self.tracked()? {
             kept.insert(file.clone());
             let path = Path::new(&file);
             // The engine's sources contain its unit tests; the sources are rewritten, not copied.
             if !path.starts_with(ENGINE) {
-                let bytes = fs::read(self.from.join(path)).map_err(|e| format!("{file}: {e}"))?;
+                let bytes = fs::read(self.from.join(path)).map_err(Error::file(path))?;
                 self.put(path, &bytes)?;
             }
         }
@@ -42,21 +43,21 @@ impl Copy {
                 !kept.contains(&*p.to_string_lossy()) && !p.ends_with("engine/src/mutants.rs")
             });
             if gone {
-                fs::remove_file(&old).map_err(|e| format!("{}: {e}", old.display()))?;
+                fs::remove_file(&old).map_err(Error::file(&old))?;
             }
         }
         Ok(())
     }
 
     /// Rewrites the engine with every mutant whose key is `wanted`.
-    pub fn rewrite(&self, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Mutant>, String> {
+    pub fn rewrite(&self, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Mutant>, Error> {
         let engine = self.from.join(ENGINE);
         let files = files_below(&engine)?;
         let mut of_tests = BTreeSet::new();
         for file in &files {
-            let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+            let text = fs::read_to_string(file).map_err(Error::file(file))?;
             let dir = directory_of_modules(file);
-            for name in test_modules(&text).map_err(|e| format!("{}: {e}", file.display()))? {
+            for name in test_modules(&text).map_err(Error::syntax(file))? {
                 of_tests.insert(dir.join(format!("{name}.rs")));
                 // The modules below it are tests too.
                 of_tests.insert(dir.join(name));
@@ -64,15 +65,17 @@ impl Copy {
         }
         let mut mutants: Vec<Mutant> = Vec::new();
         for file in &files {
-            let name = file.strip_prefix(&engine).map_err(|e| e.to_string())?;
-            let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+            // Every file is below the engine.
+            let name = file.strip_prefix(&engine).unwrap_or(file);
+            let text = fs::read_to_string(file).map_err(Error::file(file))?;
             let of_test = file.ancestors().any(|part| of_tests.contains(part));
             let left_alone = of_test || name == Path::new("canary.rs");
             let mut out = if left_alone {
                 text
             } else {
                 let first = mutants.last().map_or(1, |m| m.number + 1);
-                let r = rewrite(&name.to_string_lossy(), &text, first, wanted)?;
+                let rewritten = rewrite(&name.to_string_lossy(), &text, first, wanted);
+                let r = rewritten.map_err(Error::syntax(file))?;
                 mutants.extend(r.mutants);
                 r.text
             };
@@ -90,7 +93,7 @@ impl Copy {
     }
 
     /// A hash of everything on which verdicts depend: sources, tests, plans, the lock file.
-    pub fn fingerprint(&self) -> Result<String, String> {
+    pub fn fingerprint(&self) -> Result<String, Error> {
         let mut all = Vec::new();
         for file in self.tracked()? {
             let matters = file == "Cargo.lock"
@@ -98,7 +101,7 @@ impl Copy {
                     && !file.starts_with("crates/mutants/")
                     && !file.ends_with(".md"));
             if matters {
-                let bytes = fs::read(self.from.join(&file)).map_err(|e| format!("{file}: {e}"))?;
+                let bytes = fs::read(self.from.join(&file)).map_err(Error::file(Path::new(&file)))?;
                 all.extend_from_slice(file.as_bytes());
                 all.extend_from_slice(&hash(&bytes).to_le_bytes());
             }
@@ -107,30 +110,33 @@ impl Copy {
     }
 
     /// Files of the workspace that are in git, or new and not ignored.
-    fn tracked(&self) -> Result<Vec<String>, String> {
+    fn tracked(&self) -> Result<Vec<String>, Error> {
         let out = std::process::Command::new("git")
             .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
             .current_dir(&self.from)
             .output()
-            .map_err(|e| format!("git ls-files in {}: {e}", self.from.display()))?;
+            .map_err(|source| {
+                let program = format!("git ls-files in {}", self.from.display());
+                Error::Process { program, source }
+            })?;
         if !out.status.success() {
-            return Err(format!("git ls-files: {}", String::from_utf8_lossy(&out.stderr)));
+            let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
+            return Err(Error::Git { stderr });
         }
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
         let exists = |f: &&str| !f.is_empty() && self.from.join(f).is_file();
         Ok(text.split('\0').filter(exists).map(str::to_owned).collect())
     }
 
-    fn put(&self, path: &Path, bytes: &[u8]) -> Result<(), String> {
+    fn put(&self, path: &Path, bytes: &[u8]) -> Result<(), Error> {
         let to = self.to.join(path);
         if fs::read(&to).is_ok_and(|old| old == bytes) {
             return Ok(());
         }
-        let fail = |e: std::io::Error| format!("{}: {e}", to.display());
         if let Some(dir) = to.parent() {
-            fs::create_dir_all(dir).map_err(fail)?;
+            fs::create_dir_all(dir).map_err(Error::file(dir))?;
         }
-        fs::write(&to, bytes).map_err(fail)
+        fs::write(&to, bytes).map_err(Error::file(&to))
     }
 }
 
@@ -149,15 +155,15 @@ fn directory_of_modules(file: &Path) -> PathBuf {
 }
 
 /// Every file below a directory, in order.
-fn files_below(dir: &Path) -> Result<Vec<PathBuf>, String> {
+fn files_below(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     let mut found = Vec::new();
     let mut open = vec![dir.to_path_buf()];
     while let Some(dir) = open.pop() {
         if !dir.exists() {
             continue;
         }
-        for entry in fs::read_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))? {
-            let path = entry.map_err(|e| format!("{}: {e}", dir.display()))?.path();
+        for entry in fs::read_dir(&dir).map_err(Error::file(&dir))? {
+            let path = entry.map_err(Error::file(&dir))?.path();
             if path.is_dir() { open.push(path) } else { found.push(path) }
         }
     }

@@ -7,6 +7,7 @@
 mod blame;
 mod build;
 mod copy;
+mod error;
 mod operators;
 mod report;
 mod results;
@@ -25,6 +26,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 
 use crate::copy::Copy;
+use crate::error::Error;
 use crate::results::{Fate, Results, Verdict};
 use crate::run::Outcome;
 use crate::suites::{Baseline, Suite};
@@ -87,10 +89,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn work(args: &Args) -> Result<(), String> {
-    let root = std::env::current_dir().map_err(|e| e.to_string())?;
+fn work(args: &Args) -> Result<(), Error> {
+    let root = std::env::current_dir().map_err(Error::WorkingDirectory)?;
     if !root.join(copy::ENGINE).is_dir() {
-        return Err(format!("{}: run it in the root of the workspace", root.display()));
+        return Err(Error::NotTheRoot(root));
     }
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |d| root.join(d));
     let dir = target.join("mutants");
@@ -129,7 +131,8 @@ fn work(args: &Args) -> Result<(), String> {
     }
     let text = report::report(&chosen, &results.known, &equivalent);
     println!("\n{text}");
-    fs::write(dir.join("report.txt"), text).map_err(|e| format!("{}: {e}", dir.display()))
+    let file = dir.join("report.txt");
+    fs::write(&file, text).map_err(Error::file(&file))
 }
 
 /// Sorts mutants by the hashes of their keys, so that the finished part of an interrupted run is a random sample.
@@ -138,13 +141,13 @@ fn in_order(mut mutants: Vec<Mutant>) -> VecDeque<Mutant> {
     mutants.into()
 }
 
-fn list(path: &Path) -> Result<BTreeMap<String, String>, String> {
-    let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    results::reasons(&text).map_err(|e| format!("{}: {e}", path.display()))
+fn list(path: &Path) -> Result<BTreeMap<String, String>, Error> {
+    let text = fs::read_to_string(path).map_err(Error::file(path))?;
+    results::reasons(&text).map_err(|source| Error::List { path: path.to_path_buf(), source })
 }
 
 /// Rewrites and builds the copy. The list of refused mutants is valid until a source changes.
-fn build_all(copy: &Copy, dir: &Path, fingerprint: &str) -> Result<Vec<Mutant>, String> {
+fn build_all(copy: &Copy, dir: &Path, fingerprint: &str) -> Result<Vec<Mutant>, Error> {
     let excluded = list(&copy.from.join(EXCLUDED))?;
     let is_excluded = |key: &str| excluded.keys().any(|e| is_of(key, e));
     copy.sync()?;
@@ -155,8 +158,8 @@ fn build_all(copy: &Copy, dir: &Path, fingerprint: &str) -> Result<Vec<Mutant>, 
         return copy.rewrite(&|key| !refused.contains(key) && !is_excluded(key));
     }
     let mutants = build::rewrite_until_it_compiles(copy, &dir.join("build"), &mut refused, &is_excluded)?;
-    let text = serde_json::to_string(&(fingerprint, &refused)).map_err(|e| e.to_string())?;
-    fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))?;
+    let text = serde_json::to_string(&(fingerprint, &refused)).map_err(Error::json(&file))?;
+    fs::write(&file, text).map_err(Error::file(&file))?;
     eprintln!("{} mutants compile, {} do not", mutants.len(), refused.len());
     Ok(mutants)
 }
@@ -175,7 +178,7 @@ fn prepare(
     fingerprint: &str,
     longest: Duration,
     unit: bool,
-) -> Result<Vec<(Suite, Baseline)>, String> {
+) -> Result<Vec<(Suite, Baseline)>, Error> {
     eprintln!("building");
     let begun = Instant::now();
     let suites = suites::suites(&build::programs(copy, &dir.join("build"), unit)?);
@@ -198,8 +201,8 @@ fn prepare(
         };
         eprintln!("{:>7} ms, {:>5} mutants reached: {}", b.millis, b.reached.len(), b.name);
         known.push(b);
-        let text = serde_json::to_string(&(fingerprint, &known)).map_err(|e| e.to_string())?;
-        fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))?;
+        let text = serde_json::to_string(&(fingerprint, &known)).map_err(Error::json(&file))?;
+        fs::write(&file, text).map_err(Error::file(&file))?;
     }
     let is_short = |s: &Suite, b: &Baseline| s.is_of_own_part() || b.millis <= longest.as_millis() as u64;
     let baseline = |s: &Suite| known.iter().find(|b| b.name == s.name && is_short(s, b)).cloned();
@@ -223,7 +226,7 @@ struct Progress {
 }
 
 impl Attack<'_> {
-    fn all(&self, todo: VecDeque<Mutant>, args: &Args) -> Result<(), String> {
+    fn all(&self, todo: VecDeque<Mutant>, args: &Args) -> Result<(), Error> {
         let begun = Instant::now();
         let deadline = args.minutes.map(|m| begun + Duration::from_secs(60 * m));
         let progress = Mutex::new(Progress { done: 0, of: todo.len(), todo });
@@ -235,7 +238,7 @@ impl Attack<'_> {
                     scope.spawn(move || self.work(progress, begun, deadline, scratch))
                 })
                 .collect();
-            let panicked = |_| Err("a worker panicked".to_owned());
+            let panicked = |_| Err(Error::WorkerPanicked);
             workers.into_iter().try_for_each(|w| w.join().unwrap_or_else(panicked))
         })
     }
@@ -246,16 +249,16 @@ impl Attack<'_> {
         begun: Instant,
         deadline: Option<Instant>,
         scratch: PathBuf,
-    ) -> Result<(), String> {
+    ) -> Result<(), Error> {
         loop {
             if deadline.is_some_and(|d| Instant::now() >= d) {
                 return Ok(());
             }
-            let next = progress.lock().map_err(|e| e.to_string())?.todo.pop_front();
+            let next = progress.lock().map_err(|_| Error::WorkerPanicked)?.todo.pop_front();
             let Some(mutant) = next else { return Ok(()) };
             let verdict = self.judge(&mutant, &scratch)?;
             self.results.append(&verdict)?;
-            let mut p = progress.lock().map_err(|e| e.to_string())?;
+            let mut p = progress.lock().map_err(|_| Error::WorkerPanicked)?;
             p.done += 1;
             let left = begun.elapsed().as_secs() * (p.of - p.done) as u64 / p.done as u64;
             println!(
@@ -272,7 +275,7 @@ impl Attack<'_> {
     }
 
     /// Runs suites against a mutant, the cheapest first, until one fails.
-    fn judge(&self, mutant: &Mutant, scratch: &Path) -> Result<Verdict, String> {
+    fn judge(&self, mutant: &Mutant, scratch: &Path) -> Result<Verdict, Error> {
         let begun = Instant::now();
         let verdict = |fate, by: String| Verdict {
             key: mutant.key.clone(),

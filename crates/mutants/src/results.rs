@@ -6,10 +6,12 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, ListError};
 
 /// The verdict about a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +47,7 @@ struct Head {
 
 /// The file of results.
 pub struct Results {
+    path: PathBuf,
     file: Mutex<File>,
     /// The verdicts by key.
     pub known: BTreeMap<String, Verdict>,
@@ -54,8 +57,7 @@ impl Results {
     /// Opens the file, and drops verdicts of other sources.
     ///
     /// With `retain_killed`, verdicts of killed mutants stay. That is correct if only tests were added since.
-    pub fn open(path: &Path, fingerprint: &str, retain_killed: bool) -> Result<Results, String> {
-        let fail = |e: std::io::Error| format!("{}: {e}", path.display());
+    pub fn open(path: &Path, fingerprint: &str, retain_killed: bool) -> Result<Results, Error> {
         let text = fs::read_to_string(path).unwrap_or_default();
         let same = serde_json::from_str::<Head>(text.lines().next().unwrap_or_default())
             .is_ok_and(|h| h.fingerprint == fingerprint);
@@ -67,28 +69,28 @@ impl Results {
                 known.insert(v.key.clone(), v);
             }
         }
-        let mut out = serde_json::to_string(&Head { fingerprint: fingerprint.to_owned() })
-            .map_err(|e| e.to_string())?;
+        let head = Head { fingerprint: fingerprint.to_owned() };
+        let mut out = serde_json::to_string(&head).map_err(Error::json(path))?;
         out.push('\n');
         for v in known.values() {
-            out.push_str(&serde_json::to_string(v).map_err(|e| e.to_string())?);
+            out.push_str(&serde_json::to_string(v).map_err(Error::json(path))?);
             out.push('\n');
         }
-        fs::write(path, out).map_err(fail)?;
-        let file = File::options().append(true).open(path).map_err(fail)?;
-        Ok(Results { file: Mutex::new(file), known })
+        fs::write(path, out).map_err(Error::file(path))?;
+        let file = File::options().append(true).open(path).map_err(Error::file(path))?;
+        Ok(Results { path: path.to_path_buf(), file: Mutex::new(file), known })
     }
 
     /// Appends a verdict to the file.
-    pub fn append(&self, verdict: &Verdict) -> Result<(), String> {
-        let line = serde_json::to_string(verdict).map_err(|e| e.to_string())?;
-        let mut file = self.file.lock().map_err(|e| e.to_string())?;
-        file.write_all(format!("{line}\n").as_bytes()).map_err(|e| format!("results: {e}"))
+    pub fn append(&self, verdict: &Verdict) -> Result<(), Error> {
+        let line = serde_json::to_string(verdict).map_err(Error::json(&self.path))?;
+        let mut file = self.file.lock().map_err(|_| Error::WorkerPanicked)?;
+        file.write_all(format!("{line}\n").as_bytes()).map_err(Error::file(&self.path))
     }
 }
 
 /// Parses a list of keys. The reason of a key stands in the indented lines after it; lines with # are comments.
-pub fn reasons(text: &str) -> Result<BTreeMap<String, String>, String> {
+pub fn reasons(text: &str) -> Result<BTreeMap<String, String>, ListError> {
     let mut found: BTreeMap<String, String> = BTreeMap::new();
     let mut open: Vec<String> = Vec::new();
     let mut has_reason = true;
@@ -98,7 +100,7 @@ pub fn reasons(text: &str) -> Result<BTreeMap<String, String>, String> {
         }
         if line.starts_with(' ') {
             if open.is_empty() {
-                return Err(format!("line {}: a reason without a mutant", n + 1));
+                return Err(ListError::NoMutant { line: n + 1 });
             }
             for key in &open {
                 let reason = found.entry(key.clone()).or_default();
@@ -117,7 +119,7 @@ pub fn reasons(text: &str) -> Result<BTreeMap<String, String>, String> {
             open.push(line.trim_end().to_owned());
         }
     }
-    if has_reason { Ok(found) } else { Err(format!("no reason for {}", open.join(", "))) }
+    if has_reason { Ok(found) } else { Err(ListError::NoReason { mutants: open.join(", ") }) }
 }
 
 #[cfg(test)]

@@ -32,8 +32,8 @@ pub fn rewrite(
     text: &str,
     first: u32,
     wanted: &dyn Fn(&str) -> bool,
-) -> Result<Rewritten, String> {
-    let mut tree = syn::parse_file(text).map_err(|e| format!("{file}: {e}"))?;
+) -> Result<Rewritten, syn::Error> {
+    let mut tree = syn::parse_file(text)?;
     let lines: Vec<&str> = text.lines().collect();
     let mut rewriter = Rewriter {
         file,
@@ -50,8 +50,8 @@ pub fn rewrite(
 }
 
 /// Names of modules in other files that are compiled only for tests: `#[cfg(test)] mod tests;`.
-pub fn test_modules(text: &str) -> Result<Vec<String>, String> {
-    let tree = syn::parse_file(text).map_err(|e| e.to_string())?;
+pub fn test_modules(text: &str) -> Result<Vec<String>, syn::Error> {
+    let tree = syn::parse_file(text)?;
     let of_tests = |item: &syn::Item| match item {
         syn::Item::Mod(m) if m.content.is_none() && is_test(&m.attrs) => Some(m.ident.to_string()),
         _ => None,

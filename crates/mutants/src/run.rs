@@ -9,6 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use crate::error::Error;
+
 /// Limit of address space, because a mutant may allocate in a loop.
 const MEMORY_BYTES: u64 = 4 << 30;
 /// Limit of a file's size, because a mutant may write in a loop.
@@ -46,10 +48,10 @@ enum Line {
 }
 
 /// Runs the program with `variable` in its environment. The run ends at the first test that fails.
-pub fn run(job: &Job, variable: (&str, &str), scratch: &Path) -> Result<Outcome, String> {
+pub fn run(job: &Job, variable: (&str, &str), scratch: &Path) -> Result<Outcome, Error> {
     let deadline = Instant::now() + job.limit * 4;
     let seconds = job.limit.as_secs() + 1;
-    std::fs::create_dir_all(scratch).map_err(|e| format!("{}: {e}", scratch.display()))?;
+    std::fs::create_dir_all(scratch).map_err(Error::file(scratch))?;
     let mut child = Command::new("prlimit")
         .args([
             format!("--as={MEMORY_BYTES}"),
@@ -70,7 +72,8 @@ pub fn run(job: &Job, variable: (&str, &str), scratch: &Path) -> Result<Outcome,
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
-        .map_err(|e| format!("prlimit {}: {e}", job.program.display()))?;
+        .map_err(|source| Error::Process { program: format!("prlimit {}", job.program.display()), source })?;
+    let lost = |source| Error::Process { program: job.program.display().to_string(), source };
     let out = child.stdout.take();
     let (send, lines) = channel();
     let reader = std::thread::spawn(move || {
@@ -81,12 +84,12 @@ pub fn run(job: &Job, variable: (&str, &str), scratch: &Path) -> Result<Outcome,
     });
     let outcome = match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         Ok(Line::FailedTest(name)) => Outcome::Failed(Some(name)),
-        Ok(Line::End) => ended(&mut child, deadline)?,
+        Ok(Line::End) => ended(&mut child, deadline).map_err(lost)?,
         Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Outcome::TimedOut,
     };
     // This fails only if the process has ended already.
     let _ = child.kill();
-    child.wait().map_err(|e| format!("{}: {e}", job.program.display()))?;
+    child.wait().map_err(lost)?;
     let _ = reader.join();
     let _ = std::fs::remove_dir_all(scratch);
     Ok(outcome)
@@ -108,9 +111,9 @@ fn failed_test(line: &str) -> Option<String> {
     rest.ends_with("FAILED").then(|| name.to_owned())
 }
 
-fn ended(child: &mut Child, deadline: Instant) -> Result<Outcome, String> {
+fn ended(child: &mut Child, deadline: Instant) -> std::io::Result<Outcome> {
     while Instant::now() < deadline {
-        if let Some(status) = child.try_wait().map_err(|e| e.to_string())? {
+        if let Some(status) = child.try_wait()? {
             return Ok(match status.signal() {
                 Some(SIGXCPU) => Outcome::TimedOut,
                 _ if status.success() => Outcome::Passed,
@@ -144,7 +147,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn success_and_failure() {
+    fn a_run_passes_or_fails_as_its_program_does() {
         assert_eq!(outcome("test $UBCACHE_MUTANT = 7", LONG), Outcome::Passed);
         assert_eq!(outcome("exit 3", LONG), Outcome::Failed(None));
         assert_eq!(outcome("kill -SEGV $$", LONG), Outcome::Failed(None));

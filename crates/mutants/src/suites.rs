@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::build::Program;
+use crate::error::Error;
 use crate::run::{Job, Outcome, run};
 use crate::table::Mutant;
 
@@ -74,8 +75,8 @@ pub fn suites(programs: &[Program]) -> Vec<Suite> {
             "test" if p.name == "model" => {
                 // The other tests of this program are further seeds.
                 found.push(Suite {
-                    name: "sim/tests/model regressions".into(),
-                    jobs: vec![job(&["regressions"])],
+                    name: "sim/tests/plans that once failed".into(),
+                    jobs: vec![job(&["plans_that_once_failed"])],
                     own_part: false,
                 });
                 found.push(Suite { name: "sim/tests/model".into(), jobs: vec![job(&[])], own_part: false });
@@ -111,7 +112,7 @@ fn plans(package: &Path) -> Vec<String> {
 
 impl Suite {
     /// Runs the suite without a mutant; `None` if it takes longer than `longest`.
-    pub fn measure(&self, scratch: &Path, longest: Duration) -> Result<Option<Baseline>, String> {
+    pub fn measure(&self, scratch: &Path, longest: Duration) -> Result<Option<Baseline>, Error> {
         let file = scratch.with_extension("reached");
         let _ = fs::remove_file(&file);
         let begun = Instant::now();
@@ -122,7 +123,11 @@ impl Suite {
                 Outcome::Passed => {}
                 Outcome::TimedOut => return Ok(None),
                 outcome => {
-                    return Err(format!("{} fails without a mutant: {outcome:?}; see {job:?}", self.name));
+                    return Err(Error::SuiteFails {
+                        suite: self.name.clone(),
+                        outcome: format!("{outcome:?}"),
+                        job: format!("{job:?}"),
+                    });
                 }
             }
         }
@@ -145,7 +150,7 @@ impl Suite {
     }
 
     /// Runs the suite with a mutant.
-    pub fn attack(&self, mutant: &Mutant, baseline: &Baseline, scratch: &Path) -> Result<Outcome, String> {
+    pub fn attack(&self, mutant: &Mutant, baseline: &Baseline, scratch: &Path) -> Result<Outcome, Error> {
         let limit = limit(Duration::from_millis(baseline.millis));
         for job in &self.jobs {
             let mut job = Job { limit, ..job.clone() };

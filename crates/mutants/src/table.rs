@@ -32,6 +32,13 @@ impl Mutant {
     }
 }
 
+/// The text is no share.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}: expected K/N with K from 1 to N, for example 1/10")]
+pub struct ShareError {
+    text: String,
+}
+
 /// The part `index` of `parts` equal parts of all mutants, selected by a hash of their keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
@@ -44,8 +51,8 @@ impl Share {
     pub const ALL: Share = Share { index: 1, parts: 1 };
 
     /// Parses `K/N`.
-    pub fn parse(text: &str) -> Result<Share, String> {
-        let wrong = || format!("{text}: expected K/N with K from 1 to N, for example 1/10");
+    pub fn parse(text: &str) -> Result<Share, ShareError> {
+        let wrong = || ShareError { text: text.to_owned() };
         let (index, parts) = text.split_once('/').ok_or_else(wrong)?;
         let share =
             Share { index: index.parse().map_err(|_| wrong())?, parts: parts.parse().map_err(|_| wrong())? };

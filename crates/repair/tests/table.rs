@@ -7,7 +7,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use common::{SETS, Set, garbage, structures};
+use common::{Set, fixtures, garbage, structures};
 use format::Uuid;
 use inspect::{CheckOptions, SliceSource, check_set};
 use repair::plan;
@@ -98,7 +98,7 @@ fn every_structure_destroyed_alone() {
         "root node above leaves",
         "leaf",
     ];
-    for dir in SETS {
+    for dir in fixtures::initialised() {
         let set = Set::new(dir);
         for structure in structures(&set) {
             for (n, damage) in DAMAGES.iter().enumerate() {
@@ -135,7 +135,7 @@ fn every_structure_destroyed_alone() {
 /// An intact set is not changed.
 #[test]
 fn nothing_is_mended_in_an_intact_set() {
-    for dir in SETS {
+    for dir in fixtures::initialised() {
         let set = Set::new(dir);
         let (c, b) = (SliceSource::new("cache", &set.cache), SliceSource::new("backing", &set.backing));
         let plan = plan(&c, &[&b], Uuid([3; 16]));

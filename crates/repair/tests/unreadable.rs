@@ -5,7 +5,7 @@ mod common;
 
 use std::ops::Range;
 
-use common::{SETS, Set, structures};
+use common::{Set, fixtures, structures};
 use format::{Sector, Sectors, Uuid};
 use inspect::{ReadAt, ReadError, ReadFailure, SliceSource};
 use repair::{Report, plan};
@@ -38,7 +38,7 @@ impl ReadAt for Unreadable<'_> {
 
 /// A set whose root is above leaves, with the root destroyed.
 fn without_root() -> (Set, Vec<u8>) {
-    let sets = SETS.into_iter().map(Set::new);
+    let sets = fixtures::initialised().map(Set::new);
     let root = |set: &Set| structures(set).into_iter().find(|s| s.name == "root node above leaves");
     let (set, root) = sets.filter_map(|set| root(&set).map(|root| (set, root))).next().unwrap();
     let mut cache = set.cache.clone();

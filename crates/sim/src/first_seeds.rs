@@ -79,7 +79,15 @@ impl Search {
             if let Err(failure) = result {
                 // A plan that fails without the bug, too, says nothing about the bug.
                 if run(&plan, false).is_ok() {
-                    let what = failure.what.lines().next().unwrap_or_default().chars().take(90).collect();
+                    let what = failure
+                        .violation
+                        .to_string()
+                        .lines()
+                        .next()
+                        .unwrap_or_default()
+                        .chars()
+                        .take(90)
+                        .collect();
                     found.first = Some((n, what));
                     break;
                 }

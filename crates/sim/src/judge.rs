@@ -14,6 +14,7 @@ use inspect::{
 
 use crate::image::Image;
 use crate::stamp::SECTOR;
+use crate::violation::Violation;
 
 /// Checks the structures of a set.
 ///
@@ -27,7 +28,7 @@ use crate::stamp::SECTOR;
 ///
 /// # Errors
 /// The result of the check, if it fails.
-pub fn check(cache: &Image, backings: &[Image]) -> Result<u64, String> {
+pub fn check(cache: &Image, backings: &[Image]) -> Result<u64, Violation> {
     let sources: Vec<&dyn ReadAt> = backings.iter().map(|b| b as &dyn ReadAt).collect();
     let report = inspect::check_set(cache, &sources, CheckOptions::default());
     let differing = report
@@ -40,15 +41,14 @@ pub fn check(cache: &Image, backings: &[Image]) -> Result<u64, String> {
     // Damage of clean data is a notice. No run that is judged has damaged any.
     let damaged = report.count_of(Invariant::DataChecksum);
     if report.errors > torn || differing > 0 || damaged > 0 {
-        return Err(format!(
-            "{differing} clean extents differ from the backing device, {damaged} extents from their checksums; {report}"
-        ));
+        return Err(Violation::Structures { differing, damaged, report: Box::new(report) });
     }
     // Contract 6: clean in the superblock means that durably no dirty key is left.
     let slots = report.summary.iter().flat_map(|s| &s.devices);
     for d in slots.filter(|d| d.kind == "cached" && d.dirty_sectors > 0) {
         if d.backing.as_ref().is_some_and(|b| b.state == "clean") {
-            return Err(format!("{} dirty sectors of a device that says clean; {report}", d.dirty_sectors));
+            let sectors = d.dirty_sectors;
+            return Err(Violation::DirtyButClean { sectors, report: Box::new(report) });
         }
     }
     let slots = report.summary.iter().flat_map(|s| &s.devices);
@@ -97,11 +97,11 @@ impl Sink for Collect {
 ///
 /// # Errors
 /// If the contents cannot be right.
-pub fn extract(cache: &Image, what: &ExtractedVolume<'_>) -> Result<Option<Vec<u8>>, String> {
-    let view = SetView::open(cache, Mode::BestEffort).map_err(|e| e.to_string())?;
+pub fn extract(cache: &Image, what: &ExtractedVolume<'_>) -> Result<Option<Vec<u8>>, Violation> {
+    let view = SetView::open(cache, Mode::BestEffort).map_err(Box::new)?;
     let mut bad = view.findings.list().iter().filter(|f| f.severity > Severity::Notice && !is_torn_bset(f));
     if let Some(f) = bad.next() {
-        return Err(f.to_string());
+        return Err(Violation::Damaged(Box::new(f.clone())));
     }
     let best_effort = view.findings.list().iter().any(is_torn_bset);
     let target = match what {
@@ -122,14 +122,15 @@ pub fn extract(cache: &Image, what: &ExtractedVolume<'_>) -> Result<Option<Vec<u
     ) {
         Ok(e) => e,
         Err(ExtractError::InvalidSlot { .. }) => return Ok(None),
-        Err(e) => return Err(e.to_string()),
+        Err(e) => return Err(Violation::NotExtracted(Box::new(e))),
     };
     let mut to = Collect(Vec::new());
     let done: Result<Extracted, ExtractError> =
         extraction.run(&mut to, &mut |_| std::ops::ControlFlow::Continue(()));
-    let done = done.map_err(|e| e.to_string())?;
+    let done = done.map_err(Box::new)?;
     if done.lost_sectors > 0 {
-        return Err(format!("extraction lost {} sectors: {:?}", done.lost_sectors, done.lost));
+        let (sectors, lost) = (done.lost_sectors, done.lost);
+        return Err(Violation::LostInExtraction { sectors, lost });
     }
     Ok(Some(to.0))
 }

@@ -70,6 +70,31 @@ impl Layout {
             }],
         }
     }
+
+    /// The small set with checksums, so that buckets have seven blocks of data and a footer.
+    pub fn with_checksums(mode: CacheMode) -> Layout {
+        Layout { checksums: true, ..Layout::small(mode) }
+    }
+
+    /// The small set with so many buckets and a backing device of this size, in sectors.
+    pub fn sized(mode: CacheMode, nbuckets: u64, data_sectors: u64) -> Layout {
+        let mut layout = Layout { nbuckets, ..Layout::small(mode) };
+        layout.backings[0].data_sectors = data_sectors;
+        layout
+    }
+
+    /// The small set in writeback mode with a second backing device of half the size.
+    pub fn pair() -> Layout {
+        Layout::small(CacheMode::Writeback).and_backing(1024, CacheMode::Writeback)
+    }
+
+    /// Adds a backing device like the first one, but of this size, in sectors, and with this mode.
+    #[must_use]
+    pub fn and_backing(mut self, data_sectors: u64, mode: CacheMode) -> Layout {
+        let first = self.backings[0].clone();
+        self.backings.push(BackingLayout { data_sectors, mode, ..first });
+        self
+    }
 }
 
 /// UUID of the set.

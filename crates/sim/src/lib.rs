@@ -4,7 +4,7 @@
 //! durability contract (`oracle`), plans of runs (`plan`) and their generation from seeds (`generate`), the clients
 //! (`client`), one boot (`session`), whole runs (`run`), shorter plans (`shrink`), scripted runs (`scenario`), every crash
 //! of a scenario (`crash`), memory that outlives a process (`crash_log`), a substituted cache device (`substitute`),
-//! damaged images (`rot`) and independent judgement of images (`judge`). Two runs of a seed are equal.
+//! damaged images (`rot`), independent judgement of images (`judge`) and what a failed check found (`violation`). Two runs of a seed are equal.
 //!
 //! Invariants: the only source of time is virtual, there are no threads, and the only randomness comes from the seed. A
 //! fault that the engine does not claim to survive is not injected.
@@ -35,4 +35,5 @@ pub mod session;
 pub mod shrink;
 pub mod stamp;
 pub mod substitute;
+pub mod violation;
 pub mod world;

@@ -86,23 +86,57 @@ impl Args {
 }
 
 #[cfg(feature = "canary")]
-fn bug(name: &str) -> Result<engine::canary::Bug, String> {
+fn bug(name: &str) -> Result<engine::canary::Bug, UnknownBug> {
     let bug = engine::canary::Bug::ALL.iter().find(|b| format!("{b:?}") == name);
-    bug.copied().ok_or_else(|| format!("unknown bug {name}"))
+    bug.copied().ok_or_else(|| UnknownBug { name: name.to_owned() })
 }
 
-fn load(file: &str) -> Result<Plan, String> {
-    let text = std::fs::read_to_string(file).map_err(|e| format!("{file}: {e}"))?;
-    Plan::from_text(&text).map_err(|e| format!("{file}: {e}"))
+/// No deliberate bug has this name.
+#[cfg(feature = "canary")]
+#[derive(Debug, thiserror::Error)]
+#[error("unknown bug {name}")]
+struct UnknownBug {
+    name: String,
+}
+
+/// The reason for which the program ends early; a violation is none.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    /// A file cannot be read or written.
+    #[error("{path}: {source}")]
+    File { path: String, source: std::io::Error },
+    /// A file is no plan.
+    #[error("{path}: {source}")]
+    Plan { path: String, source: serde_json::Error },
+    /// The plan that is to be shortened does not fail.
+    #[error("it does not fail")]
+    NoFailure,
+    /// A thread with damaged sets panicked; the panic has printed the reason.
+    #[error("a life failed")]
+    Damage,
+    /// A thread panicked outside a run.
+    #[error("a thread panicked")]
+    Panicked,
+}
+
+impl Error {
+    fn file(path: &str) -> impl Fn(std::io::Error) -> Error {
+        move |source| Error::File { path: path.to_owned(), source }
+    }
+}
+
+fn load(file: &str) -> Result<Plan, Error> {
+    let text = std::fs::read_to_string(file).map_err(Error::file(file))?;
+    Plan::from_text(&text).map_err(|source| Error::Plan { path: file.to_owned(), source })
 }
 
 /// Shortens a plan and saves it.
-fn shrink(plan: &Plan, file: &str, runs: u64) -> Result<(), String> {
-    let fails = |p: &Plan| run(p, false).err().map(|f| f.what);
-    let Some(search) = Shrink::new(plan, runs, fails) else { return Err("it does not fail".into()) };
+fn shrink(plan: &Plan, file: &str, runs: u64) -> Result<(), Error> {
+    let fails = |p: &Plan| run(p, false).err().map(|f| f.violation.to_string());
+    let Some(search) = Shrink::new(plan, runs, fails) else { return Err(Error::NoFailure) };
     let (short, what) = search.run();
     let first = what.lines().next().unwrap_or_default();
-    std::fs::write(file, short.to_text(first)).map_err(|e| format!("{file}: {e}"))?;
+    std::fs::write(file, short.to_text(first)).map_err(Error::file(file))?;
     println!("{file}: {} steps of {}: {first}", short.len(), plan.len());
     println!("replay: cargo run -p ubcache-sim --release -- --plan {file} --verbose");
     Ok(())
@@ -138,11 +172,11 @@ impl Total {
 }
 
 /// Runs seeds until none are left.
-fn work(shared: &Shared<'_>, began: Instant) -> Result<(), String> {
+fn work(shared: &Shared<'_>, began: Instant) -> Result<(), Error> {
     #[cfg(feature = "canary")]
     engine::canary::set_bug(shared.args.bug);
     let end = shared.args.range().end;
-    let total = || shared.total.lock().map_err(|e| e.to_string());
+    let total = || shared.total.lock().map_err(|_| Error::Panicked);
     while !shared.stop.load(Ordering::Relaxed) {
         let seed = shared.next.fetch_add(1, Ordering::Relaxed);
         if seed >= end {
@@ -164,7 +198,7 @@ fn work(shared: &Shared<'_>, began: Instant) -> Result<(), String> {
 }
 
 /// Runs a plan; `None` if it fails.
-fn one(args: &Args, plan: &Plan) -> Result<Option<Report>, String> {
+fn one(args: &Args, plan: &Plan) -> Result<Option<Report>, Error> {
     match run(plan, args.verbose) {
         Ok(report) => Ok(Some(report)),
         Err(failure) => {
@@ -197,13 +231,13 @@ fn first_seeds(args: &Args, within: u64) -> bool {
 }
 
 /// Damages the data of many blocks, and prints what became of them. A wrong byte ends the program with a panic.
-fn damage(args: &Args, wanted: u64) -> Result<bool, String> {
+fn damage(args: &Args, wanted: u64) -> Result<bool, Error> {
     let (began, jobs) = (Instant::now(), args.jobs.max(1));
     let each = wanted.div_ceil(jobs);
     let tallies = std::thread::scope(|s| {
         let seeds = |job| (args.from + job..).step_by(jobs as usize);
         let threads: Vec<_> = (0..jobs).map(|job| s.spawn(move || damage_many(each, seeds(job)))).collect();
-        let joined = threads.into_iter().map(|t| t.join().map_err(|_| "a life failed".to_owned()));
+        let joined = threads.into_iter().map(|t| t.join().map_err(|_| Error::Damage));
         joined.collect::<Result<Vec<_>, _>>()
     })?;
     let mut tally = Tally::default();
@@ -219,7 +253,7 @@ fn damage(args: &Args, wanted: u64) -> Result<bool, String> {
     Ok(true)
 }
 
-fn go(args: &Args) -> Result<bool, String> {
+fn go(args: &Args) -> Result<bool, Error> {
     #[cfg(feature = "canary")]
     if let Some(within) = args.first_seeds {
         return Ok(first_seeds(args, within));
@@ -254,7 +288,7 @@ fn go(args: &Args) -> Result<bool, String> {
     seeds(args)
 }
 
-fn seeds(args: &Args) -> Result<bool, String> {
+fn seeds(args: &Args) -> Result<bool, Error> {
     let began = Instant::now();
     let shared = Shared {
         args,
@@ -264,11 +298,11 @@ fn seeds(args: &Args) -> Result<bool, String> {
     };
     std::thread::scope(|s| {
         let threads: Vec<_> = (0..args.jobs.max(1)).map(|_| s.spawn(|| work(&shared, began))).collect();
-        let joined = threads.into_iter().map(|t| t.join().map_err(|_| "a thread panicked".to_owned())?);
-        joined.collect::<Result<(), String>>()
+        let joined = threads.into_iter().map(|t| t.join().map_err(|_| Error::Panicked)?);
+        joined.collect::<Result<(), Error>>()
     })?;
     let Total { report, mut failed, processor_seconds, .. } =
-        shared.total.into_inner().map_err(|e| e.to_string())?;
+        shared.total.into_inner().map_err(|_| Error::Panicked)?;
     failed.sort_unstable();
     println!("{report:#?}");
     let (seconds, crashes) = (began.elapsed().as_secs_f64(), report.crashes);

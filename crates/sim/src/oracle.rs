@@ -11,7 +11,7 @@
 //! * after a discard a sector has zeros, garbage of the device, or any of its earlier contents;
 //! * contents that were read after a recovery stay: no other contents from before the crash are allowed any more.
 
-use crate::stamp::{Content, SECTOR, decode};
+use crate::stamp::{Content, SECTOR, WrongContents, decode};
 
 /// Number of a change of a volume, which its data carries. Change 0 is the initial contents.
 pub type ChangeId = u32;
@@ -330,7 +330,7 @@ impl Oracle {
     ///
     /// # Errors
     /// The first sector with contents that the oracle does not allow.
-    pub fn end_read(&mut self, r: &Reading, bytes: &[u8]) -> Result<(), String> {
+    pub fn end_read(&mut self, r: &Reading, bytes: &[u8]) -> Result<(), Box<WrongContents>> {
         self.ended += 1;
         if r.issued < self.lost {
             // A device lost data during the read, so the read may return any contents.
@@ -443,7 +443,7 @@ impl Oracle {
     ///
     /// # Errors
     /// If the oracle does not allow the contents.
-    pub fn check_sector(&self, sector: u64, bytes: &[u8]) -> Result<Content, String> {
+    pub fn check_sector(&self, sector: u64, bytes: &[u8]) -> Result<Content, Box<WrongContents>> {
         let found = decode(bytes);
         let allowed = self.allowed(sector);
         if allowed.iter().any(|a| self.matches(a.id, sector, found)) {
@@ -453,7 +453,13 @@ impl Oracle {
         Err(self.complain("the disks", sector, found, &ids))
     }
 
-    fn complain(&self, who: &str, sector: u64, found: Content, allowed: &[ChangeId]) -> String {
+    fn complain(
+        &self,
+        reader: &'static str,
+        sector: u64,
+        found: Content,
+        allowed: &[ChangeId],
+    ) -> Box<WrongContents> {
         let name = |id: &ChangeId| {
             let c = &self.changes[*id as usize];
             let durable = if c.durable { ", durable" } else { "" };
@@ -467,20 +473,14 @@ impl Oracle {
         let expected: Vec<String> = allowed.iter().map(name).collect();
         let origin = match found {
             Content::Data { volume, write, .. } if volume == self.volume => {
-                self.changes.get(write as usize).map(|_| format!(" = {}", name(&write)))
+                self.changes.get(write as usize).map(|_| name(&write))
             }
             _ => None,
         };
         let of_sector =
             (0..self.changes.len() as ChangeId).rev().filter(|id| self.changes[*id as usize].covers(sector));
         let history: Vec<String> = of_sector.take(HISTORY).map(|id| name(&id)).collect();
-        format!(
-            "volume {} sector {sector}: {who} found {found:?}{}; expected one of: {}; last changes of the sector: {}",
-            self.volume,
-            origin.unwrap_or_default(),
-            expected.join(", "),
-            history.join(", ")
-        )
+        Box::new(WrongContents { volume: self.volume, sector, reader, found, origin, expected, history })
     }
 }
 

@@ -452,10 +452,10 @@ impl Plan {
     ///
     /// # Errors
     /// If the text is no plan; the message has the place and what was expected there.
-    pub fn from_text(text: &str) -> Result<Plan, String> {
+    pub fn from_text(text: &str) -> serde_json::Result<Plan> {
         let body: String =
             text.lines().map(|l| if l.starts_with('#') { "\n".into() } else { format!("{l}\n") }).collect();
-        serde_json::from_str(&body).map_err(|e| e.to_string())
+        serde_json::from_str(&body)
     }
 
     /// A plan like this one with another seed and other moments of crashes. Crashes do not come later than in this one.
@@ -518,7 +518,7 @@ mod tests {
             let plan = Plan::from_seed(seed);
             let text = plan.to_text("a bug\n\nof two paragraphs");
             assert!(text.starts_with("# a bug\n#\n# of two"), "{text}");
-            assert_eq!(Plan::from_text(&text).as_ref(), Ok(&plan), "seed {seed}");
+            assert_eq!(Plan::from_text(&text).unwrap(), plan, "seed {seed}");
         }
         assert!(Plan::from_text("# nothing\n{").is_err());
     }

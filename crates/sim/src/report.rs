@@ -44,7 +44,7 @@ pub struct Report {
     pub absent: u64,
     /// Boots with failing devices.
     pub with_errors: u64,
-    /// Boots at whose end the set had failed.
+    /// Boots at whose end the set was disabled.
     pub set_failures: u64,
     /// Requests of clients.
     pub requests: u64,

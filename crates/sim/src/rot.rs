@@ -16,6 +16,7 @@ use crate::image::Image;
 use crate::plan::{Plan, Request};
 use crate::run::run;
 use crate::stamp::SECTOR;
+use crate::violation::Violation;
 use crate::world::{Machine, Order, Outcome, World};
 
 /// Limit of the virtual time for one image.
@@ -269,7 +270,7 @@ impl Images {
     ///
     /// # Errors
     /// If the engine waits for ever, or a request broke the contract of devices.
-    pub fn serve(&self, cache: Image, backings: &[Image]) -> Result<(), String> {
+    pub fn serve(&self, cache: Image, backings: &[Image]) -> Result<(), Violation> {
         let world = World::new(1);
         let hardware = Hardware::new(&world, self.layout.clone());
         hardware.cache.load(cache);
@@ -291,12 +292,12 @@ impl Images {
         });
         let outcome = machine.run(&task, LIMIT);
         if let Some(d) = hardware.disks().find(|d| d.was_misused()) {
-            return Err(format!("a request broke the contract of devices: {}", d.dump()));
+            return Err(Violation::Misuse { disk: d.dump() });
         }
         match outcome {
             Outcome::Done(()) => Ok(()),
-            Outcome::PowerCut => Err("the power was cut".into()),
-            Outcome::Stuck(why) => Err(why),
+            Outcome::PowerCut => Err(Violation::PowerCut),
+            Outcome::Stuck(why) => Err(Violation::Stuck { why }),
         }
     }
 }
@@ -323,7 +324,7 @@ async fn ask(rt: &io::Handle, v: &Rc<Volume>) {
 ///
 /// # Errors
 /// If the engine waits for ever, or a request broke the contract of devices.
-pub fn fuzz_image(images: &Images, input: &[u8]) -> Result<(), String> {
+pub fn fuzz_image(images: &Images, input: &[u8]) -> Result<(), Violation> {
     let (cache, backings) = images.damaged(input);
     images.serve(cache, &backings)
 }
@@ -340,7 +341,7 @@ pub fn random_input(rng: &mut Rng) -> Vec<u8> {
 ///
 /// # Errors
 /// If the oracle does not allow an answer.
-pub fn fuzz_stream(input: &[u8]) -> Result<(), String> {
+pub fn fuzz_stream(input: &[u8]) -> Result<(), Violation> {
     let Some((head, rest)) = input.split_at_checked(8) else { return Ok(()) };
     let mut seed = [0; 8];
     seed.copy_from_slice(head);
@@ -350,7 +351,7 @@ pub fn fuzz_stream(input: &[u8]) -> Result<(), String> {
     for boot in plan.boots.iter_mut().take(boots.saturating_sub(1)) {
         boot.requests = pieces.by_ref().take(60).map(|p| request(p, plan.layout.backings.len())).collect();
     }
-    run(&plan, false).map(drop).map_err(|f| f.what)
+    run(&plan, false).map(drop).map_err(|f| *f.violation)
 }
 
 fn request(piece: &[u8], volumes: usize) -> (usize, Request) {

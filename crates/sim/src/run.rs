@@ -25,26 +25,33 @@ use crate::report::{Cost, Report};
 use crate::session::{Given, Session};
 use crate::stamp::{Content, SECTOR};
 use crate::substitute;
+use crate::violation::Violation;
 use crate::world::{Machine, Outcome, World};
 
 /// Limit of the virtual time of one boot, which is much longer than any boot takes.
 const BOOT_LIMIT: Nanos = Nanos::from_secs(1_000_000);
 
 /// A run that failed.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Failure {
     /// The plan of the run.
     pub plan: Box<Plan>,
-    /// The failure.
-    pub what: String,
+    /// The check that failed.
+    pub violation: Box<Violation>,
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seed = self.plan.seed;
-        writeln!(f, "seed {seed} failed: {}", self.what)?;
+        writeln!(f, "seed {seed} failed: {}", self.violation)?;
         writeln!(f, "replay: cargo run -p ubcache-sim --release -- --seed {seed} --verbose")?;
         write!(f, "shrink: cargo run -p ubcache-sim --release -- --seed {seed} --shrink {seed}.plan")
+    }
+}
+
+impl std::error::Error for Failure {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&*self.violation)
     }
 }
 
@@ -77,12 +84,12 @@ pub fn run_and_count(plan: &Plan, verbose: bool) -> Result<(Report, Cost), Failu
     PANIC.with(|p| *p.borrow_mut() = Some(String::new()));
     let result = catch_unwind(run);
     let panic = PANIC.with(RefCell::take).unwrap_or_default();
-    let what = match result {
+    let violation = match result {
         Ok(Ok(report)) => return Ok(report),
-        Ok(Err(what)) => what,
-        Err(message) => format!("{}{panic}", panic_message(&*message)),
+        Ok(Err(violation)) => violation,
+        Err(message) => Violation::Panicked { message: format!("{}{panic}", panic_message(&*message)) },
     };
-    Err(Failure { plan: Box::new(plan.clone()), what })
+    Err(Failure { plan: Box::new(plan.clone()), violation: Box::new(violation) })
 }
 
 thread_local! {
@@ -190,7 +197,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn all(&mut self) -> Result<(), String> {
+    fn all(&mut self) -> Result<(), Violation> {
         if self.plan.first_gen > 0 {
             self.hardware.age(self.plan.first_gen);
         }
@@ -217,7 +224,7 @@ impl<'a> Run<'a> {
     }
 
     /// Runs one boot. Returns whether everything was stopped in order.
-    fn boot(&mut self, boot: &BootPlan) -> Result<bool, String> {
+    fn boot(&mut self, boot: &BootPlan) -> Result<bool, Violation> {
         self.report.boots += 1;
         self.report.alone += u64::from(boot.alone);
         self.report.absent += u64::from(!boot.absent.is_empty());
@@ -258,14 +265,7 @@ impl<'a> Run<'a> {
         let task = machine.handle().spawn(async move { theirs.run().await });
         let outcome = machine.run(&task, BOOT_LIMIT);
         self.observe(&session, matches!(outcome, Outcome::PowerCut));
-        if let Some(d) = self.hardware.disks().find(|d| d.was_misused()) {
-            return Err(format!("a request broke the contract of devices: {}", d.dump()));
-        }
-        let in_order = match outcome {
-            Outcome::Done(result) => result?,
-            Outcome::PowerCut => false,
-            Outcome::Stuck(why) => return Err(format!("{why}; {}", self.dump(&session))),
-        };
+        let in_order = self.end_of(outcome, &session)?;
         // A boot without the cache device leaves the set as it was.
         if !boot.alone {
             self.was_stopped = in_order && self.plan.lying.is_none();
@@ -278,6 +278,22 @@ impl<'a> Run<'a> {
         Ok(in_order)
     }
 
+    /// Whether the session has stopped everything in order.
+    fn end_of(
+        &self,
+        outcome: Outcome<Result<bool, Violation>>,
+        session: &Session,
+    ) -> Result<bool, Violation> {
+        if let Some(d) = self.hardware.disks().find(|d| d.was_misused()) {
+            return Err(Violation::Misuse { disk: d.dump() });
+        }
+        match outcome {
+            Outcome::Done(result) => result,
+            Outcome::PowerCut => Ok(false),
+            Outcome::Stuck(why) => Err(Violation::Stuck { why: format!("{why}; {}", self.dump(session)) }),
+        }
+    }
+
     /// Turns checksums on in the superblock, if kernels have used the set so far and do not use it any more.
     fn end_of_kernel(&self) {
         let boots = self.plan.kernel_boots;
@@ -287,7 +303,7 @@ impl<'a> Run<'a> {
     }
 
     /// Gives the engine a substitute of the cache device, if the boot has one.
-    fn substitute(&mut self, boot: &BootPlan) -> Result<(), String> {
+    fn substitute(&mut self, boot: &BootPlan) -> Result<(), Violation> {
         let number = self.copies.len();
         let is_wanted = |b: &BootPlan| b.substitute == Some(Substitute::Copy(number));
         let wanted = self.initialised && self.plan.boots.iter().any(is_wanted);
@@ -510,7 +526,7 @@ impl<'a> Run<'a> {
     }
 
     /// Checks the images before a start: the structures are valid, and the oracle allows the contents.
-    fn judge_crashed(&mut self) -> Result<Vec<Option<Vec<Content>>>, String> {
+    fn judge_crashed(&mut self) -> Result<Vec<Option<Vec<Content>>>, Violation> {
         if !self.initialised {
             self.initialised = self.is_initialised();
         }
@@ -543,12 +559,12 @@ impl<'a> Run<'a> {
     }
 
     /// Checks that the backing devices have all data after a drain.
-    fn judge_clean(&mut self) -> Result<(), String> {
+    fn judge_clean(&mut self) -> Result<(), Violation> {
         for (i, b) in self.plan.layout.backings.iter().enumerate() {
             let (image, oracle) = (self.hardware.backings[i].image(), self.oracles[i].borrow());
             for sector in 0..oracle.size() {
                 let bytes = image.read_vec(format::Sector(b.data_offset + sector), format::Sectors(1));
-                oracle.check_sector(sector, &bytes).map_err(|e| format!("backing device alone: {e}"))?;
+                oracle.check_sector(sector, &bytes).map_err(Violation::BackingAlone)?;
             }
         }
         Ok(())

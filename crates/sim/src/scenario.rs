@@ -17,7 +17,8 @@ use crate::image::Image;
 use crate::judge;
 use crate::oracle::Oracle;
 use crate::plan::Cut;
-use crate::stamp::{Content, SECTOR};
+use crate::stamp::{Content, SECTOR, decode};
+use crate::violation::Violation;
 use crate::world::{Machine, Order, Outcome, World};
 
 /// Limit of the virtual time of one boot of a scenario.
@@ -95,6 +96,39 @@ impl Boot {
     /// If the engine refuses.
     pub async fn tune(&self, i: usize, name: &str, value: &str) {
         self.volume(i).set(name, value).await.expect("the tunable is set");
+    }
+
+    /// Sets a volume so that streams do not bypass the cache and dirty data stays in it.
+    pub async fn stay_dirty(&self, i: usize) {
+        self.tune(i, "sequential_cutoff", "0").await;
+        self.tune(i, "writeback_running", "0").await;
+    }
+
+    /// The place on the cache device that has data of a write to this sector of the first volume.
+    ///
+    /// # Panics
+    /// If no place has.
+    pub fn place_of(&self, sector: u64) -> Sector {
+        let image = self.cache.image();
+        let has_it = |at: &u64| {
+            let found = decode(&image.read_vec(Sector(*at), Sectors(1)));
+            matches!(found, Content::Data { volume: 0, sector: s, write } if s == sector && write > 0)
+        };
+        (0..image.size().0).find(has_it).map(Sector).expect("the cache device has the data")
+    }
+
+    /// Waits until `done`, for at most 100 s of virtual time.
+    ///
+    /// # Panics
+    /// If it is not done by then.
+    pub async fn wait_until(&self, done: impl Fn() -> bool) {
+        for _ in 0..100_000 {
+            if done() {
+                return;
+            }
+            self.sleep_ms(1).await;
+        }
+        panic!("expected the condition within 100 s");
     }
 
     /// Starts a write, and does not wait for its end.
@@ -313,7 +347,7 @@ impl Scenario {
     }
 }
 
-fn judge_images(cache: &Image, backings: &[Image], oracles: &[Rc<RefCell<Oracle>>]) -> Result<(), String> {
+fn judge_images(cache: &Image, backings: &[Image], oracles: &[Rc<RefCell<Oracle>>]) -> Result<(), Violation> {
     let initialised =
         inspect::SetView::open(cache, inspect::Mode::BestEffort).is_ok_and(|v| v.is_initialised());
     if !initialised {

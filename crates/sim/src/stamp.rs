@@ -36,6 +36,31 @@ pub enum Content {
     },
 }
 
+/// A sector has contents that the oracle does not allow.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "volume {volume} sector {sector}: {reader} found {found:?}{}; expected one of: {}; last changes of the sector: {}",
+    origin.as_ref().map(|o| format!(" = {o}")).unwrap_or_default(),
+    expected.join(", "),
+    history.join(", ")
+)]
+pub struct WrongContents {
+    /// The number of the volume.
+    pub volume: u8,
+    /// The sector.
+    pub sector: u64,
+    /// What found the contents: a read, or the disks after a crash.
+    pub reader: &'static str,
+    /// The contents.
+    pub found: Content,
+    /// The change that has written the contents, if it is known.
+    pub origin: Option<String>,
+    /// The changes whose contents are allowed.
+    pub expected: Vec<String>,
+    /// The last changes of the sector.
+    pub history: Vec<String>,
+}
+
 impl Content {
     /// A fingerprint, which is equal for equal contents.
     pub fn fingerprint(self) -> u64 {

@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use engine::{CacheSet, SetOptions};
+use engine::{CacheSet, DeviceRefusal, EngineError, Refusal, SetOptions};
 use format::{
     BackingState, BackingSuper, Bkey, BucketNr, Gen, Inode, Ptr, RawSuperblock, Sector, Sectors, UuidEntry,
 };
@@ -20,6 +20,7 @@ use crate::hardware::Hardware;
 use crate::image::Image;
 use crate::oracle::Oracle;
 use crate::plan::Substitute;
+use crate::violation::Violation;
 use crate::world::{Order, Outcome};
 
 /// Number of starts of an older copy without the backing devices.
@@ -50,7 +51,7 @@ pub fn give(
     substitute: Substitute,
     copies: &[Option<Image>],
     limit: Nanos,
-) -> Result<bool, String> {
+) -> Result<bool, Violation> {
     let right = hardware.cache.image();
     let Some(expected) = put(hardware, substitute, copies) else { return Ok(false) };
     hardware.world.log(|| format!("SUBSTITUTE {substitute:?}: {expected:?}"));
@@ -59,11 +60,8 @@ pub fn give(
     let said = (0..=alone).try_for_each(|n| start(hardware, oracles, &expected, n == alone, limit));
     let changed = expected == Expected::Refused && hardware.cache.image() != put;
     hardware.cache.load(right);
-    match said {
-        Ok(()) if changed => Err(format!("{substitute:?}: the device was refused and changed")),
-        Ok(()) => Ok(true),
-        Err(e) => Err(format!("{substitute:?}: {e}")),
-    }
+    let said = if changed { said.and(Err(Violation::ChangedDespiteRefusal)) } else { said };
+    said.map(|()| true).map_err(|e| Violation::Substitute { substitute, source: Box::new(e) })
 }
 
 /// Runs one start, with or without the backing devices.
@@ -73,7 +71,7 @@ fn start(
     expected: &Expected,
     complete: bool,
     limit: Nanos,
-) -> Result<(), String> {
+) -> Result<(), Violation> {
     let mut machine = hardware.boot(Order::Fifo);
     let parts = hardware.parts(&machine);
     let clients: Vec<Rc<Client>> = oracles
@@ -88,7 +86,7 @@ fn start(
                 world.log(|| format!("refused: {e}"));
                 Ok(())
             }
-            Err(e) => Err(format!("opening failed: {e}")),
+            Err(e) => Err(Violation::Opening(e)),
             Ok(set) => {
                 let backings = if complete { &parts.backings[..] } else { &[] };
                 let result = use_it(&set, backings, &clients, &wanted).await;
@@ -100,8 +98,8 @@ fn start(
     });
     let said = match machine.run(&task, limit) {
         Outcome::Done(said) => said,
-        Outcome::PowerCut => Err("the power failed".to_owned()),
-        Outcome::Stuck(why) => Err(why),
+        Outcome::PowerCut => Err(Violation::PowerCut),
+        Outcome::Stuck(why) => Err(Violation::Stuck { why }),
     };
     hardware.kill(machine);
     said
@@ -113,21 +111,21 @@ async fn use_it(
     backings: &[Disk],
     clients: &[Rc<Client>],
     expected: &Expected,
-) -> Result<(), String> {
+) -> Result<(), Violation> {
     let states = match expected {
         Expected::Opened(states) => states,
         Expected::OpenedAlone => return Ok(()),
-        Expected::Refused => return Err("expected a refusal, was opened".to_owned()),
+        Expected::Refused => return Err(Violation::NotRefused),
     };
     for ((disk, client), state) in backings.iter().zip(clients).zip(states) {
-        let name = &disk.info().name;
+        let device = disk.info().name.clone();
         match set.register(disk.clone()).await {
             Ok(_) if *state == BackingState::Dirty => {
-                return Err(format!("{name}: expected a refusal, a dirty device was registered"));
+                return Err(Violation::DirtyRegistered { device });
             }
             Ok(volume) => client.set_volume(Some(volume)),
-            Err(e) if *state == BackingState::Dirty && e.to_string().contains("older copy") => continue,
-            Err(e) => return Err(format!("{name}: {e}")),
+            Err(e) if *state == BackingState::Dirty && blames_a_copy(&e) => continue,
+            Err(e) => return Err(Violation::NotRegistered { device, source: Box::new(e) }),
         }
         let size = client.size();
         for at in (0..size).step_by(READ_SECTORS as usize) {
@@ -135,6 +133,13 @@ async fn use_it(
         }
     }
     Ok(())
+}
+
+/// Whether the engine refuses a device because the cache device, or this one, is an older copy.
+fn blames_a_copy(error: &EngineError) -> bool {
+    let EngineError::Refused(refusal) = error else { return false };
+    let Refusal::Device { why, .. } = &**refusal else { return false };
+    matches!(why, DeviceRefusal::DirtyInOtherState { .. } | DeviceRefusal::DirtyInOtherCache { .. })
 }
 
 /// Puts the substitute in the place of the cache device.

@@ -73,8 +73,7 @@ fn prepared(slot: Slot) -> Scenario {
             return;
         }
         b.open().await;
-        b.tune(0, "sequential_cutoff", "0").await;
-        b.tune(0, "writeback_running", "0").await;
+        b.stay_dirty(0).await;
         match slot {
             Slot::Dirty | Slot::DirtyInJournal => {
                 assert!(b.clients[0].write(0, 16, true).await);

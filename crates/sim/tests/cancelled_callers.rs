@@ -100,8 +100,7 @@ fn a_walk_goes_on_when_its_caller_does_not_wait() {
         let mut scenario = Scenario::new(3, layout, 0);
         scenario.boot_and_stop(move |b| async move {
             b.open().await;
-            b.tune(0, "sequential_cutoff", "0").await;
-            b.tune(0, "writeback_running", "0").await;
+            b.stay_dirty(0).await;
             for n in 0..600 {
                 assert!(b.clients[0].write(n * 3, 1, false).await);
             }
@@ -133,8 +132,7 @@ fn a_device_that_cannot_be_flushed_keeps_nothing_of_others_from_being_durable() 
         b.open_with(options).await;
         b.tune(0, "cache_mode", "writethrough").await;
         for i in [0, 1] {
-            b.tune(i, "sequential_cutoff", "0").await;
-            b.tune(i, "writeback_running", "0").await;
+            b.stay_dirty(i).await;
         }
         assert!(b.clients[1].write(0, 1, true).await, "the device is dirty now");
         assert!(b.clients[0].write(0, 8, false).await && b.clients[1].write(64, 8, false).await);

@@ -19,8 +19,7 @@ async fn dirty_over_a_clean_copy(b: &Boot) {
     let mut options = SetOptions::default();
     options.tunables.journal_delay_ms = NEVER_MS;
     b.open_with(options).await;
-    b.tune(0, "sequential_cutoff", "0").await;
-    b.tune(0, "writeback_running", "0").await;
+    b.stay_dirty(0).await;
     assert!(b.clients[0].read(0, 512).await.is_some());
     // The leaf is written, and the superblock says dirty.
     b.sleep_ms(90_000).await;
@@ -137,8 +136,7 @@ pub fn a_durable_write_past_the_cache_waits_for_the_hole_below_a_copy() {
                 let mut options = SetOptions::default();
                 options.tunables.journal_delay_ms = NEVER_MS;
                 b.open_with(options).await;
-                b.tune(0, "sequential_cutoff", "0").await;
-                b.tune(0, "writeback_running", "0").await;
+                b.stay_dirty(0).await;
                 let c = &b.clients[0];
                 assert!(c.write(256, 4, false).await && c.flush().await);
                 if way == "write" {

@@ -165,7 +165,7 @@ fn damaged_structures() {
     }
 }
 
-/// A set that has failed, one with larger blocks, one without a free slot: none of them takes a device.
+/// A disabled set, one with larger blocks, one without a free slot: none of them takes a device.
 fn sets_that_take_no_device() {
     scenario().boot(|b| async move {
         b.open().await;
@@ -269,8 +269,7 @@ fn torn() {
             let mut options = SetOptions::default();
             options.tunables.journal_delay_ms = 60_000;
             b.open_with(options).await;
-            b.tune(0, "sequential_cutoff", "0").await;
-            b.tune(0, "writeback_running", "0").await;
+            b.stay_dirty(0).await;
             let leaf = Heads::read(&b.cache).newest.btree_root.pointer().unwrap().offset().0;
             let in_leaf = seed % 2 == 0;
             // The journal lies before everything else.

@@ -12,11 +12,8 @@ use sim::scenario::{Boot, Scenario};
 
 const SECTORS: u64 = 320;
 
-fn layout() -> Layout {
-    let mut layout = Layout::small(CacheMode::Writeback);
-    layout.nbuckets = 128;
-    layout.backings[0].data_sectors = SECTORS;
-    layout
+fn scenario(seed: u64, flash_sectors: u64) -> Scenario {
+    Scenario::new(seed, Layout::sized(CacheMode::Writeback, 128, SECTORS), flash_sectors)
 }
 
 fn uneven(b: &Boot) {
@@ -127,19 +124,19 @@ async fn attaching(b: Boot) {
 
 #[test]
 fn modes_with_a_crash_anywhere() {
-    let n = every_crash(1, || Scenario::new(1, layout(), 0), prologue, modes, 1);
+    let n = every_crash(1, || scenario(1, 0), prologue, modes, 1);
     assert!(n > 300, "{n} crashes");
 }
 
 #[test]
 fn index_with_a_crash_anywhere() {
-    let n = every_crash(2, || Scenario::new(2, layout(), 0), prologue, index, 3);
+    let n = every_crash(2, || scenario(2, 0), prologue, index, 3);
     assert!(n > 300, "{n} crashes");
 }
 
 #[test]
 fn attaching_with_a_crash_anywhere() {
-    let n = every_crash(3, || Scenario::new(3, layout(), 64), prologue, attaching, 1);
+    let n = every_crash(3, || scenario(3, 64), prologue, attaching, 1);
     assert!(n > 200, "{n} crashes");
 }
 
@@ -152,7 +149,7 @@ fn first_start_with_a_crash_anywhere() {
         assert!(b.clients[0].write(0, 16, true).await);
         b.stop().await;
     };
-    let n = every_crash(4, || Scenario::new(4, layout(), 0), nothing, script, 1);
+    let n = every_crash(4, || scenario(4, 0), nothing, script, 1);
     assert!(n > 30, "{n} crashes");
 }
 
@@ -175,6 +172,6 @@ fn recovery_with_a_crash_anywhere() {
         b.volume(0).drained().await.unwrap();
         b.stop().await;
     };
-    let n = every_crash(5, || Scenario::new(5, layout(), 0), prologue, script, 1);
+    let n = every_crash(5, || scenario(5, 0), prologue, script, 1);
     assert!(n > 100, "{n} crashes");
 }

@@ -12,7 +12,7 @@ fn new_disk(world: &World, logical: u32) -> Rc<SimDisk> {
 }
 
 #[test]
-fn conformance() {
+fn the_simulated_disk_conforms() {
     for (seed, logical) in [(1, 512), (2, 4096), (3, 512)] {
         let world = World::new(seed);
         let mut machine = Machine::boot(&world, Order::Random);

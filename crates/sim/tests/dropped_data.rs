@@ -26,17 +26,6 @@ async fn tune(b: &Boot) {
     }
 }
 
-/// Waits up to a minute until `done`.
-async fn wait_until(b: &Boot, done: impl Fn() -> bool) {
-    for _ in 0..600 {
-        if done() {
-            return;
-        }
-        b.sleep_ms(100).await;
-    }
-    panic!("not within a minute");
-}
-
 /// Writes a clean copy between two dirty extents: sectors 8 to 15 of 0 to 23.
 async fn copy_in_a_gap(b: &Boot) {
     let c = &b.clients[0];
@@ -86,7 +75,7 @@ fn a_read_in_place_of_a_failed_one_waits_for_writeback() {
         copy_in_a_gap(&b).await;
         b.backings[0].hold(Matching { kind: Kind::Write, range: 16..40 });
         b.tune(0, "writeback_running", "1").await;
-        wait_until(&b, || b.backings[0].held() == 1).await;
+        b.wait_until(|| b.backings[0].held() == 1).await;
         b.cache.hold(Matching::all(Kind::Read));
         b.cache.set_faults(vec![Fault { matching: Matching::all(Kind::Read), skip: 0, count: 1 }]);
         let reader = b.clients[0].clone();
@@ -122,7 +111,7 @@ fn a_copy_of_what_a_run_that_was_given_up_has_left_waits_for_a_flush() {
             b.backings[0].set_faults(vec![Fault { matching: matching.clone(), skip: 0, count: 1 }]);
             b.backings[0].hold(matching);
             b.tune(0, "writeback_running", "1").await;
-            wait_until(&b, || b.backings[0].held() > 0).await;
+            b.wait_until(|| b.backings[0].held() > 0).await;
             b.set().wipe().await.unwrap();
             b.tune(0, "writeback_running", "0").await;
             b.backings[0].release();
@@ -158,7 +147,7 @@ pub fn a_release_flushes_what_a_failed_writeback_has_written() {
             b.backings[0].set_faults(vec![Fault { matching, skip: 0, count: 1 }]);
             b.tune(0, "writeback_delay", "1").await;
             b.tune(0, "writeback_running", "1").await;
-            wait_until(&b, || b.backings[0].counters().failed > 0).await;
+            b.wait_until(|| b.backings[0].counters().failed > 0).await;
             b.tune(0, "writeback_running", "0").await;
             assert!(c.discard(200, 40).await && c.read(200, 40).await.is_some());
             b.sleep_ms(200).await;

@@ -18,19 +18,12 @@ const SIZE: u64 = 256;
 /// Bits tried in each sector of metadata.
 const BITS: u64 = 6;
 
-fn layout() -> Layout {
-    let mut layout = Layout { nbuckets: 128, ..Layout::small(CacheMode::Writeback) };
-    layout.backings[0].data_sectors = SIZE;
-    layout
-}
-
 /// Clean and dirty data, an index with several sets, and a journal to be replayed.
 fn life() -> (Image, Image) {
-    let mut scenario = Scenario::new(5, layout(), 0);
+    let mut scenario = Scenario::new(5, Layout::sized(CacheMode::Writeback, 128, SIZE), 0);
     scenario.boot(|b| async move {
         b.open().await;
-        b.tune(0, "sequential_cutoff", "0").await;
-        b.tune(0, "writeback_running", "0").await;
+        b.stay_dirty(0).await;
         assert!(b.clients[0].read(128, 64).await.is_some());
         for round in 0..3 {
             for i in 0..20 {
@@ -46,7 +39,7 @@ fn life() -> (Image, Image) {
 
 /// What comes of a start with these images: how many sectors could be read; each holds what it once held.
 fn serve(cache: &Image, backing: &Image) -> Result<u64, String> {
-    let hardware = Hardware::new(&World::new(1), layout());
+    let hardware = Hardware::new(&World::new(1), Layout::sized(CacheMode::Writeback, 128, SIZE));
     hardware.cache.load(cache.clone());
     hardware.backings[0].load(backing.clone());
     let mut machine = hardware.boot(Order::Fifo);

@@ -16,14 +16,6 @@ const HEALTHY: usize = 1;
 /// 500 ms while requests need room in the journal.
 const LONGEST_MS: u64 = 2000;
 
-fn two_devices() -> Layout {
-    let mut layout = Layout::small(CacheMode::Writeback);
-    let mut second = layout.backings[0].clone();
-    second.data_sectors = 1024;
-    layout.backings.push(second);
-    layout
-}
-
 async fn open(b: &Boot) {
     b.open_with(SetOptions::default()).await;
     for i in [HUNG, HEALTHY] {
@@ -46,7 +38,7 @@ async fn write_until_the_ring_wrapped(b: &Boot) {
 #[test]
 pub fn a_flush_that_hangs_does_not_fill_the_journal() {
     for retained in [Retained::Nothing, Retained::Everything, Retained::Some(3)] {
-        let mut scenario = Scenario::new(3, two_devices(), 0);
+        let mut scenario = Scenario::new(3, Layout::pair(), 0);
         scenario.boot(|b| async move {
             open(&b).await;
             b.tune(HUNG, "cache_mode", "writethrough").await;
@@ -66,7 +58,7 @@ pub fn a_flush_that_hangs_does_not_fill_the_journal() {
 /// When the flush is answered after all, copies of the device are made and kept again.
 #[test]
 fn a_device_that_answers_late_is_cached_again() {
-    let mut scenario = Scenario::new(4, two_devices(), 0);
+    let mut scenario = Scenario::new(4, Layout::pair(), 0);
     scenario.boot(|b| async move {
         open(&b).await;
         b.tune(HUNG, "cache_mode", "writethrough").await;
@@ -88,7 +80,7 @@ fn a_device_that_answers_late_is_cached_again() {
 /// A walk that replaces the leaf waits for the flush as whoever writes it does, and then goes on without the copies.
 #[test]
 fn a_leaf_is_replaced_without_copies_of_a_device_that_hangs() {
-    let mut scenario = Scenario::new(8, two_devices(), 0);
+    let mut scenario = Scenario::new(8, Layout::pair(), 0);
     scenario.boot(|b| async move {
         open(&b).await;
         b.tune(HUNG, "cache_mode", "writethrough").await;
@@ -105,7 +97,7 @@ fn a_leaf_is_replaced_without_copies_of_a_device_that_hangs() {
 /// The flush of a device is late. Until it ends, no other leaf and no other write of the leaf waits for the device again.
 #[test]
 fn a_device_that_is_late_is_not_waited_for_again() {
-    let mut scenario = Scenario::new(8, two_devices(), 0);
+    let mut scenario = Scenario::new(8, Layout::pair(), 0);
     scenario.boot(|b| async move {
         open(&b).await;
         b.tune(HUNG, "cache_mode", "writethrough").await;
@@ -127,7 +119,7 @@ fn a_device_that_is_late_is_not_waited_for_again() {
 /// A flush that takes a second is waited for: nobody else needs the leaf, and the copies are worth it.
 #[test]
 fn a_slow_flush_costs_no_copies() {
-    let mut scenario = Scenario::new(7, two_devices(), 0);
+    let mut scenario = Scenario::new(7, Layout::pair(), 0);
     scenario.boot(|b| async move {
         open(&b).await;
         b.tune(HUNG, "cache_mode", "writethrough").await;
@@ -186,7 +178,7 @@ fn copies_wait_for_a_full_leaf_and_reads_do_not() {
 /// attach and detach waited.
 #[test]
 fn a_detach_that_hangs_holds_up_no_other_device() {
-    let mut scenario = Scenario::new(5, two_devices(), 0);
+    let mut scenario = Scenario::new(5, Layout::pair(), 0);
     scenario.boot(|b| async move {
         open(&b).await;
         b.tune(HUNG, "cache_mode", "none").await;
@@ -210,7 +202,7 @@ fn a_detach_that_hangs_holds_up_no_other_device() {
 /// superblock on, the device has no cache.
 #[test]
 fn a_cache_device_that_hangs_holds_up_no_request_of_a_detached_device() {
-    let mut scenario = Scenario::new(8, two_devices(), 0);
+    let mut scenario = Scenario::new(8, Layout::pair(), 0);
     scenario.boot(|b| async move {
         open(&b).await;
         b.tune(HEALTHY, "cache_mode", "writethrough").await;
@@ -232,7 +224,7 @@ fn a_cache_device_that_hangs_holds_up_no_request_of_a_detached_device() {
 /// Attaching a device that hangs holds up neither requests nor a detach of others.
 #[test]
 fn an_attach_that_hangs_holds_up_no_other_device() {
-    let mut scenario = Scenario::new(6, two_devices(), 0);
+    let mut scenario = Scenario::new(6, Layout::pair(), 0);
     scenario.boot(|b| async move {
         open(&b).await;
         b.set().detach(&b.volume(HUNG)).await.unwrap();

@@ -6,25 +6,18 @@ use std::rc::Rc;
 
 use engine::SetOptions;
 use engine::tunables::Overwrite;
-use format::{CacheMode, Sector, Sectors};
+use format::{CacheMode, Sectors};
 use sim::damaged_data::flip;
 use sim::disk::{Fault, Kind, Matching, Retained};
 use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
-use sim::stamp::{Content, decode};
-
-/// Buckets of seven blocks of data and a footer.
-fn layout() -> Layout {
-    Layout { checksums: true, ..Layout::small(CacheMode::Writeback) }
-}
 
 async fn open(b: &Boot) {
     let mut options = SetOptions::default();
     options.tunables.overwrite_in_place = Overwrite::Always;
     options.tunables.scrub_share = 100;
     b.open_with(options).await;
-    b.tune(0, "sequential_cutoff", "0").await;
-    b.tune(0, "writeback_running", "0").await;
+    b.stay_dirty(0).await;
 }
 
 /// Dirty data of a bucket with a footer is damaged, and the operator knows it. A client overwrites another block of the bucket in
@@ -32,7 +25,7 @@ async fn open(b: &Boot) {
 #[test]
 fn known_damage_is_known_after_a_crash_although_its_bucket_was_overwritten_in_place() {
     for (reads_again, is_reopened) in [(false, false), (true, false), (true, true)] {
-        let mut scenario = Scenario::new(1, layout(), 0);
+        let mut scenario = Scenario::new(1, Layout::with_checksums(CacheMode::Writeback), 0);
         scenario.boot_and_stop(|b| async move {
             open(&b).await;
             assert!(b.clients[0].write(0, 7, true).await);
@@ -71,7 +64,7 @@ fn known_damage_is_known_after_a_crash_although_its_bucket_was_overwritten_in_pl
 /// with an error, and does not wait until they pause.
 #[test]
 fn a_read_of_damaged_data_ends_beside_overwriting_of_other_blocks() {
-    let mut scenario = Scenario::new(1, layout(), 0);
+    let mut scenario = Scenario::new(1, Layout::with_checksums(CacheMode::Writeback), 0);
     scenario.boot(|b| async move {
         open(&b).await;
         let c = b.clients[0].clone();
@@ -107,7 +100,7 @@ fn a_read_of_damaged_data_ends_beside_overwriting_of_other_blocks() {
 /// The footer of the first bucket cannot be written. A scrub still finds the damage in the buckets behind it.
 #[test]
 fn a_scrub_goes_on_behind_a_footer_that_cannot_be_written() {
-    let mut scenario = Scenario::new(1, layout(), 0);
+    let mut scenario = Scenario::new(1, Layout::with_checksums(CacheMode::Writeback), 0);
     scenario.boot_and_stop(|b| async move {
         open(&b).await;
         assert!(b.clients[0].write(0, 7, true).await && b.clients[0].write(100, 7, true).await);
@@ -116,15 +109,15 @@ fn a_scrub_goes_on_behind_a_footer_that_cannot_be_written() {
     scenario.boot(|b| async move {
         open(&b).await;
         // The first bucket is reopened, and has no footer after the power loss.
-        let first = if place_of(&b, 0) < place_of(&b, 100) { 0 } else { 100 };
+        let first = if b.place_of(0) < b.place_of(100) { 0 } else { 100 };
         assert!(b.clients[0].write(first, 1, true).await);
     });
     scenario.power_cut(Retained::Nothing);
     scenario.boot(|b| async move {
         open(&b).await;
-        let (first, second) = if place_of(&b, 0) < place_of(&b, 100) { (0, 100) } else { (100, 0) };
+        let (first, second) = if b.place_of(0) < b.place_of(100) { (0, 100) } else { (100, 0) };
         assert_eq!(flip(&b, second + 3..second + 4), 1);
-        let footer = place_of(&b, first) / 8 * 8 + 7;
+        let footer = b.place_of(first).0 / 8 * 8 + 7;
         let matching = Matching { kind: Kind::Write, range: footer..footer + 1 };
         b.cache.set_faults(vec![Fault { matching, skip: 0, count: u32::MAX }]);
         b.clients[0].set_tolerant(true);
@@ -134,14 +127,4 @@ fn a_scrub_goes_on_behind_a_footer_that_cannot_be_written() {
         assert!(b.set().failure().is_none());
         assert_eq!(b.set().damaged().len(), 1, "the damage in the second bucket was not found");
     });
-}
-
-/// The place on the cache device that has data of this sector of volume 0.
-fn place_of(b: &Boot, sector: u64) -> u64 {
-    let image = b.cache.image();
-    let is_it = |at: &u64| {
-        let found = decode(&image.read_vec(Sector(*at), Sectors(1)));
-        matches!(found, Content::Data { volume: 0, sector: s, write } if s == sector && write > 0)
-    };
-    (0..256 * 8).find(is_it).unwrap()
 }

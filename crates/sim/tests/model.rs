@@ -24,22 +24,22 @@ fn seeds(seeds: std::ops::Range<u64>) -> Report {
 }
 
 #[test]
-fn seeds_1() {
+fn seeds_from_0_pass() {
     seeds(0..500);
 }
 
 #[test]
-fn seeds_2() {
+fn seeds_from_100_000_pass() {
     seeds(100_000..100_500);
 }
 
 #[test]
-fn seeds_3() {
+fn seeds_from_200_000_pass() {
     seeds(200_000..200_500);
 }
 
 #[test]
-fn seeds_4() {
+fn seeds_from_300_000_pass() {
     seeds(300_000..300_500);
 }
 
@@ -139,7 +139,7 @@ fn a_slightly_different_run_has_another_hash() {
 
 /// Every plan that once found a bug, which its head describes, is run again, and those of the deliberate bugs without these.
 #[test]
-fn regressions() {
+fn plans_that_once_failed_pass() {
     let dirs = ["plans", "plans/canaries"].map(|d| format!("{}/{d}", env!("CARGO_MANIFEST_DIR")));
     let list = |dir: &String| std::fs::read_dir(dir).unwrap_or_else(|e| panic!("{dir}: {e}"));
     let files = dirs.iter().flat_map(list).map(|f| f.expect("a plan").path());

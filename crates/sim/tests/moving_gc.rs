@@ -18,12 +18,9 @@ const IN_BUCKET: u64 = 8;
 const STEP: u64 = 40;
 
 /// Ten buckets are kept back for what is moved: 2560 sectors.
-fn layout() -> Layout {
-    let mut layout = Layout::small(CacheMode::Writeback);
-    layout.bucket_sectors = PIECE * IN_BUCKET;
-    layout.nbuckets = 1280;
-    layout.backings[0].data_sectors = 8192;
-    layout
+fn many_buckets() -> Layout {
+    let bucket_sectors = PIECE * IN_BUCKET;
+    Layout { bucket_sectors, ..Layout::sized(CacheMode::Writeback, 1280, 8192) }
 }
 
 /// Fills buckets with dirty extents, and writes those elsewhere of which `leaves` says no: its arguments are the bucket and
@@ -32,8 +29,7 @@ async fn thin(b: &Boot, buckets: u64, leaves: impl Fn(u64, u64) -> bool) {
     let mut options = SetOptions::default();
     options.tunables.overwrite_in_place = Overwrite::Off;
     b.open_with(options).await;
-    b.tune(0, "sequential_cutoff", "0").await;
-    b.tune(0, "writeback_running", "0").await;
+    b.stay_dirty(0).await;
     for n in 0..buckets * IN_BUCKET {
         assert!(b.clients[0].write(n * STEP, PIECE, false).await);
     }
@@ -57,7 +53,7 @@ async fn pack(b: &Boot) -> u64 {
 /// others.
 #[test]
 fn what_is_packed_leaves_its_buckets() {
-    let mut scenario = Scenario::new(1, layout(), 0);
+    let mut scenario = Scenario::new(1, many_buckets(), 0);
     scenario.boot(|b| async move {
         thin(&b, 14, |_, n| n < 5).await;
         let (buckets, io) = (b.set().bucket_figures(), b.cache.counters());
@@ -82,7 +78,7 @@ fn what_is_packed_leaves_its_buckets() {
 #[test]
 fn each_extent_is_moved_however_few_there_are() {
     for sparse_buckets in [2, 3] {
-        let mut scenario = Scenario::new(2, layout(), 0);
+        let mut scenario = Scenario::new(2, many_buckets(), 0);
         scenario.boot(move |b| async move {
             thin(&b, 13, |bucket, n| bucket % 5 != 0 || bucket / 5 >= sparse_buckets || n == 0).await;
             assert_eq!(pack(&b).await, sparse_buckets);
@@ -95,7 +91,7 @@ fn each_extent_is_moved_however_few_there_are() {
 #[test]
 fn buckets_that_are_three_quarters_full_stay() {
     for (left, moved) in [(5, 14 * 5), (6, 0), (7, 0)] {
-        let mut scenario = Scenario::new(3, layout(), 0);
+        let mut scenario = Scenario::new(3, many_buckets(), 0);
         scenario.boot(move |b| async move {
             thin(&b, 14, |_, n| n < left).await;
             assert_eq!(pack(&b).await, moved, "{left} eighths are left");

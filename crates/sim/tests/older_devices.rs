@@ -25,8 +25,7 @@ fn options(memory: &Rc<Memory>) -> SetOptions {
 /// Opens the set. A write to sectors 64 to 128 is flushed, and another to the same sectors is not.
 async fn write_twice(b: &Boot, options: SetOptions) {
     b.open_with(options).await;
-    b.tune(0, "writeback_running", "0").await;
-    b.tune(0, "sequential_cutoff", "0").await;
+    b.stay_dirty(0).await;
     assert!(b.clients[0].write(64, 64, false).await && b.clients[0].flush().await);
     assert!(b.clients[0].write(64, 64, false).await);
 }
@@ -113,8 +112,7 @@ pub fn a_crash_log_does_not_count_after_a_flush_failed_for_which_no_task_waits()
     first.tunables.overwrite_in_place = engine::tunables::Overwrite::Always;
     scenario.boot(move |b| async move {
         b.open_with(first).await;
-        b.tune(0, "writeback_running", "0").await;
-        b.tune(0, "sequential_cutoff", "0").await;
+        b.stay_dirty(0).await;
         let c = &b.clients[0];
         assert!(c.write(64, 2, false).await && c.write(128, 2, false).await && c.flush().await);
         b.sleep_ms(1000).await;
@@ -267,8 +265,7 @@ fn with_an_older_cache(mode: &'static str) -> Scenario {
     async fn begin(b: &Boot, mode: &str) {
         b.open().await;
         b.tune(0, "cache_mode", mode).await;
-        b.tune(0, "writeback_running", "0").await;
-        b.tune(0, "sequential_cutoff", "0").await;
+        b.stay_dirty(0).await;
     }
     let keep = older.clone();
     scenario.boot_and_stop(move |b| async move {

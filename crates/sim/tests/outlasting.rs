@@ -9,21 +9,11 @@ use io::Nanos;
 use io::sync::{Either, select};
 use sim::disk::{Kind, Matching, Retained, Speed};
 use sim::hardware::Layout;
-use sim::scenario::{Boot, Scenario};
+use sim::scenario::Scenario;
 use sim::stamp::Content;
 
 /// Where data begins on a backing device.
 const OFFSET: u64 = 16;
-
-async fn wait_until(b: &Boot, done: impl Fn() -> bool) {
-    for _ in 0..100_000 {
-        if done() {
-            return;
-        }
-        b.sleep_ms(1).await;
-    }
-    panic!("the wait has not ended");
-}
 
 /// A read of a cached and a missing part is under way. The missing part takes long on the backing device. Meanwhile the volume
 /// is detached and the cache is wiped, while an older walk of the index has not ended. The read looks its keys up again in the
@@ -45,12 +35,12 @@ pub fn a_read_does_not_return_the_zeros_of_a_wipe_after_its_volume_was_detached(
         b.backings[1].hold(Matching::all(Kind::Flush));
         let set = b.set();
         let walk = b.rt.spawn(async move { set.gc().await });
-        wait_until(&b, || b.backings[1].held() == 1).await;
+        b.wait_until(|| b.backings[1].held() == 1).await;
 
         b.backings[0].hold(Matching { kind: Kind::Read, range: OFFSET + 8..OFFSET + 16 });
         let reader = b.clients[0].clone();
         let reading = b.rt.spawn(async move { reader.read(0, 16).await });
-        wait_until(&b, || b.backings[0].held() == 1).await;
+        b.wait_until(|| b.backings[0].held() == 1).await;
         b.set().detach(&b.volume(0)).await.unwrap();
         b.set().wipe().await.unwrap();
         b.backings[0].release();
@@ -78,7 +68,7 @@ fn a_read_does_not_return_data_of_the_next_volume_in_its_slot() {
         b.backings[0].hold(Matching { kind: Kind::Read, range: OFFSET + 8..OFFSET + 16 });
         let reader = b.clients[0].clone();
         let reading = b.rt.spawn(async move { reader.read(0, 16).await });
-        wait_until(&b, || b.backings[0].held() == 1).await;
+        b.wait_until(|| b.backings[0].held() == 1).await;
         set.detach(&b.volume(0)).await.unwrap();
         // A slot is free when no key of it is left.
         set.gc().await.unwrap();
@@ -119,8 +109,7 @@ pub fn a_release_waits_for_the_update_of_the_superblock() {
             drop(volume);
             let again = b.set().register(b.parts.backings[0].clone()).await.unwrap();
             b.clients[0].set_volume(Some(again));
-            b.tune(0, "sequential_cutoff", "0").await;
-            b.tune(0, "writeback_running", "0").await;
+            b.stay_dirty(0).await;
             assert!(b.clients[0].write(64, 8, true).await);
             b.rt.sleep(SLOW).await;
         });
@@ -147,12 +136,12 @@ fn a_scrub_does_not_report_damage_of_a_volume_that_was_deleted_and_wiped() {
         b.backings[0].hold(Matching::all(Kind::Flush));
         let walking = b.set();
         let walk = b.rt.spawn(async move { walking.gc().await });
-        wait_until(&b, || b.backings[0].held() == 1).await;
+        b.wait_until(|| b.backings[0].held() == 1).await;
 
         b.cache.hold(Matching::all(Kind::Read));
         let scrubbing = b.set();
         let scrub = b.rt.spawn(async move { scrubbing.scrub().await });
-        wait_until(&b, || b.cache.held() == 1).await;
+        b.wait_until(|| b.cache.held() == 1).await;
         b.clients[1].set_volume(None);
         set.delete_volume(flash).await.unwrap();
         set.wipe().await.unwrap();

@@ -16,8 +16,7 @@ async fn open(b: &Boot) {
     let mut options = SetOptions::default();
     options.tunables.overwrite_in_place = Overwrite::Always;
     b.open_with(options).await;
-    b.tune(0, "sequential_cutoff", "0").await;
-    b.tune(0, "writeback_running", "0").await;
+    b.stay_dirty(0).await;
 }
 
 /// Starts a client that overwrites this range all the time, until `stop` is set.

@@ -135,8 +135,7 @@ pub fn a_start_keeps_no_more_of_the_index_than_it_may() {
     }
     scenario.boot_and_stop(|b| async move {
         b.open().await;
-        b.tune(0, "writeback_running", "0").await;
-        b.tune(0, "sequential_cutoff", "0").await;
+        b.stay_dirty(0).await;
         write_thinly(&b).await;
         assert!(b.set().status().index_bytes as u64 > 2 * LIMIT_BYTES);
         b.stop().await;

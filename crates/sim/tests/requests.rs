@@ -92,8 +92,7 @@ fn an_index_that_grows_by_writes_stays_in_its_memory() {
         let mut options = SetOptions::default();
         options.tunables.btree_cache_limit = LIMIT_BYTES;
         b.open_with(options).await;
-        b.tune(0, "writeback_running", "0").await;
-        b.tune(0, "sequential_cutoff", "0").await;
+        b.stay_dirty(0).await;
         let mut most = 0;
         for n in 0..700 {
             assert!(b.clients[0].write(n * 2, 1, false).await);
@@ -116,8 +115,7 @@ fn holes_that_are_written_take_no_memory() {
     let mut scenario = Scenario::new(19, Layout::small(CacheMode::Writeback), 0);
     scenario.boot(|b| async move {
         b.open().await;
-        b.tune(0, "writeback_running", "0").await;
-        b.tune(0, "sequential_cutoff", "0").await;
+        b.stay_dirty(0).await;
         for _ in 0..5 {
             assert!(b.clients[0].write(0, 8, false).await);
             assert!(b.clients[0].discard(0, 8).await);
@@ -157,8 +155,7 @@ fn a_detach_takes_no_new_dirty_data() {
     let mut scenario = Scenario::new(2, Layout::small(CacheMode::Writeback), 0);
     scenario.boot(|b| async move {
         b.open().await;
-        b.tune(0, "sequential_cutoff", "0").await;
-        b.tune(0, "writeback_running", "0").await;
+        b.stay_dirty(0).await;
         assert!(b.clients[0].write(0, 8, false).await);
         b.backings[0].hold(Matching { kind: Kind::Write, range: 16..24 });
         let (set, volume) = (b.set(), b.volume(0));
@@ -275,7 +272,7 @@ fn errors_are_counted_and_events_are_waited_for() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
-/// The operator learns that the set has failed, and that its clean device goes on without the cache.
+/// The operator learns that the set is disabled, and that its clean device goes on without the cache.
 #[test]
 fn the_failure_of_a_set_and_its_effect_on_a_clean_device_are_events() {
     let mut scenario = Scenario::new(9, Layout::small(CacheMode::Writethrough), 0);
@@ -410,8 +407,7 @@ fn a_volume_goes_on_after_a_detach_that_failed() {
     let mut scenario = Scenario::new(13, Layout::small(CacheMode::Writeback), 0);
     scenario.boot(|b| async move {
         b.open().await;
-        b.tune(0, "sequential_cutoff", "0").await;
-        b.tune(0, "writeback_running", "0").await;
+        b.stay_dirty(0).await;
         assert!(b.clients[0].write(0, 8, false).await);
         let all = Fault { matching: Matching::all(Kind::Write), skip: 0, count: u32::MAX };
         b.backings[0].set_faults(vec![all]);
@@ -475,8 +471,7 @@ fn leaves_are_written_sixteen_at_a_time() {
         let mut options = SetOptions::default();
         options.tunables.overwrite_in_place = Overwrite::Off;
         b.open_with(options).await;
-        b.tune(0, "sequential_cutoff", "0").await;
-        b.tune(0, "writeback_running", "0").await;
+        b.stay_dirty(0).await;
         for n in 0..3000 {
             assert!(b.clients[0].write(n * 4, 1, false).await);
         }

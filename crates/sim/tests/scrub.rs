@@ -12,18 +12,12 @@ use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 use sim::stamp::{Content, SECTOR, decode};
 
-/// Buckets of seven blocks of data and a footer.
-fn layout() -> Layout {
-    Layout { checksums: true, ..Layout::small(CacheMode::Writeback) }
-}
-
 async fn open(b: &Boot, overwrite: Overwrite) {
     let mut options = SetOptions::default();
     options.tunables.overwrite_in_place = overwrite;
     options.tunables.scrub_share = 100;
     b.open_with(options).await;
-    b.tune(0, "sequential_cutoff", "0").await;
-    b.tune(0, "writeback_running", "0").await;
+    b.stay_dirty(0).await;
 }
 
 fn events(b: &Boot) -> Vec<String> {
@@ -41,7 +35,7 @@ fn events(b: &Boot) -> Vec<String> {
 /// A power loss leaves buckets without a footer. A scrub gives them one, and after the next power loss every block is verified.
 #[test]
 fn a_scrub_gives_checksums_to_blocks_that_have_none() {
-    let mut scenario = Scenario::new(1, layout(), 0);
+    let mut scenario = Scenario::new(1, Layout::with_checksums(CacheMode::Writeback), 0);
     for round in 0..3 {
         scenario.boot(move |b| async move {
             open(&b, Overwrite::Off).await;
@@ -81,7 +75,7 @@ fn a_scrub_gives_checksums_to_blocks_that_have_none() {
 /// Damage is found without a read of a client: clean data is dropped, dirty data is listed once.
 #[test]
 fn a_scrub_finds_damage() {
-    let mut scenario = Scenario::new(1, layout(), 0);
+    let mut scenario = Scenario::new(1, Layout::with_checksums(CacheMode::Writeback), 0);
     scenario.boot(|b| async move {
         open(&b, Overwrite::Off).await;
         assert!(b.clients[0].read(200, 50).await.is_some());
@@ -129,7 +123,7 @@ fn damaged_data_is_accepted_or_dropped_for_good() {
         (Resolution::Dropped, true, 3),
         (Resolution::Dropped, false, 4),
     ] {
-        let mut scenario = Scenario::new(seed, layout(), 0);
+        let mut scenario = Scenario::new(seed, Layout::with_checksums(CacheMode::Writeback), 0);
         if closed {
             scenario.boot_and_stop(|b| async move {
                 open(&b, Overwrite::Off).await;
@@ -183,7 +177,7 @@ fn damaged_data_is_accepted_or_dropped_for_good() {
 #[test]
 pub fn a_scrub_beside_overwriting_in_place_raises_no_alarm() {
     for seed in 0..12 {
-        let mut scenario = Scenario::new(seed, layout(), 0);
+        let mut scenario = Scenario::new(seed, Layout::with_checksums(CacheMode::Writeback), 0);
         for round in 0..4 {
             scenario.boot(move |b| async move {
                 open(&b, Overwrite::Always).await;
@@ -221,7 +215,7 @@ pub fn a_scrub_beside_overwriting_in_place_raises_no_alarm() {
 /// A kernel fills buckets to their end. No footer is written over such data, and none is replaced by zeros.
 #[test]
 pub fn a_footer_is_not_written_over_data_of_a_kernel() {
-    let without = Layout { checksums: false, ..layout() };
+    let without = Layout::small(CacheMode::Writeback);
     let mut scenario = Scenario::new(1, without, 0);
     scenario.boot_and_stop(|b| async move {
         open(&b, Overwrite::Off).await;
@@ -261,7 +255,7 @@ pub fn a_footer_is_not_written_over_data_of_a_kernel() {
 /// A set that fails ends its scrub at once, also while the scrub pauses for days because of its rate.
 #[test]
 fn a_scrub_that_pauses_ends_when_the_set_fails() {
-    let mut scenario = Scenario::new(1, layout(), 0);
+    let mut scenario = Scenario::new(1, Layout::with_checksums(CacheMode::Writeback), 0);
     scenario.boot(|b| async move {
         open(&b, Overwrite::Off).await;
         assert!(b.clients[0].write(0, 8, false).await && b.clients[0].flush().await);
@@ -284,7 +278,7 @@ fn a_scrub_that_pauses_ends_when_the_set_fails() {
 /// A scrub that was cancelled goes on behind the buckets that it has read, also after a restart. Its rate is limited.
 #[test]
 fn a_scrub_goes_on_where_it_was_cancelled() {
-    let mut scenario = Scenario::new(1, layout(), 0);
+    let mut scenario = Scenario::new(1, Layout::with_checksums(CacheMode::Writeback), 0);
     for round in 0..2 {
         scenario.boot(move |b| async move {
             open(&b, Overwrite::Off).await;
@@ -322,14 +316,14 @@ fn a_scrub_goes_on_where_it_was_cancelled() {
 /// A scrub of a set without checksums is refused, and one that is due begins by itself.
 #[test]
 fn a_scrub_begins_when_it_is_due() {
-    let mut scenario = Scenario::new(1, Layout { checksums: false, ..layout() }, 0);
+    let mut scenario = Scenario::new(1, Layout::small(CacheMode::Writeback), 0);
     scenario.boot_and_stop(|b| async move {
         open(&b, Overwrite::Off).await;
         let refused = b.set().scrub().await.unwrap_err().to_string();
         assert!(refused.contains("no checksums"), "{refused}");
     });
     for (interval, wanted) in [("0", false), ("1", true)] {
-        let mut scenario = Scenario::new(1, layout(), 0);
+        let mut scenario = Scenario::new(1, Layout::with_checksums(CacheMode::Writeback), 0);
         scenario.boot_and_stop(move |b| async move {
             open(&b, Overwrite::Off).await;
             b.set().set("scrub_interval_days", interval).await.unwrap();

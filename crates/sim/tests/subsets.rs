@@ -13,15 +13,8 @@ use sim::scenario::{Boot, Scenario};
 /// Blocks or writes of a device of which every subset is tried.
 const MOST: usize = 9;
 
-fn layout(data_sectors: u64) -> Layout {
-    let mut layout = Layout::small(CacheMode::Writeback);
-    layout.nbuckets = 128;
-    layout.backings[0].data_sectors = data_sectors;
-    layout
-}
-
 fn scenario() -> Scenario {
-    Scenario::new(1, layout(64), 0)
+    Scenario::new(1, Layout::sized(CacheMode::Writeback, 128, 64), 0)
 }
 
 async fn open(b: &Boot) {
@@ -58,7 +51,7 @@ fn every_outcome_of<T: Future<Output = ()> + 'static>(script: impl Fn(Boot) -> T
 }
 
 #[test]
-fn write_and_flush() {
+fn flushed_writes_survive_every_subset() {
     every_outcome_of(|b| async move {
         open_dirty(&b).await;
         write(&b, 0, 8).await;
@@ -70,7 +63,7 @@ fn write_and_flush() {
 
 /// Dirty data over dirty data, some of it durable, over clean copies, several writes at once.
 #[test]
-fn overwrite() {
+fn overwrites_survive_every_subset() {
     every_outcome_of(|b| async move {
         open_dirty(&b).await;
         write(&b, 0, 4).await;
@@ -86,7 +79,7 @@ fn overwrite() {
 }
 
 #[test]
-fn writeback() {
+fn writeback_survives_every_subset() {
     every_outcome_of(|b| async move {
         open(&b).await;
         write(&b, 0, 8).await;
@@ -112,7 +105,7 @@ fn mode_switches_and_discards() {
 
 /// Each mode after each other one, over what the one before has left.
 #[test]
-fn mode_switches() {
+fn changes_of_the_mode_survive_every_subset() {
     every_outcome_of(|b| async move {
         open_dirty(&b).await;
         for mode in ["writethrough", "writeback", "writearound", "writeback", "none", "writeback"] {
@@ -126,7 +119,7 @@ fn mode_switches() {
 }
 
 #[test]
-fn detach() {
+fn a_detach_survives_every_subset() {
     every_outcome_of(|b| async move {
         open(&b).await;
         write(&b, 0, 8).await;
@@ -140,7 +133,7 @@ fn detach() {
 
 /// A device that was detached and has changed since; what is left of it in the cache must not come back.
 #[test]
-fn attach() {
+fn an_attach_survives_every_subset() {
     let detached = |b: Boot| async move {
         open(&b).await;
         write(&b, 0, 8).await;
@@ -164,9 +157,9 @@ fn attach() {
 
 /// A set that was never used, and its first device.
 #[test]
-fn the_first_start() {
+fn the_first_start_survives_every_subset() {
     check(every_outcome(
-        || Scenario::new(1, layout(64), 32),
+        || Scenario::new(1, Layout::sized(CacheMode::Writeback, 128, 64), 32),
         |_| async {},
         |b| async move {
             open_dirty(&b).await;
@@ -207,7 +200,7 @@ fn summary(b: &Boot) -> SetSummary {
 /// The ring of the journal has 8 buckets of 8 blocks here. The scenario begins in its last bucket and goes on over the
 /// oldest entries.
 #[test]
-fn the_journal_wraps() {
+fn a_journal_that_wraps_survives_every_subset() {
     let index = |b: &Boot| summary(b).journal.unwrap().newest_in_journal_index;
     let nearly_full = move |b: Boot| async move {
         open_dirty(&b).await;
@@ -235,7 +228,7 @@ fn the_journal_wraps() {
 /// A leaf of 4 KiB becomes two under a new root; then one of several becomes two more, which their parent's next set
 /// says.
 #[test]
-fn the_index_splits() {
+fn splits_of_the_index_survive_every_subset() {
     for (extents, nodes) in [(112, 1), (200, 4)] {
         let full = move |b: Boot| async move {
             open_dirty(&b).await;
@@ -245,7 +238,7 @@ fn the_index_splits() {
             b.stop().await;
         };
         check(every_outcome(
-            || Scenario::new(1, Layout { nbuckets: 256, ..layout(1024) }, 0),
+            || Scenario::new(1, Layout::sized(CacheMode::Writeback, 256, 1024), 0),
             full,
             move |b| async move {
                 open_dirty(&b).await;

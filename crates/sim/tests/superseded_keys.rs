@@ -21,8 +21,7 @@ const HALF_WAY_ROUND: u8 = 128;
 /// Two leaves of which the first says in its second set where some extents were, and in its third where they are.
 async fn superseded_in_the_first_leaf(b: &Boot) {
     b.open_with(SetOptions::default()).await;
-    b.tune(0, "sequential_cutoff", "0").await;
-    b.tune(0, "writeback_running", "0").await;
+    b.stay_dirty(0).await;
     let mut i = 0;
     while b.set().status().btree_nodes < 3 {
         assert!(b.clients[0].write(i * STEP, 1, false).await);

@@ -19,18 +19,13 @@ const STAYS: usize = 1;
 const FLASH: usize = 2;
 
 /// Blocks are larger than what clients write at times, and buckets are shared.
-fn two_devices(nbuckets: u64) -> Layout {
-    let mut layout = Layout::small(CacheMode::Writeback);
-    layout.nbuckets = nbuckets;
-    layout.bucket_sectors = 16;
-    layout.backings[DETACHED].data_sectors = 256;
-    let second = layout.backings[DETACHED].clone();
-    layout.backings.push(second);
-    layout
+fn shared_buckets(nbuckets: u64) -> Layout {
+    let two = Layout::sized(CacheMode::Writeback, nbuckets, 256).and_backing(256, CacheMode::Writeback);
+    Layout { bucket_sectors: 16, ..two }
 }
 
 fn scenario(seed: u64) -> Scenario {
-    Scenario::new(seed, two_devices(256), 64)
+    Scenario::new(seed, shared_buckets(256), 64)
 }
 
 async fn open(b: &Boot) {
@@ -168,7 +163,7 @@ fn others_are_served_meanwhile() {
 fn a_crash_hurts_nobody() {
     let crashes = every_crash(
         5,
-        || Scenario::new(5, two_devices(128), 64),
+        || Scenario::new(5, shared_buckets(128), 64),
         |b| async move {
             open(&b).await;
             use_it(&b).await;

@@ -16,8 +16,7 @@ const OFFSET: u64 = 16;
 
 async fn open(b: &Boot, options: SetOptions) {
     b.open_with(options).await;
-    b.tune(0, "sequential_cutoff", "0").await;
-    b.tune(0, "writeback_running", "0").await;
+    b.stay_dirty(0).await;
 }
 
 /// Writeback that is not urgent: dirty data goes at the rate that is set, here 8 sectors in a second.

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers() {
+    fn numbers_are_parsed_as_the_kernel_does() {
         assert_eq!(number("40\n"), Ok(40));
         assert_eq!(number("+5"), Ok(5));
         for bad in ["", "\n", "-1", "4M", "0x10", " 5", "5 ", "5\n\n", "+", "abc"] {
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes() {
+    fn sizes_are_parsed_as_the_kernel_does() {
         assert_eq!(size("16M\n"), Ok(16 << 20));
         assert_eq!(sectors("1k"), Ok(Sectors(2)));
         for bad in ["", "M", "1Q", "nonsense", "99999999999999999999", "17E"] {
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn choices() {
+    fn choices_match_whole_words() {
         assert_eq!(choice("lru\n", &["lru", "fifo"]), Ok("lru".into()));
         for bad in ["LRU", " lru", "lru ", "lru\n\n", ""] {
             assert_eq!(choice(bad, &["lru", "fifo"]), Err(Errno::EINVAL), "{bad:?}");

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use syn::Item;
 
+use crate::error::Error;
 use crate::layers::{COMPONENTS, CRATES, row};
 use crate::named::{modules_named, reexports};
 use crate::rust::module_of;
@@ -19,10 +20,11 @@ const LAYERS: &str = "crates/tidy/src/layers.rs";
 const PREFIX: &str = "ubcache-";
 
 /// Dependencies between crates of the repository that do not go downwards.
-pub fn crates(tree: &Tree) -> Result<Vec<Violation>, String> {
+pub fn crates(tree: &Tree) -> Result<Vec<Violation>, Error> {
     let mut found = Vec::new();
     for file in tree.files.iter().filter(|f| f.path.ends_with("Cargo.toml")) {
-        let manifest: toml::Table = toml::from_str(&file.text).map_err(|e| format!("{}: {e}", file.path))?;
+        let manifest: toml::Table = toml::from_str(&file.text)
+            .map_err(|e| Error::Manifest { path: file.path.clone(), source: e.into() })?;
         let Some(name) = manifest.get("package").and_then(|p| p.get("name")).and_then(|n| n.as_str()) else {
             continue;
         };

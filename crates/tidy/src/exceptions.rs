@@ -12,6 +12,28 @@ use serde::Deserialize;
 
 use crate::violation::Violation;
 
+/// The reason for which the text is no list of exceptions.
+#[derive(Debug, thiserror::Error)]
+pub enum ExceptionsError {
+    /// The text is not TOML of this form.
+    #[error(transparent)]
+    Toml(#[from] Box<toml::de::Error>),
+    /// A group has no reason.
+    #[error("{rule}: expected a reason, found none")]
+    NoReason {
+        /// The rule of the group.
+        rule: String,
+    },
+    /// Two groups of a rule have the same key.
+    #[error("{rule}: expected {key} once, found it in two groups")]
+    Twice {
+        /// The rule of the groups.
+        rule: String,
+        /// The key.
+        key: String,
+    },
+}
+
 /// All groups, and the comment at the beginning of the file.
 #[derive(Debug)]
 pub struct Exceptions {
@@ -68,18 +90,19 @@ impl Stale {
 
 impl Exceptions {
     /// Parses the text of the file.
-    pub fn parse(text: &str) -> Result<Exceptions, String> {
+    pub fn parse(text: &str) -> Result<Exceptions, ExceptionsError> {
         let head: String =
             text.lines().take_while(|l| l.starts_with('#')).fold(String::new(), |h, l| h + l + "\n");
-        let file: File = toml::from_str(text).map_err(|e| e.to_string())?;
+        let file: File = toml::from_str(text).map_err(Box::new)?;
         let mut keys = BTreeMap::new();
         for group in &file.allowed {
             if group.reason.trim().is_empty() {
-                return Err(format!("{}: expected a reason, found none", group.rule));
+                return Err(ExceptionsError::NoReason { rule: group.rule.clone() });
             }
             for key in group.counts.keys() {
                 if keys.insert((group.rule.clone(), key.clone()), ()).is_some() {
-                    return Err(format!("{}: expected {key} once, found it in two groups", group.rule));
+                    let (rule, key) = (group.rule.clone(), key.clone());
+                    return Err(ExceptionsError::Twice { rule, key });
                 }
             }
         }
@@ -233,7 +256,8 @@ mod tests {
     #[test]
     fn a_group_without_a_reason_is_refused() {
         let error = Exceptions::parse(&TEXT.replace("A \\\"reason\\\".", " ")).unwrap_err();
-        assert_eq!(error, "impls: expected a reason, found none");
-        assert!(Exceptions::parse(&format!("{TEXT}{}", &TEXT[10..])).unwrap_err().contains("in two groups"));
+        assert_eq!(error.to_string(), "impls: expected a reason, found none");
+        let twice = Exceptions::parse(&format!("{TEXT}{}", &TEXT[10..])).unwrap_err();
+        assert!(matches!(twice, ExceptionsError::Twice { .. }), "{twice}");
     }
 }

@@ -7,6 +7,7 @@
 mod arrows;
 mod circles;
 mod commits;
+mod error;
 mod exceptions;
 mod impls;
 mod layers;
@@ -25,6 +26,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+use crate::error::Error;
 use crate::exceptions::Exceptions;
 use crate::source::Tree;
 use crate::violation::Violation;
@@ -55,17 +57,20 @@ fn main() -> ExitCode {
 }
 
 /// Runs every check. Returns true if nothing has to be changed.
-fn work(args: &Args) -> Result<bool, String> {
+fn work(args: &Args) -> Result<bool, Error> {
     let root = source::root()?;
     let tree = Tree::read(&root)?;
     let mut violations = check(&tree)?;
     violations.extend(commits::check(&root));
     violations.sort();
     let file = root.join(EXCEPTIONS);
-    let text = fs::read_to_string(&file).map_err(|e| format!("{EXCEPTIONS}: cannot be read: {e}"))?;
-    let mut exceptions = Exceptions::parse(&text).map_err(|e| format!("{EXCEPTIONS}: {e}"))?;
+    let path = || EXCEPTIONS.to_string();
+    let text = fs::read_to_string(&file).map_err(|source| Error::Read { path: path(), source })?;
+    let parsed = Exceptions::parse(&text);
+    let mut exceptions = parsed.map_err(|source| Error::Exceptions { path: path(), source })?;
     if args.update && exceptions.lower(&violations) {
-        fs::write(&file, exceptions.render()).map_err(|e| format!("{EXCEPTIONS}: cannot be written: {e}"))?;
+        let written = fs::write(&file, exceptions.render());
+        written.map_err(|source| Error::Write { path: path(), source })?;
     }
     let text = exceptions.render();
     let problems = exceptions.compare(&violations);
@@ -87,7 +92,7 @@ fn work(args: &Args) -> Result<bool, String> {
 }
 
 /// All violations that the checks of files find.
-fn check(tree: &Tree) -> Result<Vec<Violation>, String> {
+fn check(tree: &Tree) -> Result<Vec<Violation>, Error> {
     let mut all = Vec::new();
     all.extend(sizes::check(tree));
     all.extend(arrows::crates(tree)?);

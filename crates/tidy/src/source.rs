@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::error::Error;
 use crate::rust;
 
 /// Directories that no check reads: inputs of fuzz targets, and files of other projects.
@@ -45,7 +46,7 @@ pub struct Tree {
 
 impl Tree {
     /// Reads the tracked files below `root`; without a repository, all files except build directories.
-    pub fn read(root: &Path) -> Result<Tree, String> {
+    pub fn read(root: &Path) -> Result<Tree, Error> {
         let paths = tracked(root).map_or_else(|| walk(root), Ok)?;
         let mut files = Vec::new();
         for path in paths.iter().filter(|p| is_read(p)) {
@@ -54,7 +55,7 @@ impl Tree {
             if !file.is_file() {
                 continue;
             }
-            let bytes = fs::read(&file).map_err(|e| format!("{path}: cannot be read: {e}"))?;
+            let bytes = fs::read(&file).map_err(|source| Error::Read { path: path.clone(), source })?;
             let Ok(text) = String::from_utf8(bytes) else { continue };
             if !text.contains('\0') {
                 files.push((path.clone(), text));
@@ -72,13 +73,13 @@ impl Tree {
         Tree::new(files, &paths).expect("Rust that can be parsed")
     }
 
-    fn new(texts: Vec<(String, String)>, paths: &[String]) -> Result<Tree, String> {
+    fn new(texts: Vec<(String, String)>, paths: &[String]) -> Result<Tree, Error> {
         let mut parsed = Vec::new();
         for (path, text) in texts {
             let whole = match path.ends_with(".rs") {
-                true => Some(syn::parse_file(&text).map_err(|e| {
-                    format!("{path}:{}: is not Rust that syn can parse: {e}", e.span().start().line)
-                })?),
+                true => Some(
+                    syn::parse_file(&text).map_err(|source| Error::Rust { path: path.clone(), source })?,
+                ),
                 false => None,
             };
             parsed.push((path, text, whole));
@@ -116,8 +117,8 @@ impl Tree {
 }
 
 /// The root of the repository that contains the working directory; without a repository, the working directory.
-pub fn root() -> Result<PathBuf, String> {
-    let here = std::env::current_dir().map_err(|e| format!("the working directory is unknown: {e}"))?;
+pub fn root() -> Result<PathBuf, Error> {
+    let here = std::env::current_dir().map_err(Error::WorkingDirectory)?;
     Ok(git(&here, &["rev-parse", "--show-toplevel"]).map_or(here, |s| PathBuf::from(s.trim_end())))
 }
 
@@ -135,13 +136,13 @@ fn tracked(root: &Path) -> Option<Vec<String>> {
     Some(paths)
 }
 
-fn walk(root: &Path) -> Result<Vec<String>, String> {
+fn walk(root: &Path) -> Result<Vec<String>, Error> {
     let mut paths = Vec::new();
     let mut open = vec![root.to_path_buf()];
     while let Some(dir) = open.pop() {
-        let entries = fs::read_dir(&dir).map_err(|e| format!("{}: cannot be read: {e}", dir.display()))?;
-        for entry in entries {
-            let path = entry.map_err(|e| format!("{}: cannot be read: {e}", dir.display()))?.path();
+        let cannot_read = |source| Error::Read { path: dir.display().to_string(), source };
+        for entry in fs::read_dir(&dir).map_err(cannot_read)? {
+            let path = entry.map_err(cannot_read)?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if path.is_dir()
                 && !path.is_symlink()
@@ -199,6 +200,6 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_parsed_is_named_with_its_line() {
         let tree = Tree::new(vec![("a.rs".into(), "fn a() {}\nfn {".into())], &[]);
-        assert!(tree.err().unwrap().starts_with("a.rs:2: "));
+        assert!(tree.err().unwrap().to_string().starts_with("a.rs:2: "));
     }
 }

@@ -201,7 +201,7 @@ fn errors_without_end() {
 /// A device that answers nothing for a while holds up only what needs it: what the cache has is read, dirty data is
 /// written and flushed.
 #[test]
-fn standing_still() {
+fn a_device_that_hangs_holds_up_only_what_needs_it() {
     if !Stage::ready() {
         return;
     }
@@ -254,7 +254,7 @@ fn standing_still() {
 
 /// A device that is gone fails requests; it comes back, and everything is there.
 #[test]
-fn gone_and_back() {
+fn a_device_that_comes_back_has_all_data() {
     if !Stage::ready() {
         return;
     }

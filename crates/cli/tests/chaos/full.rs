@@ -221,18 +221,18 @@ fn cache_file(seed: u64, fs: fn(&Dir, u64) -> SmallFs) {
 }
 
 #[test]
-fn under_the_cache() {
+fn a_full_file_system_under_the_cache_loses_nothing() {
     cache_file(24, SmallFs::ext4);
 }
 
 #[test]
-fn under_a_cache_in_memory() {
+fn a_full_tmpfs_under_the_cache_loses_nothing() {
     cache_file(25, SmallFs::tmpfs);
 }
 
 /// Without dirty data a cache that has no room costs no client an error.
 #[test]
-fn under_a_clean_cache() {
+fn a_clean_cache_without_room_costs_no_client_an_error() {
     if !host::ready(&["unshare", "mkfs.ext4"]) {
         return;
     }

@@ -1,6 +1,5 @@
 //! Bit rot: a scrub as a job, the problem in `status`, the figures, and the decisions of the operator.
 
-use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 
 use crate::place::*;
@@ -12,14 +11,6 @@ const ONE: &[u8; 24] = b"a-block-that-will-be-hit";
 
 fn block() -> Vec<u8> {
     ONE.iter().copied().cycle().take(BLOCK).collect()
-}
-
-fn metrics(daemon: &Daemon) -> String {
-    let mut stream = daemon.connect();
-    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    text
 }
 
 /// A set with checksums, whose volume `one` has a damaged block of dirty data at sector 16.
@@ -73,7 +64,7 @@ fn a_scrub_is_a_job_that_reports_damage() {
     let checksums = &status["sets"][0]["set"]["checksums"];
     assert_eq!(checksums["damaged"][0]["sector"], 16, "{checksums}");
     assert_eq!(checksums["scrub"]["running"], false, "{checksums}");
-    let metrics = metrics(&daemon);
+    let metrics = daemon.metrics();
     for line in ["ubcache_checksum_damaged_dirty_bytes{", "ubcache_scrub_completed_timestamp_seconds{"] {
         let line =
             metrics.lines().find(|l| l.starts_with(line)).unwrap_or_else(|| panic!("{line}: {metrics}"));

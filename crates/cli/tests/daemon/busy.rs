@@ -10,14 +10,6 @@ use crate::life::Frozen;
 use crate::place::*;
 use crate::world::*;
 
-fn metrics(daemon: &Daemon) -> String {
-    let mut stream = daemon.connect();
-    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    text
-}
-
 /// A backing device that belongs to no set.
 fn alone(place: &Place, name: &str) -> String {
     let disk = place.dir.sparse(name, 4 << 20);
@@ -103,7 +95,7 @@ fn a_volume_that_cannot_be_flushed_can_be_stopped() {
     daemon.run(&["unregister", &place.hdd]).ok();
     daemon.run(&["unregister", &place.ssd]).ok();
     let status = daemon.json(&["status"]);
-    // The failed set stayed in the status, and the daemon ended with an error because of it.
+    // The disabled set stayed in the status, and the daemon ended with an error because of it.
     assert_eq!((&status["devices"], &status["sets"]), (&serde_json::json!([]), &serde_json::json!([])));
     daemon.stop();
 }
@@ -145,7 +137,7 @@ fn a_volume_in_use_is_neither_stopped_nor_unregistered_and_its_users_are_named()
     ] {
         daemon.run(args).refused(&[volume, "is in use", &me, "stays served"]);
         assert_eq!(daemon.volume(volume)["problem"], Value::Null, "{args:?}");
-        assert!(metrics(&daemon).contains(&format!("\"{volume}\"")), "{args:?}");
+        assert!(daemon.metrics().contains(&format!("\"{volume}\"")), "{args:?}");
     }
     // The label comes first.
     daemon.run(&["stop", &cached]).refused(&[&format!("one, {cached} is in use")]);
@@ -180,7 +172,7 @@ fn a_long_command_delays_no_other_and_an_interrupted_one_is_not_carried_out() {
         wait_until("the stop", || exports() == 0);
         // Others go on.
         daemon.run(&["register", &other]).ok().says(&["served"]);
-        assert!(metrics(&daemon).contains("\"bcache0\""));
+        assert!(daemon.metrics().contains("\"bcache0\""));
         daemon.run(&["status"]).ok().says(&["bcache0"]);
         // The user of this one presses Ctrl-C while it waits.
         let body = format!("{{\"device\": {:?}}}", slow.file);

@@ -146,6 +146,15 @@ impl Daemon {
         (status, serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {text:?}")))
     }
 
+    /// The answer to a request for `/metrics`.
+    pub fn metrics(&self) -> String {
+        let mut stream = self.connect();
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("a daemon");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("an answer");
+        text
+    }
+
     /// The devices and what is said of them.
     pub fn devices(&self) -> Vec<Value> {
         self.json(&["status"])["devices"].as_array().expect("a list").clone()

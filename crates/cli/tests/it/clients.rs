@@ -99,7 +99,7 @@ fn fio_none() {
 
 /// An image copied in by one program and out by another.
 #[test]
-fn copies() {
+fn an_image_is_copied_in_and_out() {
     for mode in MODES {
         let served = Served::start(mode);
         let mut rng = io::Rng::new(3);

@@ -86,6 +86,6 @@ fn killed_its_server_ends() {
 }
 
 #[test]
-fn no_room() {
+fn a_directory_that_does_not_exist_is_refused() {
     run(&["demo", "--dir", "/no/such/dir"]).refused(&["/no/such/dir"]);
 }

@@ -1,6 +1,8 @@
 //! Real images, written by the kernel's bcache: every command agrees with what is known about them.
 
-use std::path::{Path, PathBuf};
+#[path = "../../../format/tests/common/fixtures.rs"]
+#[allow(dead_code)]
+mod files;
 
 use serde_json::Value;
 
@@ -13,20 +15,12 @@ struct Fixture {
     backing: String,
 }
 
-fn unpack(from: &Path) -> Vec<u8> {
-    let packed = std::fs::read(from).unwrap_or_else(|e| panic!("{}: {e}", from.display()));
-    zstd::decode_all(&packed[..]).expect("zstd data")
-}
-
 impl Fixture {
     fn open(name: &str) -> Fixture {
-        let from = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name);
-        let expected = std::fs::read(from.join("expected.json")).expect("expected.json");
-        let expected = serde_json::from_slice(&expected).expect("JSON");
         let dir = Dir::new();
-        let cache = dir.file("cache", &unpack(&from.join("cache.img.zst")));
-        let backing = dir.file("backing", &unpack(&from.join("backing.img.zst")));
-        Fixture { expected, dir, cache, backing }
+        let cache = dir.file("cache", &files::cache(name));
+        let backing = dir.file("backing", &files::backing(name));
+        Fixture { expected: files::expected(name), dir, cache, backing }
     }
 
     /// What is known about the devices of this kind.

@@ -30,7 +30,7 @@ fn make_bcache_and_bcache_super_show() {
 }
 
 #[test]
-fn bcache() {
+fn the_name_bcache_takes_its_own_and_our_commands() {
     let dir = Dir::new();
     let bcache = called(&dir, "bcache");
     let ssd = dir.sparse("ssd", 64 << 20);
@@ -42,7 +42,7 @@ fn bcache() {
 }
 
 #[test]
-fn without_a_command() {
+fn a_call_without_a_command_prints_the_usage() {
     let said = run::<&str>(&[]).usage();
     assert!(said.err.contains("Usage: ubcache"), "{said}");
     run(&["--help"]).ok().says(&["make", "extract", "wrong usage"]);

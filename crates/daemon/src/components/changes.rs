@@ -46,6 +46,14 @@ struct RunningCommand {
     since: Instant,
 }
 
+/// Another command has a part of the claim.
+#[derive(Debug, thiserror::Error)]
+#[error("{what} (for {seconds} seconds)")]
+struct UnderWay {
+    what: String,
+    seconds: u64,
+}
+
 #[derive(Default)]
 struct ClaimState {
     running: BTreeMap<u64, RunningCommand>,
@@ -84,10 +92,10 @@ impl Changes {
     }
 
     /// The claim, or the command that has some of it.
-    fn try_claim(&self, what: &str, scope: &Scope) -> Result<Claim<'_>, String> {
+    fn try_claim(&self, what: &str, scope: &Scope) -> Result<Claim<'_>, UnderWay> {
         let mut state = self.lock();
         if let Some(other) = state.running.values().find(|r| r.scope.conflicts(scope)) {
-            return Err(format!("{} (for {} seconds)", other.what, other.since.elapsed().as_secs()));
+            return Err(UnderWay { what: other.what.clone(), seconds: other.since.elapsed().as_secs() });
         }
         state.last += 1;
         let number = state.last;
@@ -112,10 +120,11 @@ impl Changes {
             biased;
             () = asked.client.disconnected() => Err(left()),
             claim = waited => claim.or_else(|_| self.try_claim(&asked.what, &scope)).map_err(|other| {
-                Failure::Failed(format!(
+                let text = format!(
                     "nothing was changed: another command is under way for the same device or set: {other}; \
                      try again later"
-                ))
+                );
+                Failure::caused(text, other)
             }),
         }
     }

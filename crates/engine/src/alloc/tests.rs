@@ -5,14 +5,11 @@ use proptest::prelude::*;
 
 use super::pool::Pool;
 use super::*;
+use crate::testing::geometry;
 
 const BUCKET: Sectors = Sectors(64);
 const NBUCKETS: u32 = 128;
 const FIRST: u32 = 4;
-
-fn geometry() -> Geometry {
-    Geometry::new(BUCKET, Sectors(1), NBUCKETS.into(), FIRST as u16, 4).unwrap()
-}
 
 /// Makes one change of a bucket if it is allowed; otherwise does nothing.
 fn change(buckets: &mut Buckets, b: BucketNr, what: u8, sectors: u64) {
@@ -44,7 +41,7 @@ proptest! {
     fn counts_are_those_of_the_table(
         changes in prop::collection::vec((FIRST..NBUCKETS, 0u8..13, 1u64..64), 1..300)
     ) {
-        let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+        let mut buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
         for (b, what, sectors) in changes {
             change(&mut buckets, BucketNr(b), what, sectors);
             let count = |which: &dyn Fn(BucketNr) -> bool| buckets.all().filter(|b| which(*b)).count() as u32;
@@ -300,7 +297,7 @@ proptest! {
     fn the_table_has_what_was_put_into_it(
         changes in prop::collection::vec((FIRST..FIRST + 6, 0u8..23, 1u64..64), 1..300)
     ) {
-        let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+        let mut buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
         let mut table = Table::new();
         for (b, what, n) in changes {
             table.change(&mut buckets, BucketNr(b), what, n);
@@ -341,12 +338,12 @@ const KINDS: [DataKind; 6] = [
 #[test]
 fn open_buckets_by_the_size_of_the_cache() {
     for (nbuckets, limit) in [(64, 4), (319, 4), (320, 5), (384, 6), (100_000, 6)] {
-        let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+        let mut buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
         let open = &mut OpenBuckets::of_set(&Geometry {
             nbuckets,
             bucket_sectors: BUCKET,
             block_sectors: Sectors(1),
-            ..geometry()
+            ..geometry(BUCKET, NBUCKETS, FIRST as u16)
         });
         for (n, kind) in (0..).zip(KINDS) {
             let bucket = BucketNr(FIRST + n);
@@ -368,7 +365,7 @@ fn buckets_are_taken_down_to_the_reserves() {
     for (purpose, left) in
         [(Purpose::Data, 19), (Purpose::Moving, 11), (Purpose::Btree, 3), (Purpose::Prio, 0)]
     {
-        let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+        let mut buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
         let alloc = Pool::new(1024, 3);
         let ready: Vec<BucketNr> = (FIRST..FIRST + 30).map(BucketNr).collect();
         ready.iter().for_each(|b| {
@@ -392,7 +389,7 @@ fn buckets_are_taken_down_to_the_reserves() {
 /// 106 buckets are to spare; the recent rate would fill them within 12 s, or not.
 #[test]
 fn a_cache_fills_up_by_what_is_taken() {
-    let buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+    let buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
     let at = |seconds| Nanos::from_secs(seconds);
     for (taken, filling) in [(0, false), (35, false), (36, true)] {
         let alloc = Pool::new(1024, 2);
@@ -425,7 +422,7 @@ proptest! {
         pieces in prop::collection::vec((0usize..6, 1u64..100, prop::bool::weighted(0.8)), 1..200)
     ) {
         let (limit, block) = (4, Sectors(8));
-        let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+        let mut buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
         (FIRST..NBUCKETS).for_each(|b| {
             buckets.invalidate(BucketNr(b));
         });
@@ -481,7 +478,7 @@ proptest! {
 #[test]
 fn a_wipe_closes_what_it_has_before_it() {
     for marked in [10, 11] {
-        let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+        let mut buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
         let mut open = OpenBuckets::new(4, BUCKET, Sectors(1));
         let place = |open: &mut OpenBuckets, buckets: &mut Buckets, kind, fresh: u32| {
             let fresh = BucketNr(fresh);
@@ -513,7 +510,7 @@ fn the_oldest_pointer_decides() {
         (vec![255], 95, false),
         (vec![255, 1, 0], 94, true),
     ] {
-        let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+        let mut buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
         let b = BucketNr(FIRST);
         buckets.load(b, Gen(0), 9);
         for pointer in pointers.iter().chain([&newest]) {

@@ -3,18 +3,13 @@
 use std::pin::pin;
 use std::rc::Rc;
 
-use format::Geometry;
 use io::sync::{Either, select};
 
 use super::*;
-use crate::testing::run;
+use crate::testing::{geometry, run, turns};
 
 const FIRST: u32 = 4;
 const NBUCKETS: u32 = 128;
-
-fn geometry() -> Geometry {
-    Geometry::new(format::Sectors(64), format::Sectors(1), NBUCKETS.into(), FIRST as u16, 4).unwrap()
-}
 
 /// A wait whose future is dropped no longer counts.
 #[test]
@@ -69,12 +64,6 @@ fn a_wait_ends_with_the_first_bucket_beyond_the_reserves() {
     }
 }
 
-async fn turns(rt: &io::Handle) {
-    for _ in 0..10 {
-        rt.yield_now().await;
-    }
-}
-
 /// The wait is for rounds of invalidation before the call, and for no later ones.
 #[test]
 fn generations_are_waited_for_until_they_are_durable() {
@@ -122,7 +111,8 @@ fn each_try_to_take_wakes_the_refill_task() {
     run(|rt| async move {
         for ready in [0, 30] {
             let alloc = Rc::new(Pool::new(1024, 3));
-            let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+            let mut buckets =
+                Buckets::new(&geometry(Sectors(64), NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
             let all: Vec<BucketNr> = (FIRST..FIRST + ready).map(BucketNr).collect();
             all.iter().for_each(|b| {
                 buckets.invalidate(*b);

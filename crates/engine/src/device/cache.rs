@@ -2,7 +2,7 @@
 //!
 //! Owns the device, its superblock, flushes, errors and crash log, and the state of the set: running, stopping, or
 //! failed. The set fails when metadata cannot be read or written, or when data requests fail too often (semantics
-//! sections 14.2 and 14.3). A failed set stays failed until it is opened again.
+//! sections 14.2 and 14.3). A disabled set stays disabled until it is opened again.
 //!
 //! Invariants: the crash log is invalid from the first error after which the device may have lost data; data of a read
 //! that was under way when the set failed is not used ([`ReadEpoch`]).
@@ -226,7 +226,7 @@ impl CacheDevice {
 
 /// The running, stopping or failed state of the set.
 impl CacheDevice {
-    /// Returns an error if the set has failed.
+    /// Returns an error if the set is disabled.
     pub(crate) fn check(&self) -> Result<(), EngineError> {
         match &*self.failed.borrow() {
             None => Ok(()),
@@ -234,7 +234,7 @@ impl CacheDevice {
         }
     }
 
-    /// Whether the set has failed.
+    /// Whether the set is disabled.
     pub(crate) fn is_failed(&self) -> bool {
         self.failed.borrow().is_some()
     }

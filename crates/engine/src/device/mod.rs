@@ -1,6 +1,6 @@
 //! The devices of a set, as the rest of the engine uses them.
 //!
-//! [`CacheDevice`] owns the cache device: its superblock, its flushes, its errors, and whether the set has failed.
+//! [`CacheDevice`] owns the cache device: its superblock, its flushes, its errors, and whether the set is disabled.
 //! [`BackingDevice`] owns the superblock, flushes and errors of one backing device; [`BackingDevices`] finds it by its
 //! slot. `flush` shares the flushes of a device, `meter` measures the costs of its requests, `read_epoch` tells whether
 //! data that was read is still valid, `crash_log` is memory that outlives the process. [`Reader`] is the device for the

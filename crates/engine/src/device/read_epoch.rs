@@ -2,7 +2,7 @@
 //!
 //! A read of cached data takes the [`ReadEpoch`] before it looks the key up, and again when the data has arrived. If
 //! the two differ, the data may be zeros of a wipe, or older data of a device that lost its volatile cache. The read
-//! then looks the key up again, which fails if the set has failed.
+//! then looks the key up again, which fails if the set is disabled.
 
 /// The number of wipes and failures so far ([`super::CacheDevice::read_epoch`]). If two epochs differ, dead sectors may
 /// have been overwritten between them, or the device may have failed.

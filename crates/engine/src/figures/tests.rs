@@ -3,14 +3,14 @@
 use std::cell::Cell;
 
 use format::superblock::BackingFormat;
-use format::{BackingSuper, BucketNr, CacheMode, Gen, Ptr, Sector, Uuid};
+use format::{BackingSuper, BucketNr, CacheMode, Gen, Sector, Uuid};
 use io::{Disk, Handle, Nanos, WriteFlags};
 
 use super::*;
 use crate::alloc::Buckets;
 use crate::policy::congestion::Direction;
 use crate::set::SetOptions;
-use crate::testing::{Watching, open_set, run};
+use crate::testing::{Watching, fill_bucket, open_set, run};
 
 const BUCKET: u64 = 16;
 
@@ -21,12 +21,6 @@ async fn set(rt: &Handle) -> CacheSet {
 /// Replaces the table of the set by another one, in which buckets from 10 on are empty.
 fn table(set: &CacheSet, nbuckets: u32) {
     *set.core.cache.alloc.buckets_mut() = Buckets::new(&set.core.cache.geometry, BucketNr(10), nbuckets);
-}
-
-fn fill(set: &CacheSet, b: u32, sectors: u64, dirty: bool) {
-    let buckets = &mut *set.core.cache.alloc.buckets_mut();
-    let ptr = Ptr::new(0, Sector(u64::from(b) * BUCKET), buckets.generation(BucketNr(b)));
-    assert!(buckets.add(ptr, Sectors(sectors), dirty));
 }
 
 /// 64 buckets that were used 0 to 63 agings ago, in any order; the others have no age.
@@ -42,8 +36,8 @@ fn ages_by_hand() {
             let age = n * 37 % 64;
             set.core.cache.alloc.buckets_mut().load(BucketNr(20 + n), Gen(0), 32768 - age as u16);
         }
-        (20..27).for_each(|b| fill(&set, b, 3, false));
-        (30..35).for_each(|b| fill(&set, b, 2, true));
+        (20..27).for_each(|b| fill_bucket(&set.core.cache, b, 3, false));
+        (30..35).for_each(|b| fill_bucket(&set.core.cache, b, 2, true));
         set.core.cache.alloc.buckets_mut().pin(BucketNr(20));
         let expected = BucketFigures {
             total: 100,
@@ -69,9 +63,9 @@ fn a_map_has_all_buckets_in_order() {
     run(|rt| async move {
         let set = set(&rt).await;
         table(&set, 100);
-        fill(&set, 12, 5, false);
-        fill(&set, 13, 6, true);
-        fill(&set, 99, 7, true);
+        fill_bucket(&set.core.cache, 12, 5, false);
+        fill_bucket(&set.core.cache, 13, 6, true);
+        fill_bucket(&set.core.cache, 99, 7, true);
         let map = set.bucket_map(7).await;
         assert_eq!((map.total, map.bucket_sectors), (100, Sectors(BUCKET)));
         let cell = |unused, clean, dirty, metadata, live| BucketCell {

@@ -472,7 +472,7 @@ pub(crate) fn promote(gc: &Rc<Gc>, (inode, start): (Inode, Sector), from: Ptr, d
             if promoted {
                 let tick = gc.parts.device.wrote();
                 let piece = MovePiece { found: &found, at, from: found.ptr.advanced(at - start), placed };
-                // If the replacement fails, the set has failed, which other code reports.
+                // If the replacement fails, the set is disabled, which other code reports.
                 promoted = replace(&gc, &piece, Durability::LeafOnly(tick)).await.is_ok();
             }
             gc.parts.alloc.release(placed);

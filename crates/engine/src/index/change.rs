@@ -180,7 +180,7 @@ impl Index {
         }
     }
 
-    /// Continues a change until it is complete or has to wait. A failed set takes no more dirty data, because its
+    /// Continues a change until it is complete or has to wait. A disabled set takes no more dirty data, because its
     /// volumes may be served without it.
     pub(crate) fn advance(&self, change: &mut Change) -> Result<Progress, EngineError> {
         loop {

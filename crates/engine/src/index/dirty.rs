@@ -119,7 +119,7 @@ mod tests {
 
     const ONE: Inode = Inode(1);
 
-    fn geometry() -> StripeGeometry {
+    fn stripes_of_4_mib() -> StripeGeometry {
         StripeGeometry::new(Sectors(8192), Sector(0), Sectors(8192 * 4))
     }
 
@@ -133,7 +133,7 @@ mod tests {
         let mut d = DirtyDevices::default();
         d.device_mut(ONE).add(Sector(0), Sectors(4096));
         d.device_mut(ONE).add(Sector(8192), Sectors(8192));
-        d.device_mut(ONE).begin_stripes(geometry());
+        d.device_mut(ONE).begin_stripes(stripes_of_4_mib());
         // The walk has not reached these sectors, so it will find them itself.
         d.device_mut(ONE).add(Sector(4096), Sectors(4096));
         d.device_mut(ONE).remove(Sector(8192), Sectors(8), JournalSeq(0));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use format::{Gen, Geometry, Inode, Ptr};
+use format::{Gen, Inode, Ptr};
 use io::{Disk, Handle, MemoryBudget};
 
 use super::*;
@@ -10,17 +10,13 @@ use crate::device::Reader;
 use crate::error::Place;
 use crate::journal::ring::RingSlot;
 use crate::refusal::Refusal;
-use crate::testing::{TestDisk, cache_device, run};
+use crate::testing::{TestDisk, cache_device, geometry, run};
 
 mod writer;
 
 const BUCKET: Sectors = Sectors(64);
 /// A delay that is longer than any test that does not wait for it.
 const HOUR: Nanos = Nanos::from_secs(3600);
-
-fn geometry() -> Geometry {
-    Geometry::new(BUCKET, Sectors(1), 1024, 4, 4).unwrap()
-}
 
 fn buckets() -> Vec<BucketNr> {
     (4..8).map(BucketNr).collect()
@@ -55,7 +51,7 @@ fn hole(end: u64) -> Bkey {
 }
 
 /// Writes entries until there is no room for a key, because leaves pin the first entry.
-async fn fill(j: &Rc<Journal>, rt: &Handle) {
+async fn fill_journal(j: &Rc<Journal>, rt: &Handle) {
     start(j, rt);
     for _ in 0..200 {
         j.pin(JournalSeq(2));
@@ -163,7 +159,7 @@ fn a_stop_writes_what_is_there_and_ends_waits() {
     });
     run(|rt| async move {
         let j = journal(&TestDisk::new(8192), &rt);
-        fill(&j, &rt).await;
+        fill_journal(&j, &rt).await;
         let waiting = j.clone();
         let waiting = rt.spawn(async move { waiting.wait_room_to_spare(|| false).await });
         some_turns(&rt).await;
@@ -178,7 +174,7 @@ fn a_stop_writes_what_is_there_and_ends_waits() {
 fn a_recheck_ends_a_wait_for_room() {
     run(|rt| async move {
         let j = journal(&TestDisk::new(8192), &rt);
-        fill(&j, &rt).await;
+        fill_journal(&j, &rt).await;
         let urgent = Rc::new(Cell::new(false));
         let (waiting, says) = (j.clone(), urgent.clone());
         let waiting = rt.spawn(async move { waiting.wait_room_to_spare(|| says.get()).await });
@@ -262,7 +258,7 @@ fn a_scan_reserves_what_the_entries_take() {
         }
         let place = Place { device: Arc::from("test disk"), set: "a set".into() };
         let disk = Disk::new(disk, rt.clone());
-        let geometry = geometry();
+        let geometry = geometry(BUCKET, 1024, 4);
         let reader = Reader { disk: &disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
         let budget = MemoryBudget::unlimited();
         let mut memory = budget.try_reserve(0).unwrap();

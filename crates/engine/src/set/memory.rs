@@ -70,7 +70,7 @@ mod tests {
 
     use super::*;
 
-    fn geometry(nbuckets: u32, bucket_sectors: u64) -> Geometry {
+    fn sizes(nbuckets: u32, bucket_sectors: u64) -> Geometry {
         Geometry {
             nbuckets,
             bucket_sectors: Sectors(bucket_sectors),
@@ -90,13 +90,13 @@ mod tests {
         let budget = MemoryBudget::new(8 << 30);
         let place = Place { device: "ssd".into(), set: String::new() };
         // A device of 1 TiB with buckets of 512 KiB.
-        let one = reserve(&budget, &geometry(2 << 20, 1024), None, &place).unwrap();
+        let one = reserve(&budget, &sizes(2 << 20, 1024), None, &place).unwrap();
         assert!(one.bytes() > 2 << 20 && one.bytes() < 200 << 20, "{}", one.bytes());
         drop(one);
         assert_eq!(budget.used(), 0);
         // One more bucket takes one more place in each table.
         let bytes =
-            |nbuckets| reserve(&budget, &geometry(nbuckets, 1024), None, &place).map(|r| r.bytes()).unwrap();
+            |nbuckets| reserve(&budget, &sizes(nbuckets, 1024), None, &place).map(|r| r.bytes()).unwrap();
         let priority = size_of::<format::BucketPrio>() as u64;
         let each = [Buckets::BYTES_EACH, most_bytes_each(), priority, priority, 1, 1];
         assert_eq!(bytes(1001) - bytes(1000), each.iter().sum::<u64>());
@@ -105,14 +105,14 @@ mod tests {
         assert_eq!(bytes(1000), 1000 * each.iter().sum::<u64>() + buffer);
         // A budget of twice the size is enough, and one byte less is not.
         let wanted = bytes(1000);
-        let within = |limit| reserve(&MemoryBudget::new(limit), &geometry(1000, 1024), None, &place).is_ok();
+        let within = |limit| reserve(&MemoryBudget::new(limit), &sizes(1000, 1024), None, &place).is_ok();
         assert!(within(2 * wanted) && !within(2 * wanted - 1));
-        let g = geometry(1000, 1024);
+        let g = sizes(1000, 1024);
         let layout = FooterLayout::of(&g).unwrap();
         let with_sums = reserve(&budget, &g, Some(&layout), &place).unwrap().bytes();
         assert_eq!(with_sums - wanted, SumsTable::most_bytes(&g, &layout));
         assert!(SumsTable::most_bytes(&g, &layout) > 1000 * 127 * 4, "a checksum for each block");
-        for hostile in [geometry(1 << 31, 8), geometry(128, 1 << 40)] {
+        for hostile in [sizes(1 << 31, 8), sizes(128, 1 << 40)] {
             let error = reserve(&budget, &hostile, None, &place).unwrap_err().to_string();
             assert!(error.contains("ssd") && error.contains("4294967296 bytes here"), "{error}");
         }

@@ -172,7 +172,7 @@ fn the_label_of_a_set_is_written_to_its_superblock() {
     });
 }
 
-/// A label that a failed set refused was in the superblock of the disk, and the next start served it.
+/// A label that a disabled set refused was in the superblock of the disk, and the next start served it.
 #[test]
 fn a_failed_set_changes_no_superblock() {
     run(|rt| async move {

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use format::superblock::CacheFormat;
-use format::{CacheSuper, Replacement, Sector, Sectors, Uuid};
+use format::{BucketNr, CacheSuper, Ptr, Replacement, Sector, Sectors, Uuid};
 use io::{Completer, Device, DeviceInfo, Disk, Handle, IoError, Op, Request};
 
 use super::TestDisk;
@@ -83,6 +83,14 @@ pub(crate) async fn open_set(
     let bytes = rt.pool().copy_of(&superblock.unwrap().encode());
     disk.write(Sector(8), bytes, true).await.unwrap();
     CacheSet::open(disk, options).await.unwrap()
+}
+
+/// Puts live data into a bucket that holds nothing.
+pub(crate) fn fill_bucket(cache: &Cache, b: u32, sectors: u64, dirty: bool) {
+    let buckets = &mut *cache.alloc.buckets_mut();
+    let b = BucketNr(b);
+    let ptr = Ptr::new(0, cache.geometry.bucket_start(b), buckets.generation(b));
+    assert!(buckets.add(ptr, Sectors(sectors), dirty));
 }
 
 /// The components of an open set, which lives as long as the runtime does.

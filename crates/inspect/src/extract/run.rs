@@ -4,6 +4,7 @@
 //! device instead, and fills lost ranges with zeros and lists them. The same happens to data that does not have its checksum,
 //! as far as the options allow. The plan of the extraction has chosen the device of each range.
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 
 use format::{Sector, Sectors};
@@ -26,6 +27,14 @@ const CHUNK: usize = 1 << 20;
 const ZEROS: Sectors = Sectors(1 << 21);
 /// Number of sectors of a retry after a larger read failed.
 const RETRY_SECTORS: u64 = 8;
+
+/// A part that cannot be read, so that the output has zeros there.
+#[derive(Debug, thiserror::Error)]
+#[error("zeros in place of {of}: {source}")]
+struct Gap {
+    of: Cow<'static, str>,
+    source: ReadError,
+}
 
 /// Runs the extraction `it`; see [`Extraction::run`].
 pub(super) fn run(
@@ -106,7 +115,7 @@ impl Run<'_, '_> {
                     self.by_parts(e, len, |run, part, len| {
                         match run.read(backing, Sector(at.0 + part.0), len) {
                             Ok(()) => Ok(()),
-                            Err(e) => Err(format!("zeros in place of the backing device's: {e}")),
+                            Err(source) => Err(Gap { of: Cow::Borrowed("the backing device's"), source }),
                         }
                     })?;
                 }
@@ -133,14 +142,14 @@ impl Run<'_, '_> {
                 Ok(()) => self.write(len)?,
                 Err(e) => self.by_parts(e, len, |run, part, len| {
                     let of_part = Sectors(at.0 + part.0);
-                    let Err(e) = run.read_verified(&Extent { piece, kind }, of_part, len) else {
+                    let Err(source) = run.read_verified(&Extent { piece, kind }, of_part, len) else {
                         return Ok(());
                     };
                     let backing = run.it.backing.filter(|_| kind == PieceKind::Clean);
                     match backing.map(|b| run.read(b, Sector(position.0 + part.0), len)) {
                         // The backing device has clean data too.
                         Some(Ok(())) => Ok(()),
-                        _ => Err(format!("zeros in place of {} data: {e}", kind.name())),
+                        _ => Err(Gap { of: Cow::Owned(format!("{} data", kind.name())), source }),
                     }
                 })?,
             }
@@ -199,13 +208,13 @@ impl Run<'_, '_> {
     }
 
     /// After a read of `len` sectors failed with `error`: reads parts with `read`, which fills the front
-    /// of the buffer or lists the range as lost. Without best effort it returns the error. The error of `read` is text, because it
+    /// of the buffer or lists the range as lost. Without best effort it returns the error. The reason of a gap
     /// becomes a line of the report.
     fn by_parts(
         &mut self,
         error: ReadError,
         len: Sectors,
-        read: impl Fn(&mut Self, Sectors, Sectors) -> Result<(), String>,
+        read: impl Fn(&mut Self, Sectors, Sectors) -> Result<(), Gap>,
     ) -> Result<(), ExtractError> {
         if !self.it.options.best_effort {
             return Err(ExtractError::Read(error));
@@ -215,8 +224,8 @@ impl Run<'_, '_> {
             let n = Sectors((len.0 - part.0).min(RETRY_SECTORS));
             match read(self, part, n) {
                 Ok(()) => self.write(n)?,
-                Err(reason) => {
-                    self.lose(Sectors(0), n, reason);
+                Err(gap) => {
+                    self.lose(Sectors(0), n, gap.to_string());
                     self.zeros(n)?;
                 }
             }

@@ -1,8 +1,10 @@
 //! Images of real devices, damage to their structures, and the data that is still there.
 #![allow(clippy::unwrap_used, dead_code, reason = "test code")]
 
+#[path = "../../../format/tests/common/fixtures.rs"]
+pub mod fixtures;
+
 use std::ops::ControlFlow;
-use std::path::PathBuf;
 
 use format::{Inode, Sector};
 use inspect::view::SlotKind;
@@ -10,29 +12,6 @@ use inspect::{
     DamagedDirty, ExtractOptions, Extraction, Mode, PieceKind, ReadAt, SetView, SliceSource, StreamSink,
     Target,
 };
-
-/// The image sets whose set was initialised.
-pub const SETS: [&str; 8] = [
-    "02-attached-empty",
-    "03-writeback-clean-stop",
-    "04-writeback-killed",
-    "05-clean-only",
-    "06-volume-and-backing-killed",
-    "07-busy-killed",
-    "08-synthetic",
-    "09-small-buckets-killed",
-];
-
-fn file(dir: &str, name: &str) -> Vec<u8> {
-    let mut path = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    path.extend(["..", "..", "tests", "fixtures", dir, name]);
-    let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let mut decoder = zstd::stream::read::Decoder::new(&bytes[..]).unwrap();
-    decoder.window_log_max(27).unwrap();
-    let mut out = Vec::new();
-    std::io::Read::read_to_end(&mut decoder, &mut out).unwrap();
-    out
-}
 
 /// An image set, with what is known about it while it is intact.
 pub struct Set {
@@ -46,7 +25,7 @@ pub struct Set {
 
 impl Set {
     pub fn new(dir: &'static str) -> Set {
-        let (cache, backing) = (file(dir, "cache.img.zst"), file(dir, "backing.img.zst"));
+        let (cache, backing) = (fixtures::cache(dir), fixtures::backing(dir));
         let view = SetView::open(&SliceSource::new("cache", &cache), Mode::Strict).unwrap();
         let mut set = Set { dir, cache, backing, view, dirty: Vec::new() };
         let (c, b) = (SliceSource::new("cache", &set.cache), SliceSource::new("backing", &set.backing));

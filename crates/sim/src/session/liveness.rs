@@ -13,6 +13,7 @@ use super::Session;
 use crate::client::UnderWay;
 use crate::disk::{SimDisk, Speed};
 use crate::plan::Hang;
+use crate::violation::Violation;
 
 /// Time limit of a request that does not need the hung device.
 ///
@@ -56,7 +57,7 @@ impl HungDevice {
     }
 
     /// Waits for the clients of the volumes whose devices answer, and releases the hung device if the plan says so.
-    pub(super) async fn outlive(&self, others: Vec<(usize, JoinHandle<()>)>) -> Result<(), String> {
+    pub(super) async fn outlive(&self, others: Vec<(usize, JoinHandle<()>)>) -> Result<(), Violation> {
         let work = async {
             for (_, t) in others {
                 t.await;
@@ -93,7 +94,7 @@ impl HungDevice {
     }
 
     /// A request that waits although every device that it needs answers; `None` if there is none.
-    fn request_that_waits(&self) -> Option<String> {
+    fn request_that_waits(&self) -> Option<Violation> {
         let session = &self.session;
         let (now, deadline) = (session.rt.now(), self.deadline());
         let hung = self.disk();
@@ -110,12 +111,13 @@ impl HungDevice {
             if let Some(r) = client.under_way().into_iter().find(old) {
                 let s = now.since(r.since).as_ms() / 1000;
                 let status = session.set().map(|s| format!("{:?}", s.status())).unwrap_or_default();
-                return Some(format!(
-                    "a request waits for a device that it does not need: volume {i}: {r:?} for {s} s, while device {} \
-                     hangs: {}; {status}",
-                    self.hang.device,
-                    hung.dump(),
-                ));
+                return Some(Violation::WaitsInVain {
+                    volume: i,
+                    request: format!("{r:?}"),
+                    seconds: s,
+                    device: self.hang.device,
+                    state: format!("{}; {status}", hung.dump()),
+                });
             }
         }
         None

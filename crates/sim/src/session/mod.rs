@@ -22,6 +22,7 @@ use crate::disk::SimDisk;
 use crate::hardware::{Parts, uuid_of};
 use crate::plan::{BootPlan, Plan, Request};
 use crate::stamp::Content;
+use crate::violation::Violation;
 use crate::world::World;
 use liveness::HungDevice;
 
@@ -155,7 +156,7 @@ impl Session {
     ///
     /// # Errors
     /// If the engine refused an operation that must succeed.
-    pub async fn run(self: Rc<Self>) -> Result<bool, String> {
+    pub async fn run(self: Rc<Self>) -> Result<bool, Violation> {
         for c in &self.given.clients {
             c.set_tolerant(self.tolerant() && !self.boot.only_damages());
         }
@@ -166,7 +167,7 @@ impl Session {
                 self.given.world.log(|| format!("opening failed: {e}"));
                 return Ok(false);
             }
-            Err(e) => return Err(format!("opening failed: {e}")),
+            Err(e) => return Err(Violation::Opening(e)),
         }
         self.opened.set(true);
         self.read_back().await?;
@@ -203,7 +204,7 @@ impl Session {
         }
         self.given.world.log(|| "the operator is done".into());
         if let Some(e) = self.set().and_then(|s| s.failure()).filter(|_| !self.tolerant()) {
-            return Err(format!("the set has failed: {e}"));
+            return Err(Violation::SetFailed(e));
         }
         if self.boot.drain {
             self.drain().await?;
@@ -316,7 +317,7 @@ impl Session {
         Ok(())
     }
 
-    async fn read_back(&self) -> Result<(), String> {
+    async fn read_back(&self) -> Result<(), Violation> {
         let mut rng = self.rng();
         let percent = self.boot.read_back_percent;
         for (i, client) in self.given.clients.iter().enumerate() {
@@ -331,12 +332,8 @@ impl Session {
                 {
                     let expected = &judged[at as usize..(at + n) as usize];
                     if let Some(k) = found.iter().zip(expected).position(|(f, e)| f != e) {
-                        return Err(format!(
-                            "volume {i} sector {}: extraction before the start found {:?}, the engine reads {:?}",
-                            at + k as u64,
-                            expected[k],
-                            found[k]
-                        ));
+                        let (sector, expected, found) = (at + k as u64, expected[k], found[k]);
+                        return Err(Violation::ReadBack { volume: i, sector, expected, found });
                     }
                 }
                 at += n;
@@ -385,25 +382,25 @@ impl Session {
     }
 
     /// Drains all volumes, so that their devices are clean.
-    async fn drain(&self) -> Result<(), String> {
+    async fn drain(&self) -> Result<(), Violation> {
         for (disk, client) in self.given.parts.backings.iter().zip(&self.given.clients) {
             let Some(v) = client.volume() else { continue };
-            v.drained().await.map_err(|e| format!("{}: not drained: {e}", disk.info().name))?;
-            if v.dirty_sectors() > Sectors::ZERO {
-                return Err(format!(
-                    "{}: {} dirty sectors after draining",
-                    disk.info().name,
-                    v.dirty_sectors()
-                ));
+            let device = disk.info().name.clone();
+            if let Err(source) = v.drained().await {
+                return Err(Violation::NotDrained { device, source: Box::new(source) });
+            }
+            let sectors = v.dirty_sectors();
+            if sectors > Sectors::ZERO {
+                return Err(Violation::DirtyAfterDrain { device, sectors });
             }
             if v.state() == Some(BackingState::Dirty) {
-                return Err(format!("{}: the state is dirty after draining", disk.info().name));
+                return Err(Violation::StateAfterDrain { device });
             }
         }
         Ok(())
     }
 
-    async fn stop(&self) -> Result<bool, String> {
+    async fn stop(&self) -> Result<bool, Violation> {
         let mut in_order = true;
         for client in &self.given.clients {
             let stopped = match client.volume() {
@@ -416,7 +413,7 @@ impl Session {
                 client.loss_reported();
                 self.given.world.log(|| format!("stop: {e}"));
                 if !self.tolerant() {
-                    return Err(format!("stop: {e}"));
+                    return Err(Violation::Stop(e));
                 }
                 in_order = false;
             }
@@ -429,7 +426,7 @@ impl Session {
                 }
                 self.given.world.log(|| format!("stop: {e}"));
                 if !self.tolerant() {
-                    return Err(format!("stop: {e}"));
+                    return Err(Violation::Stop(e));
                 }
                 in_order = false;
             }

@@ -13,9 +13,10 @@ use super::{FLASH, Session};
 use crate::disk::Retained;
 use crate::hardware::uuid_of;
 use crate::plan::{DeviceNumber, NOT_AGAIN, OperatorAction};
+use crate::violation::Violation;
 
 impl Session {
-    pub(super) async fn operate(self: &Rc<Self>) -> Result<(), String> {
+    pub(super) async fn operate(self: &Rc<Self>) -> Result<(), Violation> {
         for (after, action) in &self.boot.actions {
             self.issued_more.wait_until(|| self.clients_done.get() || self.issued.get() >= *after).await;
             self.given.world.log(|| format!("operator: {action:?}"));
@@ -23,7 +24,7 @@ impl Session {
             self.given.world.log(|| format!("operator: {action:?} ends"));
             if let Err(e) = result {
                 if !self.tolerant() {
-                    return Err(format!("{action:?}: {e}"));
+                    return Err(Violation::Action { action: Box::new(action.clone()), source: e });
                 }
                 self.given.world.log(|| format!("operator: {action:?}: {e}"));
             }

@@ -41,12 +41,8 @@ enum Set {
 
 impl Set {
     fn layout(self) -> Layout {
-        let mut layout = Layout::small(CacheMode::Writeback);
-        (layout.bucket_sectors, layout.nbuckets) = (16, 128);
-        layout.backings[0].data_sectors = 512;
-        let mut second = layout.backings[0].clone();
-        (second.data_sectors, second.mode) = (256, CacheMode::Writethrough);
-        layout.backings.push(second);
+        let two = Layout::sized(CacheMode::Writeback, 128, 512).and_backing(256, CacheMode::Writethrough);
+        let mut layout = Layout { bucket_sectors: 16, ..two };
         if self == Set::Other {
             (layout.block_sectors, layout.bucket_sectors) = (8, 32);
             layout.backings.iter_mut().for_each(|b| (b.block_sectors, b.discard) = (8, false));

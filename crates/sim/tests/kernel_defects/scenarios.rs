@@ -32,8 +32,7 @@ fn durable_state(image: &Image) -> BackingState {
 
 async fn dirty_and_flushed(b: &Boot, start: u64, sectors: u64) {
     b.tune(0, "cache_mode", "writeback").await;
-    b.tune(0, "sequential_cutoff", "0").await;
-    b.tune(0, "writeback_running", "0").await;
+    b.stay_dirty(0).await;
     assert!(b.clients[0].write(start, sectors, false).await);
     assert!(b.clients[0].flush().await);
     assert_eq!(b.volume(0).dirty_sectors(), Sectors(sectors));

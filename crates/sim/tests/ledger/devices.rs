@@ -1,19 +1,11 @@
 //! Devices that are attached, detached and fail; what is reported.
 
-use format::{CacheMode, Inode};
+use format::Inode;
 use sim::disk::{Fault, Kind, Matching};
 use sim::hardware::{Layout, uuid_of};
 use sim::scenario::Boot;
 
 use crate::page::{Detail, page};
-
-fn two_devices() -> Layout {
-    let mut layout = Layout::small(CacheMode::Writeback);
-    let mut second = layout.backings[0].clone();
-    second.data_sectors = 1024;
-    layout.backings.push(second);
-    layout
-}
 
 async fn open(b: &Boot) {
     b.open().await;
@@ -28,7 +20,7 @@ fn fail(kind: Kind, skip: u32, count: u32) -> Vec<Fault> {
 
 #[test]
 fn devices_come_and_go() {
-    page("come_and_go", Detail::Requests, (two_devices(), 256), |b| async move {
+    page("come_and_go", Detail::Requests, (Layout::pair(), 256), |b| async move {
         open(&b).await;
         for i in 0..3 {
             assert!(b.clients[i].write(16, 24, false).await && b.clients[i].read(0, 32).await.is_some());
@@ -56,7 +48,7 @@ fn devices_come_and_go() {
 
 #[test]
 fn requests_that_fail() {
-    page("requests_fail", Detail::Requests, (two_devices(), 0), |b| async move {
+    page("requests_fail", Detail::Requests, (Layout::pair(), 0), |b| async move {
         open(&b).await;
         b.tune(0, "writeback_running", "0").await;
         let c = &b.clients[0];
@@ -89,7 +81,7 @@ fn requests_that_fail() {
 /// So many errors that the devices are given up.
 #[test]
 fn devices_are_given_up() {
-    page("given_up", Detail::Requests, (two_devices(), 0), |b| async move {
+    page("given_up", Detail::Requests, (Layout::pair(), 0), |b| async move {
         open(&b).await;
         let (first, second) = (&b.clients[0], &b.clients[1]);
         first.set_tolerant(true);

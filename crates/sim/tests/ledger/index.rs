@@ -4,7 +4,7 @@ use engine::SetOptions;
 use format::CacheMode;
 use sim::disk::Retained;
 use sim::hardware::Layout;
-use sim::scenario::{Boot, Scenario};
+use sim::scenario::Scenario;
 
 use crate::page::{Detail, chapter, compare, page, sums};
 
@@ -13,11 +13,6 @@ fn large(nbuckets: u64, data_sectors: u64) -> Layout {
     layout.nbuckets = nbuckets;
     layout.backings[0].data_sectors = data_sectors;
     layout
-}
-
-async fn quiet(b: &Boot) {
-    b.tune(0, "writeback_running", "0").await;
-    b.tune(0, "sequential_cutoff", "0").await;
 }
 
 /// Places all over the volume, each once.
@@ -29,7 +24,7 @@ fn scattered(n: u64, of: u64) -> u64 {
 fn leaves_fill_up() {
     page("leaves_fill_up", Detail::Sums, (large(2048, 8192), 0), |b| async move {
         b.open().await;
-        quiet(&b).await;
+        b.stay_dirty(0).await;
         for round in 0..10 {
             for n in 0..100 {
                 assert!(b.clients[0].write(scattered(round * 100 + n, 1024) * 8, 3, n % 10 == 0).await);
@@ -58,7 +53,7 @@ fn leaves_fill_up() {
 fn a_leaf_from_its_first_key_to_its_division() {
     page("one_leaf", Detail::Requests, (large(512, 4096), 0), |b| async move {
         b.open().await;
-        quiet(&b).await;
+        b.stay_dirty(0).await;
         for n in 0..300 {
             assert!(b.clients[0].write(scattered(n, 512) * 8, 2, false).await);
             if n % 50 == 49 {
@@ -76,7 +71,7 @@ fn starts() {
     let mut scenario = Scenario::new(1, large(8192, 32768), 0);
     let mut lines = chapter(&mut scenario, Detail::Sums, |b| async move {
         b.open().await;
-        quiet(&b).await;
+        b.stay_dirty(0).await;
         for n in 0..2500 {
             assert!(b.clients[0].write(scattered(n, 4096) * 8, 3, n % 25 == 0).await);
         }
@@ -92,7 +87,7 @@ fn starts() {
         lines.push(what.to_owned());
         lines.extend(chapter(&mut scenario, Detail::Requests, |b| async move {
             b.open().await;
-            quiet(&b).await;
+            b.stay_dirty(0).await;
             assert!(b.clients[0].read(800, 16).await.is_some());
             assert!(b.clients[0].write(803, 9, true).await && b.clients[0].write(3, 9, false).await);
             b.sleep_ms(2000).await;
@@ -126,7 +121,7 @@ fn starts() {
 fn a_journal_that_goes_around() {
     page("journal", Detail::Sums, (large(256, 2048), 0), |b| async move {
         b.open().await;
-        quiet(&b).await;
+        b.stay_dirty(0).await;
         for round in 0..8 {
             for n in 0..150 {
                 assert!(b.clients[0].write((round * 150 + n) * 37 % 1000, 1, n % 3 == 0).await);
@@ -145,7 +140,7 @@ fn leaves_leave_the_memory() {
         let mut options = SetOptions::default();
         options.tunables.btree_cache_limit = 64 << 10;
         b.open_with(options).await;
-        quiet(&b).await;
+        b.stay_dirty(0).await;
         for n in 0..1500 {
             assert!(b.clients[0].write(scattered(n, 2048) * 8, 2, n % 50 == 0).await);
         }

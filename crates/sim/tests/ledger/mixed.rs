@@ -17,14 +17,10 @@ use crate::page::{Detail, page, sums};
 /// Requests of each client in a round.
 const REQUESTS: u64 = 120;
 
-pub fn layout(mode: CacheMode, bucket_sectors: u64, nbuckets: u64) -> Layout {
-    let mut layout = Layout::small(mode);
-    (layout.bucket_sectors, layout.nbuckets) = (bucket_sectors, nbuckets);
-    layout.backings[0].data_sectors = 16384;
-    let mut second = layout.backings[0].clone();
-    (second.data_sectors, second.mode) = (4096, CacheMode::Writethrough);
-    layout.backings.push(second);
-    layout
+/// A large device and a small one in writethrough mode.
+pub fn unlike(mode: CacheMode, bucket_sectors: u64, nbuckets: u64) -> Layout {
+    let two = Layout::sized(mode, nbuckets, 16384).and_backing(4096, CacheMode::Writethrough);
+    Layout { bucket_sectors, ..two }
 }
 
 /// One client's requests of a round: mostly small ones in a hot part, and some streams. `may_fail`: they need not succeed.
@@ -89,7 +85,7 @@ pub async fn rounds_from(b: &Boot, rounds: std::ops::Range<u64>, writes_percent:
 #[test]
 fn a_cache_that_is_too_small() {
     for replacement in [Replacement::Lru, Replacement::Fifo] {
-        let mut small = layout(CacheMode::Writeback, 16, 256);
+        let mut small = unlike(CacheMode::Writeback, 16, 256);
         (small.replacement, small.discard) = (replacement, replacement == Replacement::Fifo);
         let name = format!("mixed_small_{replacement:?}").to_lowercase();
         page(&name, Detail::Sums, (small, 0), |b| async move {
@@ -104,7 +100,7 @@ fn a_cache_that_is_too_small() {
 /// Blocks of 4 KiB on a device with such sectors, and requests that are no multiple of them.
 #[test]
 fn large_blocks() {
-    let mut large = layout(CacheMode::Writeback, 64, 256);
+    let mut large = unlike(CacheMode::Writeback, 64, 256);
     (large.block_sectors, large.logical_block_bytes) = (8, 4096);
     large.backings.iter_mut().for_each(|backing| backing.block_sectors = 8);
     page("mixed_blocks", Detail::Sums, (large, 1024), |b| async move {
@@ -118,7 +114,7 @@ fn large_blocks() {
 /// Mostly reads of more than the cache holds, by what they save.
 #[test]
 fn reads_of_more_than_there_is_room_for() {
-    let mut thin = layout(CacheMode::Writethrough, 16, 256);
+    let mut thin = unlike(CacheMode::Writethrough, 16, 256);
     thin.backings[1].mode = CacheMode::Writearound;
     page("mixed_reads", Detail::Sums, (thin, 0), |b| async move {
         let mut options = SetOptions::default();
@@ -135,7 +131,7 @@ fn reads_of_more_than_there_is_room_for() {
 /// Dirty data that is cut up and packed, by the controller of the kernel.
 #[test]
 fn sparse_dirty_data() {
-    page("mixed_sparse", Detail::Sums, (layout(CacheMode::Writeback, 64, 192), 512), |b| async move {
+    page("mixed_sparse", Detail::Sums, (unlike(CacheMode::Writeback, 64, 192), 512), |b| async move {
         let mut options = SetOptions::default();
         options.tunables.overwrite_in_place = Overwrite::Off;
         options.tunables.copy_gc_enabled = true;
@@ -157,7 +153,7 @@ fn sparse_dirty_data() {
 /// An index that does not fit into memory and is written anew by every walk, behind a journal that is never large enough.
 #[test]
 fn an_index_that_is_always_on_its_way() {
-    page("mixed_index", Detail::Sums, (layout(CacheMode::Writeback, 8, 1024), 2048), |b| async move {
+    page("mixed_index", Detail::Sums, (unlike(CacheMode::Writeback, 8, 1024), 2048), |b| async move {
         let mut options = SetOptions::default();
         options.tunables.btree_cache_limit = 4 << 10;
         options.tunables.gc_always_rewrite = true;
@@ -176,7 +172,7 @@ fn an_index_that_is_always_on_its_way() {
 /// Stripes, runs over gaps, and a device without costs that are known.
 #[test]
 fn stripes_and_runs() {
-    let mut striped = layout(CacheMode::Writeback, 32, 512);
+    let mut striped = unlike(CacheMode::Writeback, 32, 512);
     striped.backings[0].stripe_bytes = 64 * 512;
     page("mixed_stripes", Detail::Sums, (striped, 0), |b| async move {
         b.open().await;

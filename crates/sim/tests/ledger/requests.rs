@@ -5,15 +5,8 @@ use engine::tunables::Overwrite;
 use format::{CacheMode, Sector, Sectors};
 use io::{ReadFlags, WriteFlags, ZeroFlags};
 use sim::hardware::Layout;
-use sim::scenario::Boot;
 
 use crate::page::{Detail, page};
-
-/// Nothing is written back, and streams are cached.
-async fn quiet(b: &Boot) {
-    b.tune(0, "writeback_running", "0").await;
-    b.tune(0, "sequential_cutoff", "0").await;
-}
 
 fn wide(mode: CacheMode) -> Layout {
     let mut layout = Layout::small(mode);
@@ -26,7 +19,7 @@ fn wide(mode: CacheMode) -> Layout {
 fn reads_and_writes_in_writeback_mode() {
     page("writeback_mode", Detail::Requests, (Layout::small(CacheMode::Writeback), 0), |b| async move {
         b.open().await;
-        quiet(&b).await;
+        b.stay_dirty(0).await;
         let c = &b.clients[0];
         for (start, sectors, fua) in
             [(0, 8, false), (8, 4, true), (4, 8, false), (100, 40, false), (110, 1, false)]
@@ -55,7 +48,7 @@ fn reads_and_writes_in_writethrough_mode() {
         (Layout::small(CacheMode::Writethrough), 0),
         |b| async move {
             b.open().await;
-            quiet(&b).await;
+            b.stay_dirty(0).await;
             let c = &b.clients[0];
             for (start, sectors, fua) in [(0, 8, false), (8, 4, true), (4, 8, false), (100, 40, false)] {
                 assert!(c.write(start, sectors, fua).await);
@@ -73,7 +66,7 @@ fn reads_and_writes_in_writethrough_mode() {
 fn reads_and_writes_past_the_cache() {
     page("past_the_cache", Detail::Requests, (Layout::small(CacheMode::Writearound), 0), |b| async move {
         b.open().await;
-        quiet(&b).await;
+        b.stay_dirty(0).await;
         let c = &b.clients[0];
         assert!(c.read(0, 32).await.is_some() && c.read(64, 8).await.is_some());
         assert!(c.write(4, 8, false).await && c.write(40, 8, true).await);
@@ -98,7 +91,7 @@ fn reads_and_writes_past_the_cache() {
 fn discards_and_zeros() {
     page("discards_and_zeros", Detail::Requests, (wide(CacheMode::Writeback), 1024), |b| async move {
         b.open().await;
-        quiet(&b).await;
+        b.stay_dirty(0).await;
         for c in &b.clients[..2] {
             assert!(c.write(0, 128, false).await);
             for (start, sectors) in [(8, 8), (20, 40), (3, 2), (60, 8), (127, 10), (1000, 24)] {
@@ -123,7 +116,7 @@ fn discards_and_zeros() {
 fn parts_of_blocks() {
     page("parts_of_blocks", Detail::Requests, (wide(CacheMode::Writeback), 0), |b| async move {
         b.open().await;
-        quiet(&b).await;
+        b.stay_dirty(0).await;
         let c = &b.clients[0];
         for (start, sectors) in [(3, 1), (3, 2), (5, 8), (6, 20), (64, 4), (68, 4), (79, 2)] {
             assert!(c.write(start, sectors, false).await && c.read(start, sectors).await.is_some());
@@ -143,7 +136,7 @@ fn writes_over_dirty_data_in_its_place() {
         let mut options = SetOptions::default();
         options.tunables.overwrite_in_place = Overwrite::Always;
         b.open_with(options).await;
-        quiet(&b).await;
+        b.stay_dirty(0).await;
         let c = &b.clients[0];
         assert!(c.write(0, 16, false).await && c.flush().await);
         for (start, sectors, fua) in
@@ -165,7 +158,7 @@ fn writes_over_dirty_data_in_its_place() {
 fn requests_that_overlap_in_time() {
     page("overlapping", Detail::Requests, (Layout::small(CacheMode::Writeback), 0), |b| async move {
         b.open().await;
-        quiet(&b).await;
+        b.stay_dirty(0).await;
         for mode in ["writeback", "writethrough", "writearound"] {
             b.tune(0, "cache_mode", mode).await;
             let writes: Vec<_> = (0..4).map(|n| b.write_beside(0, 64 + n * 2, 4, n == 3)).collect();

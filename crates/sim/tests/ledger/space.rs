@@ -92,8 +92,7 @@ fn sparse_buckets_are_packed() {
         let mut options = SetOptions::default();
         options.tunables.overwrite_in_place = Overwrite::Off;
         b.open_with(options).await;
-        b.tune(0, "sequential_cutoff", "0").await;
-        b.tune(0, "writeback_running", "0").await;
+        b.stay_dirty(0).await;
         let c = &b.clients[0];
         for n in 0..1200 {
             assert!(c.write(n * 12, 8, false).await);
@@ -151,8 +150,7 @@ fn dirty_data_is_overwritten_when_no_bucket_is_left() {
         let mut options = SetOptions::default();
         options.tunables.overwrite_in_place = Overwrite::Off;
         b.open_with(options).await;
-        b.tune(0, "sequential_cutoff", "0").await;
-        b.tune(0, "writeback_running", "0").await;
+        b.stay_dirty(0).await;
         for n in 0..80 {
             assert!(b.clients[0].write(n * 16, 16, false).await);
         }

@@ -8,7 +8,7 @@ use sim::disk::{Fault, Kind, Matching, Retained, Speed};
 use sim::hardware::{Layout, uuid_of};
 use sim::scenario::{Boot, Scenario};
 
-use crate::mixed::{layout, load, rounds_from};
+use crate::mixed::{load, rounds_from, unlike};
 use crate::page::{Detail, chapter, compare, page, sums};
 
 /// Devices that fail one in so many requests, and are never given up.
@@ -18,7 +18,7 @@ fn devices_that_fail_now_and_then() {
         page(
             &format!("failing_{name}"),
             Detail::Sums,
-            (layout(CacheMode::Writeback, 16, 512), 512),
+            (unlike(CacheMode::Writeback, 16, 512), 512),
             move |b| async move {
                 b.open().await;
                 b.set().set("io_error_limit", "100000").await.unwrap();
@@ -93,7 +93,7 @@ async fn operator(b: Boot) {
 fn commands_beside_requests() {
     for overwrite in [Overwrite::Off, Overwrite::Always] {
         let name = format!("commands_{overwrite:?}").to_lowercase();
-        page(&name, Detail::Sums, (layout(CacheMode::Writeback, 16, 384), 256), move |b| async move {
+        page(&name, Detail::Sums, (unlike(CacheMode::Writeback, 16, 384), 256), move |b| async move {
             let mut options = SetOptions::default();
             options.tunables.overwrite_in_place = overwrite;
             b.open_with(options).await;
@@ -123,7 +123,7 @@ fn metadata_without_room() {
         page(
             &format!("short_{name}"),
             Detail::Sums,
-            (layout(CacheMode::Writeback, 8, nbuckets), 0),
+            (unlike(CacheMode::Writeback, 8, nbuckets), 0),
             move |b| async move {
                 let mut options = SetOptions::default();
                 options.tunables.btree_cache_limit = 1;
@@ -151,7 +151,7 @@ fn flushes_that_are_late() {
         page(
             &format!("late_{name}"),
             Detail::Sums,
-            (layout(CacheMode::Writeback, 8, 256), 0),
+            (unlike(CacheMode::Writeback, 8, 256), 0),
             move |b| async move {
                 b.open().await;
                 b.tune(0, "sequential_cutoff", "0").await;
@@ -222,7 +222,7 @@ fn a_tree_of_three_levels() {
 /// Stops at moments of all kinds, each followed by a start that finds what is left.
 #[test]
 fn stops() {
-    let mut scenario = Scenario::new(1, layout(CacheMode::Writeback, 8, 512), 128);
+    let mut scenario = Scenario::new(1, unlike(CacheMode::Writeback, 8, 512), 128);
     let mut lines = Vec::new();
     let phases = ["at once", "dirty", "under load", "a walk", "a wipe", "a drain", "copies", "aged"];
     for (n, phase) in (0..).zip(phases) {
@@ -271,7 +271,7 @@ fn packing_beside_requests() {
         page(
             &format!("packing_{name}"),
             Detail::Sums,
-            (layout(CacheMode::Writeback, bucket_sectors, nbuckets), 0),
+            (unlike(CacheMode::Writeback, bucket_sectors, nbuckets), 0),
             move |b| async move {
                 let mut options = SetOptions::default();
                 options.tunables.overwrite_in_place = Overwrite::Off;

@@ -15,8 +15,7 @@ async fn open(b: &Boot, batch: u32) {
     let mut options = SetOptions::default();
     options.tunables.writeback_batch_sectors = batch;
     b.open_with(options).await;
-    b.tune(0, "sequential_cutoff", "0").await;
-    b.tune(0, "writeback_running", "0").await;
+    b.stay_dirty(0).await;
 }
 
 /// Neighbours, gaps of all lengths, and data that is overwritten on its way.
@@ -127,8 +126,7 @@ fn writeback_waits_for_what_is_being_changed() {
         let mut options = SetOptions::default();
         options.tunables.overwrite_in_place = Overwrite::Off;
         b.open_with(options).await;
-        b.tune(0, "sequential_cutoff", "0").await;
-        b.tune(0, "writeback_running", "0").await;
+        b.stay_dirty(0).await;
         b.tune(0, "writeback_delay", "0").await;
         assert!(b.clients[0].write(0, 8, false).await);
         for held_ms in [20, 3000] {

@@ -35,7 +35,7 @@ struct DeviceRow<'a> {
     device: &'a Value,
     volume: Option<&'a Value>,
     cache: Option<&'a str>,
-    /// Whether the cache set of the device is disabled or has failed.
+    /// Whether the cache set of the device is disabled or could not be opened.
     failed: bool,
 }
 

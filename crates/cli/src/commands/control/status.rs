@@ -138,7 +138,7 @@ fn growth(status: &Value) -> String {
     )
 }
 
-/// The lines about a set itself. A set that is disabled is called failed, whatever its thread does.
+/// The lines about a set itself. A disabled set is FAILED, whatever its thread does.
 fn heading(set: &Value, status: &Value) -> String {
     let figures = &set["set"];
     let state = match &figures["failed"] {

@@ -34,7 +34,7 @@ fn of(order: &MakeOrder) -> Result<Make, Failure> {
     Ok(Make {
         cache: order.cache.iter().cloned().collect(),
         backing: order.backing.clone(),
-        bucket: bucket.map_err(|e| Failure::Usage(format!("bucket: {e}")))?,
+        bucket: bucket.map_err(|e| Failure::BadValue { text: format!("bucket: {e}"), source: e.into() })?,
         block: None,
         data_offset: DATA_OFFSET,
         writeback: order.writeback,

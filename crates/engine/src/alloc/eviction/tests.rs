@@ -2,27 +2,13 @@
 
 use std::cell::Cell;
 
-use format::{BucketNr, Geometry, Replacement};
+use format::{BucketNr, Replacement};
 
 use super::*;
 use crate::policy::replacement::{Candidate, InPlaceOfLru};
+use crate::testing::geometry;
 
 const NBUCKETS: u32 = 64;
-
-fn geometry() -> Geometry {
-    Geometry {
-        nbuckets: NBUCKETS,
-        bucket_sectors: Sectors(16),
-        block_sectors: Sectors(1),
-        first_bucket: BucketNr(3),
-        njournal: 8,
-        meta_sectors: Sectors(8),
-        node_sectors: Sectors(8),
-        prios_per_bucket: 1352,
-        prio_buckets: 1,
-        nr_uuids: 32,
-    }
-}
 
 fn choose(eviction: &mut Eviction, wanted: usize) -> Vec<u32> {
     let mut out = Vec::new();
@@ -39,7 +25,7 @@ fn cost_benefit() -> &'static PolicyEntry {
 #[test]
 fn a_policy_that_comes_back_knows_what_it_knew() {
     let fifo = PolicyEntry::stored(Replacement::Fifo);
-    let mut eviction = Eviction::new(geometry(), fifo, 0);
+    let mut eviction = Eviction::new(geometry(Sectors(16), NBUCKETS, 3), fifo, 0);
     let first = choose(&mut eviction, 3);
     eviction.set_policy(cost_benefit());
     let missed = |e: &mut Eviction| e.on_miss(Inode(1), Sector(8));
@@ -65,7 +51,7 @@ fn a_policy_that_comes_back_knows_what_it_knew() {
 /// A policy that is not in use gets the calls for fills, too, as long as it is there.
 #[test]
 fn a_policy_that_is_not_in_use_is_told_of_fills() {
-    let mut eviction = Eviction::new(geometry(), cost_benefit(), 0);
+    let mut eviction = Eviction::new(geometry(Sectors(16), NBUCKETS, 3), cost_benefit(), 0);
     eviction.on_fill(BucketNr(60), FillKind::FirstRead);
     choose(&mut eviction, 0);
     eviction.set_policy(PolicyEntry::stored(Replacement::Lru));
@@ -110,7 +96,8 @@ impl ReplacementPolicy for Last {
 #[test]
 fn a_policy_of_no_table_can_be_used() {
     const LAST: PolicyEntry = PolicyEntry::of::<Last>("last");
-    let mut eviction = Eviction::new(geometry(), PolicyEntry::stored(Replacement::Random), 1);
+    let mut eviction =
+        Eviction::new(geometry(Sectors(16), NBUCKETS, 3), PolicyEntry::stored(Replacement::Random), 1);
     assert_eq!(choose(&mut eviction, 2).len(), 2);
     eviction.set_policy(&LAST);
     assert_eq!((eviction.age(9), AGED.get()), (Aged::Yes, 1));

@@ -43,7 +43,7 @@ async fn put(
 }
 
 /// Buckets of 4 KiB, each with a prio set of 1352 places: three prio sets for 3000 buckets.
-fn geometry() -> Geometry {
+fn three_prio_sets() -> Geometry {
     let g = Geometry::new(Sectors(8), ONE, 3000, 4, 4).unwrap();
     assert_eq!((g.prio_buckets, g.prios_per_bucket, g.first_dynamic()), (3, 1352, BucketNr(8)));
     g
@@ -51,7 +51,7 @@ fn geometry() -> Geometry {
 
 /// Reads a chain of three prio sets in these buckets, with these sequence numbers.
 async fn read(rt: &Handle, at: [u32; 3], seqs: [u64; 3], first: u64) -> Result<LoadedPrios, EngineError> {
-    let g = geometry();
+    let g = three_prio_sets();
     let disk = io::Disk::new(TestDisk::new(3000 * 8), rt.clone());
     let prios: Vec<BucketPrio> = (0..3000).map(prio).collect();
     let groups: Vec<&[BucketPrio]> = prios.chunks(1352).collect();
@@ -107,7 +107,7 @@ fn a_damaged_chain_is_refused_with_its_place() {
 #[test]
 fn a_chain_that_goes_around_is_refused() {
     run(|rt| async move {
-        let g = geometry();
+        let g = three_prio_sets();
         let disk = io::Disk::new(TestDisk::new(3000 * 8), rt.clone());
         for (at, next_bucket) in [(20, 21), (21, 20)] {
             put(&disk, &g, Sectors(8), at, PrioHeader { seq: 5, next_bucket }, &[prio(1); 1352]).await;
@@ -149,7 +149,7 @@ fn sets_of_a_chain_have_one_size() {
 
 #[test]
 fn the_content_of_a_chain_is_put_into_the_table() {
-    let g = geometry();
+    let g = three_prio_sets();
     let mut buckets = Buckets::new(&g, g.first_dynamic(), 3000);
     let loaded =
         LoadedPrios { prios: (0..3000).map(prio).collect(), chain: [9, 70].map(BucketNr).to_vec(), seq: 1 };

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use format::{Gen, Ptr, Replacement, Sector};
+use format::{Gen, Replacement};
 use io::{CrashLogMemory, CrashLogRef, Handle, Op};
 
 use super::*;
@@ -11,7 +11,7 @@ use crate::device::Reader;
 use crate::events::SetEvent;
 use crate::policy::replacement::PolicyEntry;
 use crate::set::{CacheSet, SetOptions};
-use crate::testing::{Watching, components, open_set, run};
+use crate::testing::{Watching, components, fill_bucket, open_set, run, turns};
 use crate::volume::Cache;
 
 const BUCKET: u64 = 16;
@@ -28,13 +28,6 @@ async fn core(rt: &Handle) -> Rc<Cache> {
     components(set_on(&Watching::new(u64::from(NBUCKETS) * BUCKET), rt, false).await, rt)
 }
 
-/// Puts live data into a bucket that holds nothing.
-fn fill(core: &Cache, b: u32, sectors: u64, dirty: bool) {
-    let buckets = &mut *core.alloc.buckets_mut();
-    let ptr = Ptr::new(0, Sector(u64::from(b) * BUCKET), buckets.generation(BucketNr(b)));
-    assert!(buckets.add(ptr, Sectors(sectors), dirty));
-}
-
 /// Buckets that may be invalidated now.
 fn free(core: &Cache) -> Vec<BucketNr> {
     let buckets = core.alloc.buckets();
@@ -48,12 +41,6 @@ fn pin_all(core: &Cache) -> Vec<BucketNr> {
     all
 }
 
-async fn turns(rt: &Handle) {
-    for _ in 0..200 {
-        rt.yield_now().await;
-    }
-}
-
 /// At a start, buckets without live data are ready, and no others; as many as are wanted, the first ones first.
 #[test]
 fn empty_buckets_are_ready_at_once() {
@@ -61,8 +48,8 @@ fn empty_buckets_are_ready_at_once() {
         let core = core(&rt).await;
         let ready = core.alloc.pool.ready_len();
         let first: Vec<u32> = free(&core).iter().map(|b| b.0).collect();
-        fill(&core, first[0], 1, false);
-        fill(&core, first[1], 1, true);
+        fill_bucket(&core, first[0], 1, false);
+        fill_bucket(&core, first[1], 1, true);
         core.alloc.buckets_mut().pin(BucketNr(first[2]));
         let before = core.alloc.buckets().generations();
         prime(&core.alloc, 3);
@@ -99,7 +86,7 @@ fn invalidated_buckets_get_new_generations() {
         assert!(picked.iter().all(|b| core.alloc.buckets().used(*b) == Use::Ready));
         // Buckets with the least live data are evicted first.
         let rest = free(&core);
-        rest.iter().for_each(|b| fill(&core, b.0, if b.0 % 3 == 0 { 2 } else { 3 }, false));
+        rest.iter().for_each(|b| fill_bucket(&core, b.0, if b.0 % 3 == 0 { 2 } else { 3 }, false));
         let light: Vec<BucketNr> = rest.iter().filter(|b| b.0 % 3 == 0).copied().collect();
         assert_eq!(invalidate(&core.alloc, light.len()), light);
         assert_eq!(core.alloc.counters().gen_wraps, 3);

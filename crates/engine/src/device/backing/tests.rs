@@ -7,7 +7,7 @@ use io::{Handle, Nanos, Op};
 
 use super::*;
 use crate::refusal::Refusal;
-use crate::testing::{Watching, run};
+use crate::testing::{Watching, run, turns};
 
 fn formatted(disk: &Disk) -> BackingSuper {
     let mut label = [0; 32];
@@ -35,12 +35,6 @@ fn backing_on(device: &Rc<Watching>, rt: &Handle) -> Rc<BackingDevice> {
 /// The superblock on the device.
 async fn on_device(backing: &BackingDevice) -> BackingSuper {
     read_backing(&backing.disk).await.unwrap()
-}
-
-async fn turns(rt: &Handle) {
-    for _ in 0..20 {
-        rt.yield_now().await;
-    }
 }
 
 const FUA: Op = Op::Write { fua: true };

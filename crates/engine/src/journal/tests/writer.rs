@@ -70,7 +70,7 @@ fn roots_go_out_with_the_next_entry() {
         let place = Place { device: Arc::from("test disk"), set: "a set".into() };
         let mut memory = MemoryBudget::unlimited().try_reserve(0).unwrap();
         let disk = Disk::new(disk, rt.clone());
-        let geometry = geometry();
+        let geometry = geometry(BUCKET, 1024, 4);
         let reader = Reader { disk: &disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
         let found = scan(&reader, &buckets(), false, &mut memory).await.unwrap();
         // The second entry says that the first is no longer needed.
@@ -86,7 +86,7 @@ fn roots_go_out_with_the_next_entry() {
 fn roots_wait_while_the_ring_is_full() {
     run(|rt| async move {
         let j = journal(&TestDisk::new(8192), &rt);
-        fill(&j, &rt).await;
+        fill_journal(&j, &rt).await;
         // Roots have more room than keys, so the test fills the room that is left for them.
         while j.has_root_room(Urgency::CanWait) {
             spawn_commit_roots(&j, &rt, Urgency::CanWait, 1).await.unwrap();
@@ -112,7 +112,7 @@ fn roots_wait_while_the_ring_is_full() {
 fn a_full_ring_is_left_alone_until_pins_are_released() {
     run(|rt| async move {
         let j = journal(&TestDisk::new(8192), &rt);
-        fill(&j, &rt).await;
+        fill_journal(&j, &rt).await;
         let written = j.written();
         let waiting = j.clone();
         let waiting = rt.spawn(async move { waiting.wait_room().await });
@@ -282,7 +282,7 @@ fn keys_survive() {
 fn keys_of_a_crash_log_leave_the_reserve_without_their_entry() {
     run(|rt| async move {
         let j = journal(&TestDisk::new(8192), &rt);
-        fill(&j, &rt).await;
+        fill_journal(&j, &rt).await;
         j.device.crash_log().begin(io::CrashLogRef(Rc::new(Memory::default())));
         // The leaves that held the first entry are written. The reserve for others stays.
         for _ in 0..200 {
