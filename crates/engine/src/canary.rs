@@ -39,6 +39,8 @@ table! {
         LateFlushTrusted,
         /// A leaf waits for the flush of a backing device for as long as the device takes.
         HungFlushAwaited,
+        /// A write over dirty data waits until writeback of its range has ended.
+        WriteAwaitsWriteback,
         /// Data is written back although the dirty key may be lost.
         WritebackBeforeDirtyKey,
         /// A change past the cache goes ahead although the dirty keys of its range may be lost.

@@ -1,7 +1,8 @@
-//! Boots in which the flushes of one backing device hang until the ring of the journal has gone around.
+//! Boots in which one backing device hangs until the ring of the journal has gone around.
 //!
-//! The other boots with a hung device are too short for that, or crash before. Owns the drawing of these boots, from a source of
-//! its own. Must not change boots without a hung device.
+//! The other boots with a hung device are too short for that, or crash before. In two thirds of these boots most devices hang
+//! only in flushes, and the index has clean copies of the device; in the others the device hangs while its dirty data is written
+//! back and overwritten. Owns the drawing of these boots, from a source of its own. Must not change boots without a hung device.
 
 use format::CacheMode;
 use io::Rng;
@@ -29,11 +30,16 @@ pub(super) fn add(plan: &mut Plan, boots: usize, rng: &mut Rng, sizes: &[u64]) {
         let Some(hung) = hung.filter(|_| ring <= MOST_RING_BLOCKS && rng.chance(2, 3)) else { continue };
         let others: Vec<usize> = (0..sizes.len()).filter(|v| *v != hung).collect();
         let other = one_of(rng, &others);
-        clear(boot, rng);
+        let own = rng.chance(1, 3);
+        clear(boot, rng, own);
         let volumes = (hung, other);
-        modes(boot, volumes, plan.layout.backings.len());
+        match own {
+            true => write_back_at_once(boot, rng),
+            false => modes(boot, volumes, plan.layout.backings.len()),
+        }
         let count = ring * one_of(rng, &[2, 3]);
-        go_around(boot, rng, (volumes, sizes, plan.layout.block_sectors), count);
+        let block = plan.layout.largest_block(&plan.layout.backings[hung]);
+        go_around(boot, rng, (volumes, sizes, block), (count, own));
         any = true;
     }
     // Clients that write at the same time share entries.
@@ -42,14 +48,15 @@ pub(super) fn add(plan: &mut Plan, boots: usize, rng: &mut Rng, sizes: &[u64]) {
     }
 }
 
-/// Clears what ends the boot before the ring has gone around, and most often the other faults.
-fn clear(boot: &mut BootPlan, rng: &mut Rng) {
+/// Clears what ends the boot before the ring has gone around, and most often the other faults. `own`: the device of the volume
+/// that is written to hangs, which may happen at any request.
+fn clear(boot: &mut BootPlan, rng: &mut Rng, own: bool) {
     (boot.alone, boot.substitute, boot.crash_in_durable_write, boot.aim) = (false, None, None, None);
     boot.absent.clear();
     // The process dies, or the power fails, while the device hangs, or the boot goes on after it.
     boot.crash = boot.crash.filter(|_| rng.chance(1, 3)).map(|_| 5000 + rng.below(30_000));
     boot.actions.retain(|(_, a)| !matches!(a, OperatorAction::PowerFails));
-    if rng.chance(1, 2) {
+    if own || rng.chance(1, 2) {
         boot.actions.clear();
     }
     let s = &mut boot.settings;
@@ -61,9 +68,16 @@ fn clear(boot: &mut BootPlan, rng: &mut Rng) {
         *faults = Faults { hang: faults.hang.take(), ..Faults::default() };
     }
     if let Some(hang) = &mut faults.hang {
-        hang.flushes |= rng.chance(3, 4);
-        hang.after = one_of(rng, &[0, 0, 1, 5, 20]);
+        hang.flushes |= !own && rng.chance(3, 4);
+        hang.after = one_of(rng, if own { &[1, 3, 8, 20] } else { &[0, 0, 1, 5, 20] });
     }
+}
+
+/// Makes dirty data of the device that hangs, which is written back soon.
+fn write_back_at_once(boot: &mut BootPlan, rng: &mut Rng) {
+    let s = &mut boot.settings;
+    s.cache_mode = Some(CacheMode::Writeback.name().to_owned());
+    (s.writeback_running, s.writeback_percent, s.writeback_delay) = (true, 0, one_of(rng, &[0, 1]));
 }
 
 /// Makes clean copies of the device that hangs, and journal entries of another.
@@ -79,12 +93,13 @@ fn modes(boot: &mut BootPlan, (hung, other): (usize, usize), backings: usize) {
     }
 }
 
-/// Adds writes that make copies of the device that hangs, and then durable writes to another volume.
+/// Adds writes to the volume of the device that hangs, and then durable writes to another volume. `own`: there are flushes
+/// and durable writes to the first volume, too.
 fn go_around(
     boot: &mut BootPlan,
     rng: &mut Rng,
     ((hung, other), sizes, block): ((usize, usize), &[u64], u64),
-    count: u64,
+    (count, own): (u64, bool),
 ) {
     let write = |rng: &mut Rng, volume: usize, fua: bool| {
         let blocks = (sizes[volume].min(HOT_SECTORS.max(8 * block)) / block).max(1);
@@ -97,8 +112,12 @@ fn go_around(
     }
     for _ in 0..count {
         requests.push(write(rng, other, true));
-        if rng.chance(1, 16) {
-            requests.push(write(rng, hung, false));
+        if rng.chance(1, if own { 2 } else { 16 }) {
+            let fua = own && rng.chance(1, 4);
+            requests.push(write(rng, hung, fua));
+        }
+        if own && rng.chance(1, 8) {
+            requests.push((hung, Request::Flush));
         }
     }
     requests.append(&mut boot.requests);
