@@ -118,6 +118,10 @@ impl HungDevice {
         if volume != self.volume() {
             return false;
         }
+        // When the set has failed, the device must get the state stale before its volume is served without the cache.
+        if self.session.set().is_some_and(|s| s.failure().is_some()) {
+            return true;
+        }
         if r.kind != Kind::Read {
             return !r.needs_no_device || self.had_no_room();
         }
