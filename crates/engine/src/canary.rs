@@ -37,6 +37,10 @@ table! {
         FailedFlushIgnoredByReads,
         /// Clean copies go to disk although the backing device is late with the flush of what they are copies of.
         LateFlushTrusted,
+        /// A leaf waits for the flush of a backing device for as long as the device takes.
+        HungFlushAwaited,
+        /// A write over dirty data waits until writeback of its range has ended.
+        WriteAwaitsWriteback,
         /// Data is written back although the dirty key may be lost.
         WritebackBeforeDirtyKey,
         /// A change past the cache goes ahead although the dirty keys of its range may be lost.

@@ -33,9 +33,37 @@ pub struct UnderWay {
     pub start: u64,
     /// Number of its sectors; 0 for a flush.
     pub sectors: u64,
-    /// Whether it is a read.
-    pub reads: bool,
+    /// Its kind.
+    pub kind: Kind,
+    /// Whether it ends although the backing device answers nothing, by the rule of the client.
+    pub needs_no_device: bool,
 }
+
+impl UnderWay {
+    /// Whether it changes the volume in a block that another request touches.
+    fn changes_near(&self, other: &UnderWay) -> bool {
+        let end = self.start + self.sectors + LARGEST_BLOCK;
+        let near = self.start < other.start + other.sectors + LARGEST_BLOCK && other.start < end;
+        self.sectors > 0 && self.kind != Kind::Read && near
+    }
+}
+
+/// The kinds of requests of a client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A read.
+    Read,
+    /// A write of data.
+    Write,
+    /// A flush.
+    Flush,
+    /// Any other request.
+    Other,
+}
+
+/// Decides whether a request that is being issued to a volume ends although the backing device answers nothing. The last
+/// argument says whether a change under way touches the same blocks.
+pub type Rule = Box<dyn Fn(&Volume, &UnderWay, bool) -> bool>;
 
 /// A client of one volume.
 pub struct Client {
@@ -55,6 +83,7 @@ pub struct Client {
     /// Sectors of all volumes whose data on the cache device is damaged: requests that need them may fail.
     damaged: DamagedSectors,
     errors: Cell<u64>,
+    rule: RefCell<Option<Rule>>,
 }
 
 impl Client {
@@ -84,6 +113,7 @@ impl Client {
             changed: Event::default(),
             tolerant: Cell::new(false),
             errors: Cell::new(0),
+            rule: RefCell::new(None),
         })
     }
 
@@ -100,6 +130,11 @@ impl Client {
     /// Sets whether failed requests are permitted from now on.
     pub fn set_tolerant(&self, tolerant: bool) {
         self.tolerant.set(tolerant);
+    }
+
+    /// Sets the rule for requests from now on.
+    pub fn set_rule(&self, rule: Rule) {
+        *self.rule.borrow_mut() = Some(rule);
     }
 
     /// Tells the oracle that the stop of the volume reported lost data.
@@ -134,7 +169,7 @@ impl Client {
 
     /// Waits until a read is in flight.
     pub async fn read_begins(&self) {
-        self.changed.wait_until(|| self.in_flight.borrow().values().any(|r| r.reads)).await;
+        self.changed.wait_until(|| self.in_flight.borrow().values().any(|r| r.kind == Kind::Read)).await;
     }
 
     /// The requests in flight.
@@ -145,13 +180,17 @@ impl Client {
     async fn enter(
         self: &Rc<Self>,
         (start, sectors): (u64, u64),
-        reads: bool,
+        kind: Kind,
     ) -> Option<(Rc<Volume>, InFlight)> {
         self.changed.wait_until(|| !self.paused.get()).await;
         let volume = self.volume()?;
         let id = self.next.get();
         self.next.set(id + 1);
-        let request = UnderWay { since: self.rt.now(), start, sectors, reads };
+        let mut request = UnderWay { since: self.rt.now(), start, sectors, kind, needs_no_device: false };
+        if let Some(rule) = &*self.rule.borrow() {
+            let beside = self.in_flight.borrow().values().any(|r| r.changes_near(&request));
+            request.needs_no_device = rule(&volume, &request, beside);
+        }
         self.in_flight.borrow_mut().insert(id, request);
         self.changed.notify_all();
         Some((volume, InFlight(self.clone(), id)))
@@ -194,7 +233,7 @@ impl Client {
 
     /// Writes stamped sectors. Returns whether the write succeeded.
     pub async fn write(self: &Rc<Self>, start: u64, sectors: u64, fua: bool) -> bool {
-        let Some((volume, _guard)) = self.enter((start, sectors), false).await else { return false };
+        let Some((volume, _guard)) = self.enter((start, sectors), Kind::Write).await else { return false };
         let id = self.oracle.borrow_mut().begin(ChangeKind::Data, start, sectors);
         // The data does not begin at the start of its buffer, like a part of a larger request of a client.
         let skip = (id as usize % 3) * SECTOR;
@@ -217,7 +256,7 @@ impl Client {
 
     /// Reads sectors and checks them. Returns the contents; `None` if the read failed.
     pub async fn read(self: &Rc<Self>, start: u64, sectors: u64) -> Option<Vec<Content>> {
-        let (volume, _guard) = self.enter((start, sectors), true).await?;
+        let (volume, _guard) = self.enter((start, sectors), Kind::Read).await?;
         let reading = self.oracle.borrow_mut().begin_read(start, sectors);
         let skip = (start as usize % 2) * SECTOR;
         let buffer = self.rt.pool().take(skip + sectors as usize * SECTOR);
@@ -243,7 +282,7 @@ impl Client {
 
     /// Queries the holes of a volume: the oracle must permit zeros in every reported range of zeros.
     pub async fn check_status(self: &Rc<Self>) {
-        let Some((volume, _guard)) = self.enter((0, 0), false).await else { return };
+        let Some((volume, _guard)) = self.enter((0, 0), Kind::Other).await else { return };
         let (mut at, size) = (0, self.size());
         while at < size {
             let Ok(runs) = volume.status(Sector(at), Sectors(size - at)).await else { return };
@@ -264,7 +303,7 @@ impl Client {
 
     /// Flushes the volume. Returns whether the flush succeeded.
     pub async fn flush(self: &Rc<Self>) -> bool {
-        let Some((volume, _guard)) = self.enter((0, 0), false).await else { return false };
+        let Some((volume, _guard)) = self.enter((0, 0), Kind::Flush).await else { return false };
         let flushing = self.oracle.borrow_mut().begin_flush();
         self.log("flush", 0, 0, 0, "begins");
         let result = volume.flush().await;
@@ -280,7 +319,7 @@ impl Client {
 
     /// Flushes the volume, and gives that up after some time.
     pub async fn give_up_flush(self: &Rc<Self>, after: Nanos) {
-        let Some((volume, _guard)) = self.enter((0, 0), false).await else { return };
+        let Some((volume, _guard)) = self.enter((0, 0), Kind::Flush).await else { return };
         let flushing = self.oracle.borrow_mut().begin_flush();
         self.log("flush", 0, 0, 0, "begins");
         let result = match select(std::pin::pin!(volume.flush()), self.rt.sleep(after)).await {
@@ -299,7 +338,7 @@ impl Client {
 
     /// Discards sectors. Returns whether the discard succeeded.
     pub async fn discard(self: &Rc<Self>, start: u64, sectors: u64) -> bool {
-        let Some((volume, _guard)) = self.enter((start, sectors), false).await else { return false };
+        let Some((volume, _guard)) = self.enter((start, sectors), Kind::Other).await else { return false };
         let id = self.oracle.borrow_mut().begin(ChangeKind::Discard, start, sectors);
         self.log("discard", start, sectors, id, "begins");
         let result = volume.discard(Sector(start), Sectors(sectors)).await;
@@ -314,7 +353,7 @@ impl Client {
 
     /// Writes zeros. Returns whether the request succeeded.
     pub async fn write_zeroes(self: &Rc<Self>, start: u64, sectors: u64, flags: ZeroFlags) -> bool {
-        let Some((volume, _guard)) = self.enter((start, sectors), false).await else { return false };
+        let Some((volume, _guard)) = self.enter((start, sectors), Kind::Other).await else { return false };
         let id = self.oracle.borrow_mut().begin(ChangeKind::Zero, start, sectors);
         self.log("zeroes", start, sectors, id, "begins");
         let result = volume.write_zeroes(Sector(start), Sectors(sectors), flags).await;

@@ -49,6 +49,12 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// The largest block of the set and of a backing device, in sectors.
+    pub fn largest_block(&self, backing: &BackingLayout) -> u64 {
+        let of_devices = self.logical_block_bytes.max(backing.logical_block_bytes);
+        self.block_sectors.max(backing.block_sectors).max(u64::from(of_devices) / 512)
+    }
+
     /// A small set with one backing device of 1 MiB.
     pub fn small(mode: CacheMode) -> Layout {
         Layout {

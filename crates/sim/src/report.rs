@@ -92,6 +92,8 @@ pub struct Report {
     pub substitutes: u64,
     /// Process crashes after which all answered changes had to be present.
     pub strict_kills: u64,
+    /// Those of them in boots with faults.
+    pub strict_kills_with_faults: u64,
     /// Crashes at a landmark.
     pub aimed: u64,
     /// Boots in which a backing device hung, and requests to other devices did not wait for it.
@@ -159,6 +161,7 @@ impl Report {
         self.outages_that_end += other.outages_that_end;
         self.substitutes += other.substitutes;
         self.strict_kills += other.strict_kills;
+        self.strict_kills_with_faults += other.strict_kills_with_faults;
         self.aimed += other.aimed;
         self.hangs += other.hangs;
         self.judged_blocks += other.judged_blocks;

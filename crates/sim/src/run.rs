@@ -5,6 +5,7 @@
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -150,6 +151,12 @@ struct Run<'a> {
     copies: Vec<Option<Image>>,
     /// Number of the effect of the next boot before which writes of the last process take effect.
     late: Option<u64>,
+    /// The devices that have failed a flush and lost data in the present boot while the process lives.
+    lost: Rc<RefCell<BTreeSet<u64>>>,
+    /// The incarnations of all devices at the begin of the present boot.
+    incarnations: Vec<u64>,
+    /// Number of failed requests to the cache device before the present boot.
+    cache_failures: u64,
     report: Report,
 }
 
@@ -193,6 +200,9 @@ impl<'a> Run<'a> {
             knows_more: false,
             copies: Vec::new(),
             late: None,
+            lost: Rc::default(),
+            incarnations: Vec::new(),
+            cache_failures: 0,
             report,
         }
     }
@@ -334,13 +344,17 @@ impl<'a> Run<'a> {
         self.world.cut_power_at(boot.crash.map(|n| now + n));
         self.world.cut_power_in_durable_write(boot.crash_in_durable_write);
         self.world.aim(boot.aim);
-        let oracles = self.oracles.clone();
+        let (oracles, lost) = (self.oracles.clone(), self.lost.clone());
+        lost.borrow_mut().clear();
+        self.incarnations = self.hardware.disks().map(|d| d.incarnation()).collect();
+        self.cache_failures = self.hardware.cache.counters().failed;
         self.world.set_loss_watcher(Rc::new(move |device| {
             for (i, oracle) in oracles.iter().enumerate() {
                 if device == 0 || device == i as u64 + 1 {
                     oracle.borrow_mut().device_lost();
                 }
             }
+            lost.borrow_mut().insert(device);
         }));
         if let Some(effects) = late {
             let disks: Vec<_> = self.hardware.disks().cloned().collect();
@@ -465,18 +479,34 @@ impl<'a> Run<'a> {
         self.knows_more = false;
     }
 
+    /// Whether there is memory that outlives the process, and the engine must not have invalidated it: then the end of the
+    /// process loses no answered change.
+    ///
+    /// `docs/simulation.md` has the reasons for the exceptions.
+    fn crash_log_counts(&self) -> bool {
+        let failed = self.hardware.cache.counters().failed > self.cache_failures;
+        self.memory.is_some() && !failed && !self.has_lost_data(0)
+    }
+
+    /// Whether a device has lost data in the present boot while the process lives: in a flush that failed, or because it was
+    /// unplugged.
+    fn has_lost_data(&self, device: usize) -> bool {
+        let now = self.hardware.disks().nth(device).map(|d| d.incarnation());
+        self.lost.borrow().contains(&(device as u64)) || now != self.incarnations.get(device).copied()
+    }
+
     /// Reports a crash to the oracles, and counts it.
     fn note_crash(&mut self, cut: Cut, boot: &BootPlan, session: &Session) {
-        // With memory that outlives the process, a process crash loses no answered change.
-        let strict = cut == Cut::Kill && self.memory.is_some() && boot.faults.is_none();
-        for oracle in &self.oracles {
-            match strict {
+        let strict = cut == Cut::Kill && self.crash_log_counts();
+        for (i, oracle) in self.oracles.iter().enumerate() {
+            match strict && !self.has_lost_data(i + 1) {
                 true => oracle.borrow_mut().killed(),
                 false => oracle.borrow_mut().crashed(),
             }
         }
         self.knows_more |= self.memory.is_some();
         self.report.strict_kills += u64::from(strict);
+        self.report.strict_kills_with_faults += u64::from(strict && boot.faults.is_some());
         self.report.crashes += 1;
         self.cut_short = if session.was_opened() { 0 } else { self.cut_short + 1 };
         self.report.in_recovery += u64::from(self.cut_short > 0);

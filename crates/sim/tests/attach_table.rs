@@ -2,9 +2,12 @@
 //! the device × what became of the journal. Every combination has exactly one row, and the engine does what it says.
 #![allow(clippy::unwrap_used)]
 
-use engine::{SetOptions, Volume};
+use std::rc::Rc;
+
+use engine::{DeviceRefusal, EngineError, Refusal, SetOptions, Volume};
 use format::{BackingState, CacheMode, RawSuperblock, Sector, Sectors, Uuid};
-use sim::disk::Retained;
+use io::{Completer, Device, DeviceInfo, Disk, Request};
+use sim::disk::{Retained, SimDisk};
 use sim::hardware::{Layout, SET_UUID};
 use sim::scenario::{Boot, Scenario};
 use sim::stamp::Content;
@@ -205,4 +208,46 @@ fn of_two_registrations_at_once_one_is_refused() {
         }
         assert!(matches!(&refused[..], [why] if why.contains("attached")), "{refused:?}");
     });
+}
+
+/// A device that says that it is larger than it is.
+struct Enlarged {
+    disk: Rc<SimDisk>,
+    info: DeviceInfo,
+}
+
+impl Device for Enlarged {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn submit(&self, request: Request, completer: Completer) {
+        self.disk.submit(request, completer);
+    }
+}
+
+/// The keys of the index cannot name an end beyond 2^47 - 1 sectors. A write there asserted in the index.
+#[test]
+fn a_device_that_is_too_large_for_the_index_is_refused() {
+    const MOST: u64 = (1 << 47) - 1;
+    for (sectors, fits) in [(MOST, true), (MOST + 1, false), (1 << 50, false)] {
+        Scenario::new(1, Layout::small(CacheMode::Writeback), 0).boot(move |b| async move {
+            let set = engine::CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
+            let before = b.backings[0].image().read_vec(Sector(8), Sectors(8));
+            let info = DeviceInfo { sectors: Sectors(sectors), ..b.backings[0].info().clone() };
+            let disk = Disk::new(Rc::new(Enlarged { disk: b.backings[0].clone(), info }), b.rt.clone());
+            let result = set.register(disk).await;
+            if fits {
+                assert_eq!(result.unwrap().state(), Some(BackingState::Clean));
+                return;
+            }
+            let Err(EngineError::Refused(refusal)) = result else { panic!("{sectors} sectors are accepted") };
+            let Refusal::Device { why: DeviceRefusal::TooLarge { most }, .. } = &*refusal else {
+                panic!("{refusal}")
+            };
+            assert_eq!(most.0, MOST);
+            let after = b.backings[0].image().read_vec(Sector(8), Sectors(8));
+            assert_eq!(before, after, "refused, but the superblock changed");
+        });
+    }
 }

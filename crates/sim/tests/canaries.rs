@@ -104,6 +104,8 @@ const SCENARIOS: &[(Bug, fn())] = &[
         dropped_data::a_change_while_a_read_looks_its_pieces_up_keeps_the_miss_out_of_the_cache,
     ),
     (Bug::LateFlushTrusted, hung_device::a_flush_that_hangs_does_not_fill_the_journal),
+    (Bug::HungFlushAwaited, hung_device::a_flush_that_hangs_does_not_fill_the_journal),
+    (Bug::WriteAwaitsWriteback, hung_device::dirty_data_is_written_and_flushed_while_its_device_hangs),
     (Bug::CrashLogAfterError, older_devices::a_crash_log_does_not_count_after_the_device_failed),
     (
         Bug::FlushWithoutWaiterTrusted,

@@ -4,6 +4,7 @@
 
 use engine::SetOptions;
 use format::{CacheMode, Sectors};
+use io::Nanos;
 use sim::disk::{Kind, Matching, Retained};
 use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
@@ -52,6 +53,34 @@ pub fn a_flush_that_hangs_does_not_fill_the_journal() {
             assert!(b.clients[HUNG].read(0, 128).await.is_some());
         });
         scenario.power_cut(retained).judge().happy_end();
+    }
+}
+
+/// A device with dirty data hangs while that data is written back: it can be overwritten and flushed all the same.
+#[test]
+pub fn dirty_data_is_written_and_flushed_while_its_device_hangs() {
+    for only_flushes in [false, true] {
+        let mut scenario = Scenario::new(5, Layout::pair(), 0);
+        scenario.boot(move |b| async move {
+            open(&b).await;
+            b.tune(HUNG, "writeback_percent", "0").await;
+            b.tune(HUNG, "writeback_delay", "0").await;
+            assert!(b.clients[HUNG].write(0, 64, true).await);
+            b.backings[HUNG].hang_after(0, only_flushes);
+            let limit = b.rt.now().after(Nanos::from_secs(100));
+            while b.backings[HUNG].held() == 0 {
+                assert!(b.rt.now() < limit, "nothing is written back");
+                b.sleep_ms(10).await;
+            }
+            for n in 0..400 {
+                let began = b.rt.now();
+                assert!(b.clients[HUNG].write(n * 8 % 64, 8, n % 3 == 0).await);
+                assert!(n % 5 > 0 || b.clients[HUNG].flush().await);
+                let took_ms = b.rt.now().since(began).0 / 1_000_000;
+                assert!(took_ms <= LONGEST_MS, "write {n} took {took_ms} ms");
+            }
+        });
+        scenario.power_cut(Retained::Nothing).judge().happy_end();
     }
 }
 

@@ -78,6 +78,7 @@ fn everything_is_exercised() {
         ("devices that went away", r.outages, 100),
         ("devices that came back", r.outages_that_end, 40),
         ("deaths after which all that was answered is there", r.strict_kills, 100),
+        ("such deaths in boots with faults", r.strict_kills_with_faults, 50),
         ("crashes at a landmark", r.aimed, 100),
         ("boots with a device that hangs", r.hangs, 5),
         ("blocks that a judge compared with their checksums", r.judged_blocks(), 10_000),

@@ -115,6 +115,9 @@ pub(crate) async fn settle_backing(index: &Index, inode: Inode, tick: Tick) -> b
     }
     let began = index.rt.now();
     let late = || {
+        if bug(Bug::HungFlushAwaited) {
+            return false;
+        }
         let waited = index.rt.now().since(began);
         waited >= FLUSH_DEADLINE || waited >= PRESSED_FLUSH_DEADLINE && index.journal.is_refusing()
     };

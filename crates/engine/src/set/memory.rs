@@ -123,7 +123,7 @@ mod tests {
     fn memory_that_the_allocator_refuses_is_an_error() {
         let budget = MemoryBudget::new(u64::MAX);
         let place = Place { device: "ssd".into(), set: String::new() };
-        let error = reserve(&budget, &geometry(128, 1 << 50), None, &place).unwrap_err().to_string();
+        let error = reserve(&budget, &sizes(128, 1 << 50), None, &place).unwrap_err().to_string();
         assert!(error.contains("ssd") && error.contains("cannot allocate"), "{error}");
         assert_eq!(budget.used(), 0);
     }

@@ -135,6 +135,9 @@ pub(super) async fn write_cached(target: Target<'_>, write: &Write) -> Result<Ou
         write = merged.as_ref().unwrap_or(write);
     }
     if path == WritePath::Writeback {
+        if bug(Bug::WriteAwaitsWriteback) {
+            volume.ranges.writeback_done(write.start, write.end).await;
+        }
         let kind = if volume.backing.is_some() { DataKind::Dirty } else { DataKind::Volume };
         match write_back(target, write, kind).await {
             Ok(newest) => {

@@ -7,11 +7,12 @@
 //!
 //! `devices` draws the hardware, `settings` the settings of a boot, `mix` the weights of a plan, `requests` the requests of
 //! clients, `operator` the operator actions, `faults` failures and the ends of boots, `later` and `ingredients` later
-//! additions, `episodes` short sequences that only make sense together.
+//! additions, `episodes` short sequences that only make sense together, `hung` long boots with a device that hangs.
 
 mod devices;
 mod episodes;
 mod faults;
+mod hung;
 mod ingredients;
 mod later;
 mod mix;
@@ -170,10 +171,11 @@ impl Plan {
         self.end_well(rng, drawn);
         let source = |number: u64| Rng::new(self.seed ^ number);
         let (mut later, mut scrubs) = (source(0x6c61_7465_7220_6f6e), source(0x7363_7275_6200_6f6e));
-        let mut ingredients = source(0x6e65_7720_6261_6421);
+        let (mut ingredients, mut hung) = (source(0x6e65_7720_6261_6421), source(0x6861_6e67_2072_696e));
         later::add(self, &mut later, leanings);
         later::scrubs(self, &mut scrubs);
         ingredients::add(self, boots, &mut ingredients, leanings);
+        hung::add(self, boots, &mut hung, &drawn.sizes);
     }
 
     /// Adds the last boots, which have no faults, so every operation has to succeed.

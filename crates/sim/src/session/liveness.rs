@@ -1,18 +1,24 @@
 //! Liveness: no request waits for a device that it does not need.
 //!
-//! Owns the time limit of requests while a backing device hangs: requests to other volumes, and reads of the volume of the
-//! hung device that did not need the device. Must not know how a device hangs.
+//! Owns the time limit of requests while a backing device hangs: requests to other volumes, and those requests to the volume
+//! of the hung device that do not need the device. Must not know how a device hangs.
+//!
+//! A read of that volume needs the device if the device holds a read of the same sectors back. A write and a flush must be
+//! known to need it beforehand ([`OwnVolume`]), because a write does not show which path it takes.
 
-use std::rc::Rc;
+use std::cell::Cell;
+use std::rc::{Rc, Weak};
 
-use format::Sector;
+use engine::Volume;
+use engine::policy::bypass::BypassReason;
+use format::{BackingState, CacheMode, Sector};
 use io::sync::{Either, select};
 use io::{JoinHandle, Nanos};
 
 use super::Session;
-use crate::client::UnderWay;
+use crate::client::{Kind, UnderWay};
 use crate::disk::{SimDisk, Speed};
-use crate::plan::Hang;
+use crate::plan::{BootPlan, Faults, Hang, OperatorAction};
 use crate::violation::Violation;
 
 /// Time limit of a request that does not need the hung device.
@@ -54,6 +60,16 @@ impl HungDevice {
     /// Makes the device hang from the step on that the plan has.
     pub(super) fn begin(&self) {
         self.disk().hang_after(self.hang.after, self.hang.flushes);
+        if OwnVolume::is_left_alone(&self.session.boot, self.volume()) {
+            let own = OwnVolume {
+                session: Rc::downgrade(&self.session),
+                number: self.volume(),
+                only_dirty: Cell::new(true),
+            };
+            let rule =
+                move |volume: &Volume, r: &UnderWay, beside: bool| own.needs_no_device(volume, r, beside);
+            self.session.given.clients[self.volume()].set_rule(Box::new(rule));
+        }
     }
 
     /// Waits for the clients of the volumes whose devices answer, and releases the hung device if the plan says so.
@@ -62,6 +78,7 @@ impl HungDevice {
             for (_, t) in others {
                 t.await;
             }
+            self.own_requests_ended().await;
         };
         let watch = async {
             loop {
@@ -82,6 +99,43 @@ impl HungDevice {
         Ok(())
     }
 
+    /// Waits until all requests under way to the volume of the hung device need the device, and no others come.
+    async fn own_requests_ended(&self) {
+        let session = &self.session;
+        let client = &session.given.clients[self.volume()];
+        let mut before = None;
+        loop {
+            let issued = session.issued.get();
+            let waits = client.under_way().iter().any(|r| !self.needs(self.volume(), r));
+            if !waits && before.replace(issued) == Some(issued) {
+                return;
+            }
+            session.rt.sleep(CHECK_INTERVAL).await;
+        }
+    }
+
+    /// Whether a request to a volume may wait for the hung device.
+    fn needs(&self, volume: usize, r: &UnderWay) -> bool {
+        if volume != self.volume() {
+            return false;
+        }
+        // When the set has failed, the device must get the state stale before its volume is served without the cache.
+        if self.session.set().is_some_and(|s| s.failure().is_some()) {
+            return true;
+        }
+        if r.kind != Kind::Read {
+            return !r.needs_no_device || self.had_no_room();
+        }
+        let at = Sector(self.session.offsets[volume] + r.start).0;
+        self.disk().holds_read(at..at + r.sectors)
+    }
+
+    /// Whether the cache had no room for a write, which then went to the device.
+    fn had_no_room(&self) -> bool {
+        let volume = self.session.given.clients[self.volume()].volume();
+        volume.is_some_and(|v| v.with_stats(|s| s.reason(BypassReason::NoBucket).requests) > 0)
+    }
+
     fn disk(&self) -> &Rc<SimDisk> {
         &self.session.given.backings[self.volume()]
     }
@@ -98,16 +152,8 @@ impl HungDevice {
         let session = &self.session;
         let (now, deadline) = (session.rt.now(), self.deadline());
         let hung = self.disk();
-        let offset = session.offsets[self.volume()];
-        let needs = |i: usize, r: &UnderWay| {
-            if i != self.volume() {
-                return false;
-            }
-            let at = Sector(offset + r.start).0;
-            !r.reads || hung.holds_read(at..at + r.sectors)
-        };
         for (i, client) in session.given.clients.iter().enumerate() {
-            let old = |r: &UnderWay| now.since(r.since) > deadline && !needs(i, r);
+            let old = |r: &UnderWay| now.since(r.since) > deadline && !self.needs(i, r);
             if let Some(r) = client.under_way().into_iter().find(old) {
                 let s = now.since(r.since).as_ms() / 1000;
                 let status = session.set().map(|s| format!("{:?}", s.status())).unwrap_or_default();
@@ -121,5 +167,68 @@ impl HungDevice {
             }
         }
         None
+    }
+}
+
+/// The volume of the hung device, if its cache mode is writeback: the rule which of its writes and flushes do not need the
+/// device.
+///
+/// A write does not if the device has the state dirty already, and the write certainly becomes dirty data: whole blocks, no
+/// change under way beside it, no reason to bypass the cache, no look-up before the path, and room below every limit. A flush does not if all changes
+/// since the start became dirty data.
+struct OwnVolume {
+    session: Weak<Session>,
+    number: usize,
+    /// Whether all changes so far became dirty data.
+    only_dirty: Cell<bool>,
+}
+
+impl OwnVolume {
+    /// Whether the boot has nothing but the hung device that changes the path of writes to the volume.
+    fn is_left_alone(boot: &BootPlan, number: usize) -> bool {
+        let only_hangs = |f: &Faults| Faults { hang: None, ..f.clone() } == Faults::default();
+        let s = &boot.settings;
+        let caches_all = s.sequential_cutoff == 0 && !s.congestion;
+        let there = !boot.alone && !boot.absent.contains(&number);
+        let disturbs = |action: &OperatorAction| match action {
+            OperatorAction::Tune { volume, name, .. } => {
+                *volume == number && ["cache_mode", "sequential_cutoff"].contains(&name.as_str())
+            }
+            OperatorAction::TuneSet { name, .. } => name.starts_with("cutoff"),
+            OperatorAction::Detach { volume, .. }
+            | OperatorAction::Release { volume, .. }
+            | OperatorAction::GiveUpDetach { volume, .. }
+            | OperatorAction::Drain { volume, .. }
+            | OperatorAction::Attach { volume } => *volume == number,
+            OperatorAction::NextFlushLoses { .. } => true,
+            _ => false,
+        };
+        let disturbed = boot.actions.iter().any(|(_, a)| disturbs(a));
+        boot.faults.as_ref().is_some_and(only_hangs) && caches_all && there && !disturbed
+    }
+
+    fn needs_no_device(&self, volume: &Volume, r: &UnderWay, beside: bool) -> bool {
+        match r.kind {
+            Kind::Read => false,
+            Kind::Flush => self.only_dirty.get(),
+            Kind::Write if !beside && self.becomes_dirty(volume, r) => {
+                volume.state() == Some(BackingState::Dirty)
+            }
+            Kind::Write | Kind::Other => {
+                self.only_dirty.set(false);
+                false
+            }
+        }
+    }
+
+    /// Whether a write that is issued now certainly becomes dirty data.
+    fn becomes_dirty(&self, volume: &Volume, r: &UnderWay) -> bool {
+        let Some(session) = self.session.upgrade() else { return false };
+        let Some(set) = session.set() else { return false };
+        let Some(block) = session.blocks[self.number] else { return false };
+        let start = session.offsets[self.number] + r.start;
+        let whole = start.is_multiple_of(block) && r.sectors.is_multiple_of(block);
+        let room = set.status().in_use_percent <= session.boot.settings.cutoffs.0;
+        whole && room && volume.inode().is_some() && volume.tunables().cache_mode == CacheMode::Writeback
     }
 }

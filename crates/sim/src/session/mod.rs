@@ -74,6 +74,9 @@ pub struct Session {
     bucket_bytes: u64,
     /// Offset of the data of each backing device, in sectors.
     offsets: Vec<u64>,
+    /// For each backing device, the largest block of it and of the set in sectors. `None` if partial stripes are expensive:
+    /// a write then looks the index up before it takes a path.
+    blocks: Vec<Option<u64>>,
     /// The devices and oracles of the boot.
     pub given: Given,
     rt: Handle,
@@ -106,6 +109,9 @@ impl Session {
             seed: plan.seed,
             bucket_bytes: Sectors(plan.layout.bucket_sectors).bytes(),
             offsets: plan.layout.backings.iter().map(|b| b.data_offset).collect(),
+            blocks: (plan.layout.backings.iter())
+                .map(|b| (b.stripe_bytes == 0).then(|| plan.layout.largest_block(b)))
+                .collect(),
             given,
             rt,
             set: RefCell::new(None),
