@@ -174,8 +174,8 @@ impl HungDevice {
 /// device.
 ///
 /// A write does not if the device has the state dirty already, and the write certainly becomes dirty data: whole blocks, no
-/// change under way beside it, no reason to bypass the cache, no look-up before the path, and room below every limit. A flush does not if all changes
-/// since the start became dirty data.
+/// change under way beside it, no reason to bypass the cache, no look-up before the path, and room below every limit. A flush
+/// does not if all changes since the start became dirty data.
 struct OwnVolume {
     session: Weak<Session>,
     number: usize,
