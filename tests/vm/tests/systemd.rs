@@ -88,7 +88,7 @@ fn units_and_rules_of_the_package() {
     }
     let dir = Dir::new();
     let vm = &mut boot("systemd", &dir);
-    // The mount wants its volume, and that the daemon: it is up without anybody having asked for it, and has said so.
+    // The mount wants its volume, and the volume wants the daemon: systemd has started it, and it is ready.
     vm.wait_for("the daemon", "[ $(systemctl show -P ActiveState ubcache.service) = active ]");
     vm.wait_for(
         "the volume's unit",

@@ -114,7 +114,7 @@ fn killed_and_written_back_offline() {
     place.finish(&mut load);
 }
 
-/// fio's verification goes on over pauses of the server, and finds everything.
+/// fio's verification continues over pauses of the server, and finds everything.
 #[test]
 fn paused_under_fio() {
     if !host::ready(&["unshare", "fio"]) {

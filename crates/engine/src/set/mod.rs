@@ -228,7 +228,7 @@ impl CacheSet {
     }
 
     /// Reads all live data in the cache and compares it with its checksums. Goes on where an unfinished scrub has ended.
-    /// Dropping the future cancels the scrub, and a later one goes on there.
+    /// Dropping the future cancels the scrub, and a later one continues there.
     ///
     /// # Errors
     /// If the set has no checksums, or fails or is stopped.

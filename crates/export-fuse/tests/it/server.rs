@@ -102,7 +102,7 @@ impl Server {
         self.exports[0].loop_device.as_deref().expect("a loop device")
     }
 
-    /// Stops in good order, or says why not and goes on.
+    /// Stops in good order. A server that refuses to stop says why, and runs on.
     pub fn stop(&mut self) -> Result<(), String> {
         let commands = self.commands.as_ref().expect("still running");
         let stopped = commands.call(Command::Stop).expect("the server answers");

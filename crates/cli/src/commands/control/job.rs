@@ -184,7 +184,7 @@ impl Wipe {
 ///
 /// Damaged clean data is dropped from the cache, and read from the disk again. Damaged dirty data is listed by `damaged`, and
 /// the exit status is 1. Blocks without a checksum get one. The scrub yields to clients; the tunables scrub_share and
-/// scrub_rate limit it. An unfinished scrub goes on where it ended, also after a restart. Ending this command does not end
+/// scrub_rate limit it. An unfinished scrub continues where it ended, also after a restart. Ending this command does not end
 /// the scrub: `cancel` does.
 #[derive(Args, Debug)]
 #[command(after_help = "Example: ubcache scrub /dev/nvme0n1p4 --rate 100MiB")]
