@@ -183,8 +183,8 @@ fn is_taken_by(sys_class_block: &Path, udev_data: &Path, device: &Path) -> bool 
     // The entry of a device in the database of udev, by its numbers. Lines of properties begin with `E:`.
     let of_others = || {
         let numbers = std::fs::read_to_string(about.join("dev")).ok()?;
-        let kept = std::fs::read(udev_data.join(format!("b{}", numbers.trim()))).ok()?;
-        let lines = kept.split(|b| *b == b'\n').filter_map(|line| line.strip_prefix(b"E:"));
+        let entry = std::fs::read(udev_data.join(format!("b{}", numbers.trim()))).ok()?;
+        let lines = entry.split(|b| *b == b'\n').filter_map(|line| line.strip_prefix(b"E:"));
         Some(is_of_others(&pairs(lines)))
     };
     about.join("bcache").exists() || has_holders(about.join("holders")) || of_others().unwrap_or(false)

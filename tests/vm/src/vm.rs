@@ -225,8 +225,8 @@ impl Vm {
         }
     }
 
-    /// Runs a script of busybox's shell in the guest. It must end within [`TIMEOUT`]; what it leaves in the background
-    /// goes on.
+    /// Runs a script of busybox's shell in the guest. It must end within [`TIMEOUT`]; processes that it leaves in the background
+    /// keep running.
     #[track_caller]
     pub fn sh(&mut self, script: &str) -> Said {
         self.sh_within(TIMEOUT, script)

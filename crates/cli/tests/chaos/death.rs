@@ -86,7 +86,7 @@ fn killed_and_stopped() {
 }
 
 /// What was answered is written back offline as well, without a server in between; and a start that cannot read it
-/// does not go on.
+/// does not continue.
 #[test]
 fn killed_and_written_back_offline() {
     if !host::ready(&["unshare"]) {

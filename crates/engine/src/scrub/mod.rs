@@ -153,7 +153,7 @@ impl Drop for ScrubRequest {
     }
 }
 
-/// Reads all live data in the cache and compares it with its checksums: see the module head. Goes on where an unfinished scrub
+/// Reads all live data in the cache and compares it with its checksums: see the module head. Begins where an unfinished scrub
 /// has ended. Dropping the future cancels the scrub, and a later one continues there.
 ///
 /// # Errors

@@ -14,7 +14,7 @@ use rig::{RamDisk, RamVolume};
 enum Command {
     Stop(Reply<Result<(), String>>),
     Force(Reply<Vec<String>>),
-    /// Begins to stop and loses patience.
+    /// Begins to stop and gives up after 100 ms.
     Abandon(Reply<()>),
 }
 
@@ -147,8 +147,8 @@ async fn obey(rt: io::Handle, fuse: Fuse, mut inbox: blockio::bridge::RemoteRece
                 }
             },
             Command::Abandon(reply) => {
-                let patience = std::pin::pin!(rt.sleep(io::Nanos::from_ms(100)));
-                io::sync::select(Box::pin(running.stop()), patience).await;
+                let deadline = std::pin::pin!(rt.sleep(io::Nanos::from_ms(100)));
+                io::sync::select(Box::pin(running.stop()), deadline).await;
                 return reply.send(());
             }
             Command::Force(reply) => return reply.send(running.stop_by_force().await),

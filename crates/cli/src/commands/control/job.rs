@@ -273,13 +273,13 @@ impl Jobs {
         let body = self.control.get("/v1/jobs")?;
         answer(&self.control, &body, || {
             let lines = body["jobs"].as_array().into_iter().flatten().map(|j| {
-                let how = match text(&j["state"]) {
+                let state = match text(&j["state"]) {
                     "running" => progress_line(j),
                     "failed" => format!("failed: {}", text(&j["error"])),
                     other => other.to_owned(),
                 };
                 let target = plain::named(text(&j["label"]), text(&j["target"]));
-                format!("{} {} {target}: {how}\n", j["id"], text(&j["kind"]))
+                format!("{} {} {target}: {state}\n", j["id"], text(&j["kind"]))
             });
             lines.collect()
         })
