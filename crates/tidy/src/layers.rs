@@ -9,7 +9,7 @@ pub const CRATES: &[&[&str]] = &[
     &["io", "inspect"],
     &["blockio", "engine", "repair"],
     &["export-*", "metrics", "sim", "rig"],
-    &["serve", "sysfs-view", "bench"],
+    &["serve", "sysfs-view", "bench", "bench-exports"],
     &["daemon"],
     &["cli"],
     &["vm", "pages"],
