@@ -12,7 +12,7 @@ pub(super) const CACHE_END: u64 = 1 << 43;
 
 /// The place of the data, or the journal entry that made a hole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Target {
+pub(super) enum EntryTarget {
     Cache { offset: u64, generation: u8 },
     Hole { seq: u64 },
 }
@@ -23,7 +23,7 @@ pub(super) struct Model {
     pub(super) start: u64,
     pub(super) end: u64,
     is_dirty: bool,
-    pub(super) target: Target,
+    pub(super) target: EntryTarget,
     is_unwritten: bool,
     may_be_durable: bool,
 }
@@ -31,8 +31,8 @@ pub(super) struct Model {
 impl Model {
     pub(super) fn of(e: Entry) -> Model {
         let target = match e.is_hole() {
-            true => Target::Hole { seq: e.hole_seq().0 },
-            false => Target::Cache { offset: e.ptr().offset().0, generation: e.generation().0 },
+            true => EntryTarget::Hole { seq: e.hole_seq().0 },
+            false => EntryTarget::Cache { offset: e.ptr().offset().0, generation: e.generation().0 },
         };
         Model {
             start: e.start().0,
@@ -50,7 +50,7 @@ impl Model {
 
     fn cut_front(mut self, n: u64) -> Model {
         self.start += n;
-        if let Target::Cache { offset, .. } = &mut self.target {
+        if let EntryTarget::Cache { offset, .. } = &mut self.target {
             *offset += n;
         }
         self
@@ -64,10 +64,11 @@ impl Model {
     /// One entry that stands for both, if there is one.
     fn joined(self, right: Model, bucket_shift: u32) -> Option<Model> {
         let follows = match (self.target, right.target) {
-            (Target::Hole { seq: a }, Target::Hole { seq: b }) => a == b,
-            (Target::Cache { offset: a, generation: g }, Target::Cache { offset: b, generation: h }) => {
-                a + self.size() == b && g == h && a >> bucket_shift == b >> bucket_shift
-            }
+            (EntryTarget::Hole { seq: a }, EntryTarget::Hole { seq: b }) => a == b,
+            (
+                EntryTarget::Cache { offset: a, generation: g },
+                EntryTarget::Cache { offset: b, generation: h },
+            ) => a + self.size() == b && g == h && a >> bucket_shift == b >> bucket_shift,
             _ => false,
         };
         let alike = self.is_dirty == right.is_dirty
@@ -82,13 +83,17 @@ impl Model {
 pub(super) const FLAGS: [(bool, bool); 3] = [(false, false), (true, false), (true, true)];
 
 /// Makes an entry of (end, size, dirty), and checks that it returns what it was made of.
-pub(super) fn build(model: (u64, u64, bool), target: Target, (unwritten, journaled): (bool, bool)) -> Entry {
+pub(super) fn build(
+    model: (u64, u64, bool),
+    target: EntryTarget,
+    (unwritten, journaled): (bool, bool),
+) -> Entry {
     let (end, size, dirty) = (Sector(model.0), Sectors(model.1), model.2);
     let mut e = match target {
-        Target::Cache { offset, generation } => {
+        EntryTarget::Cache { offset, generation } => {
             Entry::extent(end, size, dirty, Ptr::new(0, Sector(offset), Gen(generation)))
         }
-        Target::Hole { seq } => Entry::hole(end, size, JournalSeq(seq)),
+        EntryTarget::Hole { seq } => Entry::hole(end, size, JournalSeq(seq)),
     };
     if unwritten {
         e = e.unwritten();

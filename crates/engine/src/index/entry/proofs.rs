@@ -4,7 +4,9 @@
 
 use format::Sector;
 
-use super::model::{CACHE_END, FLAGS, Target, build, check_clipped, check_cuts, check_halves, check_join};
+use super::model::{
+    CACHE_END, EntryTarget, FLAGS, build, check_clipped, check_cuts, check_halves, check_join,
+};
 use super::{Entry, MAX_POSITION, PTR_MASK};
 
 /// Any number from `least` to `most`.
@@ -20,8 +22,8 @@ fn any_entry() -> Entry {
     let end = any_from(size, MAX_POSITION.0);
     let is_hole: bool = kani::any();
     let target = match is_hole {
-        true => Target::Hole { seq: any_from(0, PTR_MASK) },
-        false => Target::Cache { offset: any_from(0, CACHE_END - size), generation: kani::any() },
+        true => EntryTarget::Hole { seq: any_from(0, PTR_MASK) },
+        false => EntryTarget::Cache { offset: any_from(0, CACHE_END - size), generation: kani::any() },
     };
     let flags = match any_from(0, 2) {
         0 => FLAGS[0],

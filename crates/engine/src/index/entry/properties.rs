@@ -8,15 +8,15 @@ use format::{Gen, JournalSeq, Ptr, Sector, Sectors};
 use proptest::prelude::*;
 
 use super::model::{
-    CACHE_END, FLAGS, Model, Target, build, check_clipped, check_cuts, check_halves, check_join,
+    CACHE_END, EntryTarget, FLAGS, Model, build, check_clipped, check_cuts, check_halves, check_join,
 };
 use super::{Entry, MAX_EXTENT, MAX_POSITION, PTR_MASK};
 
 /// Targets of an extent of `size` sectors at the edges of the largest cache, and of holes.
-fn edge_targets(size: u64) -> Vec<Target> {
-    let mut all = vec![Target::Hole { seq: 1 }, Target::Hole { seq: PTR_MASK }];
+fn edge_targets(size: u64) -> Vec<EntryTarget> {
+    let mut all = vec![EntryTarget::Hole { seq: 1 }, EntryTarget::Hole { seq: PTR_MASK }];
     for offset in [0, 1, 127, CACHE_END / 2 - 1, CACHE_END - size - 1, CACHE_END - size] {
-        all.extend([0, 1, 255].map(|generation| Target::Cache { offset, generation }));
+        all.extend([0, 1, 255].map(|generation| EntryTarget::Cache { offset, generation }));
     }
     all
 }
@@ -34,7 +34,7 @@ fn for_each_edge(mut check: impl FnMut(Entry)) {
             for target in edge_targets(size) {
                 for flags in FLAGS {
                     for dirty in [false, true] {
-                        if !(dirty && matches!(target, Target::Hole { .. })) {
+                        if !(dirty && matches!(target, EntryTarget::Hole { .. })) {
                             check(build((end, size, dirty), target, flags));
                         }
                     }
@@ -67,26 +67,26 @@ fn edges_are_cut_and_clipped_as_the_model_says() {
 /// Right neighbours of `left` that differ in at most one property from the one that can be joined.
 fn neighbours(left: Entry, size: u64) -> Vec<Entry> {
     let m = Model::of(left);
-    let mut targets = vec![Target::Hole { seq: 1 }, Target::Hole { seq: PTR_MASK }];
+    let mut targets = vec![EntryTarget::Hole { seq: 1 }, EntryTarget::Hole { seq: PTR_MASK }];
     for generation in [0, 1, 255] {
         // A sum that overflows the bits of the pointer must not be taken for the flags of a pointer to sector 0, or for a
         // hole.
-        targets.push(Target::Cache { offset: 0, generation });
-        targets.push(Target::Hole { seq: u64::from(generation) });
-        if let Target::Cache { offset, .. } = m.target {
+        targets.push(EntryTarget::Cache { offset: 0, generation });
+        targets.push(EntryTarget::Hole { seq: u64::from(generation) });
+        if let EntryTarget::Cache { offset, .. } = m.target {
             let next = offset + m.size();
-            targets.extend([next, next + 1].map(|offset| Target::Cache { offset, generation }));
+            targets.extend([next, next + 1].map(|offset| EntryTarget::Cache { offset, generation }));
         }
     }
-    let fits = |t: &Target| match t {
-        Target::Cache { offset, .. } => offset + size <= CACHE_END,
-        Target::Hole { .. } => true,
+    let fits = |t: &EntryTarget| match t {
+        EntryTarget::Cache { offset, .. } => offset + size <= CACHE_END,
+        EntryTarget::Hole { .. } => true,
     };
     let ends = [m.end + size, m.end + size + 1].into_iter().filter(|&end| end <= MAX_POSITION.0);
     ends.flat_map(|end| {
         targets.iter().filter(|t| fits(t)).flat_map(move |&target| {
             FLAGS.into_iter().flat_map(move |flags| {
-                let hole = matches!(target, Target::Hole { .. });
+                let hole = matches!(target, EntryTarget::Hole { .. });
                 [false, true]
                     .into_iter()
                     .filter(move |&d| !(d && hole))
@@ -125,8 +125,8 @@ fn entries() -> impl Strategy<Value = Entry> {
         let end = size + at % (MAX_POSITION.0 - size + 1);
         let (is_hole, number, generation) = target;
         let target = match is_hole {
-            true => Target::Hole { seq: number & PTR_MASK },
-            false => Target::Cache { offset: number % (CACHE_END - size + 1), generation },
+            true => EntryTarget::Hole { seq: number & PTR_MASK },
+            false => EntryTarget::Cache { offset: number % (CACHE_END - size + 1), generation },
         };
         build((end, size, dirty && !is_hole), target, FLAGS[flags])
     })
