@@ -14,7 +14,7 @@ help:
 	@echo 'make vm-test   tests with a kernel in virtual machines: each reads what the other has written (25 minutes)'
 	@echo 'make dashboard-test   the web dashboard in a headless Chromium; screenshots in target/dashboard'
 	@echo 'make lint   formatting, clippy, documentation, shell scripts, rules of the repository (tidy), dependencies (make deny)'
-	@echo 'make soak   tests that take too long for CI: AddressSanitizer, long fuzzing, the simulator (scripts/soak); SOAK="--seeds 2000000"'
+	@echo 'make soak   tests that take too long for CI: AddressSanitizer, proofs, long fuzzing, the simulator (scripts/soak); SOAK="--seeds 2000000"'
 	@echo 'make mutants   finds small changes of the engine that no test notices (hours; scripts/mutants); MUTANTS="--share 1/20 --minutes 60"'
 	@echo 'make bench  benchmarks of the engine, and B1 to B9, which compare caches (hours); JOBS="B3" runs one of these'
 	@echo 'make book   the guide for operators, in target/book'

@@ -311,7 +311,7 @@ test("pages of others may ask nothing", async () => {
   assert.equal((await world.ask("GET", "/v1/jobs")).jobs.some((j) => j.kind === "detach"), false, "nothing was detached");
 });
 
-test("it says when the daemon is gone, and goes on when it is back", async () => {
+test("it says when the daemon does not answer, and continues when it answers again", async () => {
   const { page, done, expected } = await open("");
   expected.push("net::ERR_FAILED");
   await page.route("**/v1/**", (route) => route.abort());

@@ -141,7 +141,7 @@ impl Lab {
     }
 }
 
-/// The same of this machine.
+/// Processors of this machine, and the version of ubcache.
 pub fn host() -> BTreeMap<String, String> {
     let mut about = BTreeMap::new();
     let mut say = |key: &str, value: String| about.insert(key.to_owned(), value);

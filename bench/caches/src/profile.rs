@@ -10,7 +10,7 @@ use ubcache_vm::Vm;
 
 /// Where samples are kept.
 const DIR: &str = "/tmp/profile";
-/// Before the command whose time is looked at, in the shell of the guest: nothing where nobody wants to know.
+/// Before the command whose time is looked at, in the shell of the guest: empty without `--profile`.
 pub const PREFIX: &str = "$([ ! -d /tmp/profile ] || echo perf record -q -a -e cpu-clock -F 499 \
                           -o /tmp/profile/$(ls /tmp/profile | wc -l) --)";
 /// Less than this share, in percent, is left out.

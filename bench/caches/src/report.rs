@@ -102,7 +102,7 @@ pub fn markdown(all: &[Results]) -> String {
     for results in all {
         let _ = writeln!(text, "\n### {}", results.job);
         if results.shorten_by != 1 {
-            text += "\n**A hurried run: these figures show that the benchmark works, nothing else.**\n";
+            text += "\n**A shortened run: these figures show that the benchmark works, nothing else.**\n";
         }
         let own: Vec<String> = results
             .machine
@@ -178,7 +178,7 @@ mod tests {
         assert!(text.contains("| writes, IOPS | 1000 |"), "{text}");
         assert!(text.starts_with("* fio: fio-3\n\n"), "{text}");
         assert!(text.contains("\ncommit: abc\n") && text.contains("\ncommit: def\n"), "{text}");
-        assert_eq!(text.matches("hurried").count(), 1);
+        assert_eq!(text.matches("A shortened run").count(), 1);
     }
 
     #[test]

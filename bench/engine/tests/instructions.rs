@@ -2,8 +2,8 @@
 //! examine them.
 //!
 //! The limits depend on the build: tests have assertions and no optimisation over crates, and a fifth of room, for a processor of
-//! another kind copies with other instructions. What is compared with others is the release build. Its limits are what the engine
-//! needed before it was divided into components: `cargo test --release -p ubcache-bench --test instructions -- --nocapture`.
+//! another kind copies with other instructions. The figures that are compared with other caches are of the release build:
+//! `cargo test --release -p ubcache-bench --test instructions -- --nocapture`.
 
 use std::path::Path;
 

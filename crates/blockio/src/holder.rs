@@ -111,7 +111,7 @@ fn opened_by(rdev: u64) -> Option<String> {
 pub(crate) enum Lock {
     /// One that excludes all others.
     Exclusive,
-    /// Also one that is shared by readers.
+    /// An exclusive one, or one that readers share.
     Any,
 }
 

@@ -384,7 +384,7 @@ impl Connection {
         Ok(Connection { reactor: reactor.clone(), socket: Rc::new(socket) })
     }
 
-    /// The socket once more, for another thread that goes on with this connection.
+    /// The socket once more, for another thread that takes over this connection.
     ///
     /// # Errors
     /// The error of dup(2).

@@ -59,8 +59,8 @@ mod tests {
     /// The check accepts the attribute of each disk of this machine.
     #[test]
     fn disks_of_this_machine_are_understood() {
-        let Ok(disks) = std::fs::read_dir("/sys/block") else { return };
-        for disk in disks.flatten() {
+        let mut checked = 0;
+        for disk in std::fs::read_dir("/sys/block").into_iter().flatten().flatten() {
             let queue = disk.path().join("queue");
             let Ok(said) = std::fs::read_to_string(queue.join("write_cache")) else { continue };
             let cache = WriteCache::of_queue(&queue).unwrap();
@@ -70,6 +70,10 @@ mod tests {
                 "{}: {said:?}",
                 disk.path().display()
             );
+            checked += 1;
+        }
+        if checked == 0 {
+            rig::skipped("no disk has the attribute queue/write_cache in /sys/block");
         }
     }
 }

@@ -356,7 +356,7 @@ fn a_read_only_device_is_not_written_to() {
     }
 }
 
-/// A file that somebody truncates under the device: an error, not a short buffer and not a loop.
+/// A file that another process truncates under the device: an error, not a short buffer and not a loop.
 #[test]
 fn a_read_behind_a_truncated_file_fails() {
     for driver in drivers() {

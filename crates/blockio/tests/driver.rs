@@ -162,7 +162,7 @@ fn blocking_work_runs_elsewhere_and_its_panic_comes_back() {
             driver.block_on(reactor.blocking(|| panic!("of the helper")));
         }));
         assert_eq!(*caught.unwrap_err().downcast::<&str>().unwrap(), "of the helper");
-        // The driver goes on after a task panicked in it.
+        // The driver still works after a task panicked in it.
         assert_eq!(driver.block_on(reactor.blocking(|| 7)), 7);
     }
 }

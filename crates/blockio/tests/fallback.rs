@@ -62,7 +62,7 @@ fn on_a_thread_without_io_uring(errno: i32, expected: &str) {
     .unwrap();
 }
 
-/// Whoever waits for something that does not come holds up nobody else.
+/// An operation that never ends holds up no other operation.
 #[test]
 fn a_pool_that_is_stuck_serves_other_devices() {
     let options = DriverOptions { backend: Backend::Pool, max_threads: 2, ..DriverOptions::default() };

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// Features of one build are those that anybody in it asks for, so this looks at what was really built.
+/// Cargo unites the features that all crates of a build ask for, so this test reads the program that was built.
 #[test]
 fn this_build_has_no_deliberate_bugs() {
     const { assert!(!engine::CANARIES) };

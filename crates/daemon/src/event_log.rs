@@ -76,9 +76,9 @@ impl Files {
             file.set_len(bytes).map_err(|e| Failure::at(&path, "cannot be written", e))?;
         }
         let before = std::fs::read(old(dir)).unwrap_or_default();
-        let kept = text.get(..complete).unwrap_or_default();
-        let seq = parse(&before).chain(parse(kept)).filter_map(|e| e["seq"].as_u64()).max().unwrap_or(0);
-        let files = Files { dir: dir.to_owned(), file, bytes, events: parse(kept).count() };
+        let lines = text.get(..complete).unwrap_or_default();
+        let seq = parse(&before).chain(parse(lines)).filter_map(|e| e["seq"].as_u64()).max().unwrap_or(0);
+        let files = Files { dir: dir.to_owned(), file, bytes, events: parse(lines).count() };
         Ok((files, seq))
     }
 

@@ -175,8 +175,8 @@ impl System<'_> {
     /// A property of a device in the database of udev; `about` is the directory of the device in sysfs.
     fn property(&self, about: &Path, name: &str) -> Option<String> {
         let numbers = read(&about.join("dev"))?;
-        let kept = fs::read(self.udev_data.join(format!("b{numbers}"))).ok()?;
-        let lines = kept.split(|b| *b == b'\n').filter_map(|line| line.strip_prefix(b"E:"));
+        let entry = fs::read(self.udev_data.join(format!("b{numbers}"))).ok()?;
+        let lines = entry.split(|b| *b == b'\n').filter_map(|line| line.strip_prefix(b"E:"));
         let pairs = lines.filter_map(|line| {
             let at = line.iter().position(|b| *b == b'=')?;
             Some((line.get(..at)?, line.get(at + 1..)?))

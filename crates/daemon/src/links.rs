@@ -445,21 +445,21 @@ mod tests {
     #[test]
     fn a_symbolic_link_in_the_place_of_the_directory_is_not_followed() {
         let outer = tempfile::tempdir().unwrap();
-        let [dir, moved, victim] = ["ubcache", "moved", "victim"].map(|name| outer.path().join(name));
-        std::fs::create_dir(&victim).unwrap();
-        symlink("/dev/loop0", victim.join("data")).unwrap();
+        let [dir, moved, foreign] = ["ubcache", "moved", "foreign"].map(|name| outer.path().join(name));
+        std::fs::create_dir(&foreign).unwrap();
+        symlink("/dev/loop0", foreign.join("data")).unwrap();
         let links = Links::new(dir.clone());
         let (zero, one) = (Path::new("/dev/loop0"), Path::new("/dev/loop1"));
         links.add("a", "data", zero);
         std::fs::rename(&dir, &moved).unwrap();
-        symlink(&victim, &dir).unwrap();
+        symlink(&foreign, &dir).unwrap();
         links.add("b", "films", one);
         links.relabel("a", "archive");
         links.remove("a");
         remove_left_in(&dir);
         Links::new(dir.clone()).remove_stale();
-        assert_eq!(target(&victim, "data").as_deref(), Some(zero), "nothing is removed there");
-        assert_eq!(std::fs::read_dir(&victim).unwrap().count(), 1, "nothing is made there");
+        assert_eq!(target(&foreign, "data").as_deref(), Some(zero), "nothing is removed there");
+        assert_eq!(std::fs::read_dir(&foreign).unwrap().count(), 1, "nothing is made there");
         assert_eq!(std::fs::read_dir(&moved).unwrap().count(), 0, "its own links are removed");
         // When the place is free again, the links of all volumes are made again.
         std::fs::remove_file(&dir).unwrap();

@@ -278,7 +278,9 @@ mod tests {
             let path = Path::new("/dev").join(e.file_name());
             appearance(&path).map(|number| (path, number))
         });
-        let Some((path, number)) = numbered else { return };
+        let Some((path, number)) = numbered else {
+            return rig::skipped_in_part("no block device in /sys/class/block has a sequence number");
+        };
         let there = Probe { path, appearance: Some(number), ..file };
         assert!(!there.is_unplugged());
         assert!(Probe { appearance: Some(number + 1), ..there.clone() }.is_unplugged(), "an earlier one");

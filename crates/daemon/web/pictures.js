@@ -34,6 +34,16 @@ class Canvas {
   }
 }
 
+/** The number and the bytes of the requests of each kind. */
+function totals(requests) {
+  const found = Object.fromEntries(KINDS.map(([k]) => [k, [0, 0]]));
+  for (const r of requests) {
+    found[r.kind][0] += 1;
+    found[r.kind][1] += r.sectors * 512;
+  }
+  return found;
+}
+
 function key(entries) {
   return el("ul", { class: "key" }, entries.map(([name, text]) => {
     const swatch = el("span", { class: "swatch" });
@@ -189,46 +199,21 @@ export class DiskPicture {
     const [begin, now] = this.between.map((t) => t * 1e6 - this.offset_us);
     const shown = this.requests.filter((r) => r.at >= begin);
     const places = shown.filter((r) => r.kind !== "flush");
-    let [low, high] = [0, this.size];
-    if (this.fit.checked && places.length) {
-      low = places.reduce((n, r) => Math.min(n, r.sector), Infinity);
-      high = places.reduce((n, r) => Math.max(n, r.sector + r.sectors), 0);
-      const air = Math.max(64, (high - low) * 0.04);
-      low = Math.max(0, low - air);
-      high = Math.min(this.size, high + air);
-    }
+    const [low, high] = this.range(places);
     const x = (at) => left + (w * (at - begin)) / (now - begin);
     const y = (sector) => above + h - (h * (sector - low)) / (high - low || 1);
     const paint = colours(["soft", "line", "line-soft", ...KINDS.map(([k]) => k)]);
 
     pen.font = "11px system-ui, sans-serif";
     pen.lineWidth = 1;
-    for (let i = 0; i <= 4; i++) {
-      const sector = low + ((high - low) * i) / 4;
-      const at = Math.round(y(sector)) + 0.5;
-      pen.strokeStyle = i ? paint["line-soft"] : paint.line;
-      pen.beginPath();
-      pen.moveTo(left, at);
-      pen.lineTo(width - right, at);
-      pen.stroke();
-      pen.fillStyle = paint.soft;
-      pen.textAlign = "right";
-      pen.textBaseline = "middle";
-      pen.fillText(bytes(sector * 512), left - 7, at);
-    }
-    pen.textBaseline = "alphabetic";
+    this.sectors(pen, { left, right: width - right, low, high, y, paint });
     this.times(pen, { left, above, w, h, paint });
-
-    const totals = Object.fromEntries(KINDS.map(([k]) => [k, [0, 0]]));
-    // Flushes below everything else: they concern the whole device.
     pen.save();
     pen.beginPath();
     pen.rect(left, above, w, h);
     pen.clip();
-    for (const r of shown) {
-      totals[r.kind][0] += 1;
-      totals[r.kind][1] += r.sectors * 512;
-      if (r.kind !== "flush") continue;
+    // Flushes are below the other requests, because they concern the whole device.
+    for (const r of shown.filter((r) => r.kind === "flush")) {
       pen.fillStyle = paint.flush;
       pen.globalAlpha = 0.22;
       pen.fillRect(x(r.at), above, 1, h);
@@ -243,7 +228,34 @@ export class DiskPicture {
       pen.fillRect(x(r.at) - 1, top, 2.5, tall);
     }
     pen.restore();
-    this.words(totals, places);
+    this.words(totals(shown), places);
+  }
+
+  /** The first and the last sector of the axis: those of the device, or a little more than those of the requests. */
+  range(places) {
+    if (!this.fit.checked || !places.length) return [0, this.size];
+    const low = places.reduce((n, r) => Math.min(n, r.sector), Infinity);
+    const high = places.reduce((n, r) => Math.max(n, r.sector + r.sectors), 0);
+    const air = Math.max(64, (high - low) * 0.04);
+    return [Math.max(0, low - air), Math.min(this.size, high + air)];
+  }
+
+  /** Marks of the axis of sectors. */
+  sectors(pen, { left, right, low, high, y, paint }) {
+    for (let i = 0; i <= 4; i++) {
+      const sector = low + ((high - low) * i) / 4;
+      const at = Math.round(y(sector)) + 0.5;
+      pen.strokeStyle = i ? paint["line-soft"] : paint.line;
+      pen.beginPath();
+      pen.moveTo(left, at);
+      pen.lineTo(right, at);
+      pen.stroke();
+      pen.fillStyle = paint.soft;
+      pen.textAlign = "right";
+      pen.textBaseline = "middle";
+      pen.fillText(bytes(sector * 512), left - 7, at);
+    }
+    pen.textBaseline = "alphabetic";
   }
 
   /** Marks of the axis of time, at whole times of day as in the charts. */

@@ -203,7 +203,7 @@ impl Tls {
         Ok(tls)
     }
 
-    /// Goes on where another thread has stopped.
+    /// Continues a session at the point where another thread has stopped.
     pub(crate) fn resume(parts: TlsParts, pool: &BufferPool) -> Result<Tls, TlsError> {
         let buffer = || pool.try_take(CIPHER_BYTES).ok_or(TlsError::NoMemory);
         let mut incoming = buffer()?;

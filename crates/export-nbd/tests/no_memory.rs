@@ -1,4 +1,4 @@
-//! The system refuses memory for a request's data: the request is answered with ENOMEM, and everything else goes on.
+//! The system refuses memory for a request's data: the request is answered with ENOMEM, and all other requests are served.
 //!
 //! A program of its own, because its global allocator fails on demand.
 

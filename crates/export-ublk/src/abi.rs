@@ -246,7 +246,11 @@ mod tests {
     /// The structures equal those in the header of this host, if it has one.
     #[test]
     fn numbers_are_those_of_the_header_of_this_host() {
-        let Ok(header) = std::fs::read_to_string("/usr/include/linux/ublk_cmd.h") else { return };
+        let path = "/usr/include/linux/ublk_cmd.h";
+        let header = match std::fs::read_to_string(path) {
+            Ok(header) => header,
+            Err(e) => return rig::skipped(format_args!("{path}: {e}")),
+        };
         let number = |name: &str| {
             let mut words = header
                 .lines()

@@ -91,7 +91,7 @@ pub(crate) trait Node: 'static {
     fn open(&self, info: &DeviceInfo) -> Result<Self::Requests, UblkError>;
 
     /// What is to be done for a device that has just been started; what did not work. Called on a helper
-    /// thread: changing a queue waits for every request in it, and somebody may be reading the new device already.
+    /// thread: changing a queue waits for every request in it, and a process may be reading the new device already.
     fn started(info: &DeviceInfo) -> Result<(), sysfs::SettingError>;
 }
 

@@ -152,7 +152,7 @@ impl<V: BlockVolume> Ublk<V> {
     /// Describes a user of a device; `None` if no device has users and the page cache has no data that was written to one.
     pub async fn in_use(&self) -> Option<String> {
         let numbers: Vec<u32> = self.devices.iter().map(|(_, d)| d.number()).collect();
-        let look = move || {
+        let find_user = move || {
             let users: Vec<_> =
                 numbers.iter().flat_map(|n| users::of_block_device(&sysfs::disk_name(*n))).collect();
             if !users.is_empty() {
@@ -162,7 +162,7 @@ impl<V: BlockVolume> Ublk<V> {
             let busy = numbers.iter().find(|n| matches!(sysfs::settle(**n), Ok(false)))?;
             Some(format!("{} is in use", sysfs::disk(*busy).display()))
         };
-        self.host.reactor.blocking(look).await
+        self.host.reactor.blocking(find_user).await
     }
 
     /// Makes every later request fail, for devices that are removed while in use.

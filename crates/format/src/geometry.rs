@@ -241,6 +241,13 @@ fn bad(field: &'static str, at: u64, expected: Value, found: Value) -> Corrupt {
 
 const _: () = assert!(SECTOR_BYTES == 512);
 
+#[cfg(any(test, kani))]
+mod model;
+#[cfg(kani)]
+mod proofs;
+#[cfg(test)]
+mod properties;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,4 +1,4 @@
-//! Parsers meet bytes that nobody wrote. None may panic, and nothing that a checksum covers may be
+//! Parsers get arbitrary bytes. None may panic, and nothing that a checksum covers may be
 //! changed by one bit without notice.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 

@@ -49,7 +49,7 @@ struct Args {
     /// Mutants at a time
     #[arg(long, default_value_t = 1, value_name = "N")]
     jobs: usize,
-    /// Stop after so many minutes; the next run goes on
+    /// Stop after so many minutes; the next run continues
     #[arg(long, value_name = "N")]
     minutes: Option<u64>,
     /// List the chosen mutants, and run none

@@ -49,7 +49,7 @@ pub fn rewrite(
     Ok(Rewritten { text: prettyplease::unparse(&tree), mutants })
 }
 
-/// Names of modules in other files that are compiled only for tests: `#[cfg(test)] mod tests;`.
+/// Names of modules in other files that are compiled only for tests and proofs: `#[cfg(test)] mod tests;`.
 pub fn test_modules(text: &str) -> Result<Vec<String>, syn::Error> {
     let tree = syn::parse_file(text)?;
     let of_tests = |item: &syn::Item| match item {
@@ -299,10 +299,10 @@ impl VisitMut for Rewriter<'_> {
     fn visit_generics_mut(&mut self, _: &mut syn::Generics) {}
 }
 
+/// Whether the item is compiled only for tests, or for proofs (`kani`).
 fn is_test(attrs: &[Attribute]) -> bool {
-    attrs
-        .iter()
-        .any(|a| a.path().is_ident("test") || (a.path().is_ident("cfg") && tokens(a).contains("test")))
+    let of_tests = |a: &Attribute| ["test", "kani"].iter().any(|cfg| tokens(a).contains(cfg));
+    attrs.iter().any(|a| a.path().is_ident("test") || (a.path().is_ident("cfg") && of_tests(a)))
 }
 
 fn is_logical(op: &syn::BinOp) -> bool {

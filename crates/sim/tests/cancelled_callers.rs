@@ -91,8 +91,8 @@ fn a_stop_says_that_the_device_was_not_flushed() {
     scenario.power_cut(Retained::Nothing).judge();
 }
 
-/// A walk of the index that was given up left the leaves busy that it was about to replace. Whoever writes such a leaf waited
-/// for ever, and then everybody, because the journal was full.
+/// A walk of the index runs to its end without its caller, so it leaves no leaf busy. Requests would wait for a busy leaf, and in
+/// the end all of them, because the journal fills.
 #[test]
 fn a_walk_goes_on_when_its_caller_does_not_wait() {
     for cut_us in [10, 100, 500, 1000, 3000, 10_000] {

@@ -77,7 +77,7 @@ fn clean_in_the_superblock_waits_for_the_keys_of_now() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
-/// The same for what goes past the cache over dirty data alone.
+/// A write or discard that bypasses the cache over dirty data waits until the key of that data is durable.
 #[test]
 pub fn direct_changes_wait_until_the_dirty_keys_are_durable() {
     for way in ["detaching", "discard"] {

@@ -9,7 +9,7 @@ use sim::disk::{Kind, Matching, Retained};
 use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 
-/// The device that hangs, and the one that does not.
+/// The device that hangs, and the healthy device.
 const HUNG: usize = 0;
 const HEALTHY: usize = 1;
 
@@ -34,8 +34,8 @@ async fn write_until_the_ring_wrapped(b: &Boot) {
     }
 }
 
-/// The leaf has clean copies of a device that does not answer the flush that they wait for. The leaf held the oldest entry
-/// of the journal, and after 952 writes to the other device the journal was full for good.
+/// The leaf has clean copies of a device that does not answer the flush that they wait for, and holds the oldest entry of the
+/// journal. Writes to the other device must not fill the journal.
 #[test]
 pub fn a_flush_that_hangs_does_not_fill_the_journal() {
     for retained in [Retained::Nothing, Retained::Everything, Retained::Some(3)] {
@@ -84,7 +84,7 @@ pub fn dirty_data_is_written_and_flushed_while_its_device_hangs() {
     }
 }
 
-/// When the flush is answered after all, copies of the device are made and kept again.
+/// After the late flush has ended, copies of the device are inserted and written again.
 #[test]
 fn a_device_that_answers_late_is_cached_again() {
     let mut scenario = Scenario::new(4, Layout::pair(), 0);
@@ -106,7 +106,7 @@ fn a_device_that_answers_late_is_cached_again() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
-/// A walk that replaces the leaf waits for the flush as whoever writes it does, and then goes on without the copies.
+/// A walk that replaces the leaf waits for the flush as a write of the leaf does, and then continues without the copies.
 #[test]
 fn a_leaf_is_replaced_without_copies_of_a_device_that_hangs() {
     let mut scenario = Scenario::new(8, Layout::pair(), 0);
@@ -145,7 +145,7 @@ fn a_device_that_is_late_is_not_waited_for_again() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
-/// A flush that takes a second is waited for: nobody else needs the leaf, and the copies are worth it.
+/// A leaf that no request waits for is written after the flush of its device, also if that takes a second, and keeps its copies.
 #[test]
 fn a_slow_flush_costs_no_copies() {
     let mut scenario = Scenario::new(7, Layout::pair(), 0);
@@ -203,8 +203,7 @@ fn copies_wait_for_a_full_leaf_and_reads_do_not() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
-/// A detach that waits for a hung write of its own volume held the lock for the table of devices, for which every other
-/// attach and detach waited.
+/// A detach that waits for a hung write of its own volume holds no lock that another attach or detach needs.
 #[test]
 fn a_detach_that_hangs_holds_up_no_other_device() {
     let mut scenario = Scenario::new(5, Layout::pair(), 0);

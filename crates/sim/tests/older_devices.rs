@@ -60,7 +60,7 @@ pub fn a_crash_log_does_not_count_after_the_device_failed() {
     }
 }
 
-/// The same where the request that fails is a discard: of buckets that are reused, while other buckets are filled.
+/// A discard of invalidated buckets fails while other buckets are filled. The next start does not use the crash log.
 #[test]
 fn a_crash_log_does_not_count_after_a_discard_failed() {
     let memory = Rc::new(Memory::default());
@@ -80,7 +80,8 @@ fn a_crash_log_does_not_count_after_a_discard_failed() {
     start_and_judge(&mut scenario, options(&memory));
 }
 
-/// The same where a wipe of a sparse device discards a bucket, or reads it to check the discard, and that request fails.
+/// A wipe of a sparse device discards a bucket, or reads it to check the discard, and that request fails. The next start does not
+/// use the crash log.
 #[test]
 fn a_crash_log_does_not_count_after_a_request_of_a_wipe_failed() {
     for kind in [Kind::Discard, Kind::Read] {
@@ -321,7 +322,7 @@ fn an_older_cache_that_was_started_alone_starts_empty_for_a_clean_device() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
-/// The backing device cannot be written while it registers. Its last number goes on to count, beside the new one.
+/// The backing device cannot be written while it registers. Its last number still counts, beside the new one.
 #[test]
 fn a_registration_that_was_not_noted_by_the_device_counts() {
     let mut scenario = Scenario::new(6, Layout::small(CacheMode::Writeback), 0);

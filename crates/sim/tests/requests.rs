@@ -272,7 +272,7 @@ fn errors_are_counted_and_events_are_waited_for() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
-/// The operator learns that the set is disabled, and that its clean device goes on without the cache.
+/// The operator learns that the set is disabled, and that its clean device works without the cache.
 #[test]
 fn the_failure_of_a_set_and_its_effect_on_a_clean_device_are_events() {
     let mut scenario = Scenario::new(9, Layout::small(CacheMode::Writethrough), 0);
@@ -332,7 +332,7 @@ fn an_error_of_zeros_counts_for_the_backing_device() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
-/// Copies of what was read are written behind the readers' backs: 128 at a time, and whoever reads more is only answered.
+/// Data that was read is inserted after the reply: at most 128 inserts at a time. Further reads are answered without an insert.
 #[test]
 fn so_many_misses_are_cached_at_a_time() {
     let mut scenario = Scenario::new(7, Layout::small(CacheMode::Writeback), 0);

@@ -275,7 +275,7 @@ fn a_scrub_that_pauses_ends_when_the_set_fails() {
     });
 }
 
-/// A scrub that was cancelled goes on behind the buckets that it has read, also after a restart. Its rate is limited.
+/// A scrub that was cancelled continues behind the buckets that it has read, also after a restart. Its rate is limited.
 #[test]
 fn a_scrub_goes_on_where_it_was_cancelled() {
     let mut scenario = Scenario::new(1, Layout::with_checksums(CacheMode::Writeback), 0);

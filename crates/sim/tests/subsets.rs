@@ -197,7 +197,7 @@ fn summary(b: &Boot) -> SetSummary {
     inspect::check_set(&b.cache.image(), &[], options).summary.expect("a set")
 }
 
-/// The ring of the journal has 8 buckets of 8 blocks here. The scenario begins in its last bucket and goes on over the
+/// The ring of the journal has 8 buckets of 8 blocks here. The scenario begins in its last bucket and continues over the
 /// oldest entries.
 #[test]
 fn a_journal_that_wraps_survives_every_subset() {

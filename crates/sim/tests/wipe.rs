@@ -114,7 +114,7 @@ fn a_discard_is_not_believed() {
     }
 }
 
-/// Clients of the other volumes go on all the time, and read what they wrote: a wipe may overwrite a place that a reader has
+/// Clients of the other volumes send requests all the time, and read what they wrote: a wipe may overwrite a place that a reader has
 /// just looked up.
 #[test]
 fn others_are_served_meanwhile() {
@@ -191,7 +191,7 @@ fn a_crash_hurts_nobody() {
     assert!(crashes > 200, "{crashes} crashes");
 }
 
-/// A wipe that a crash interrupted is run again, and does the rest: nobody has to know what was detached.
+/// A wipe that a crash interrupted is run again, and does the rest: the operator does not have to name what was detached.
 #[test]
 fn a_wipe_is_run_again_after_a_crash() {
     for effects in [5, 40, 120] {
@@ -317,7 +317,7 @@ fn a_reader_that_a_wipe_overtakes_looks_again() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
-/// A wipe is durable when it ends, without anybody's flush after it.
+/// A wipe is durable when it ends, without a client's flush after it.
 #[test]
 fn a_wipe_that_has_ended_is_durable() {
     let mut scenario = scenario(11);

@@ -80,7 +80,7 @@ fn a_gap_that_cannot_be_read_counts_as_an_error() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
-/// A sweep that finds nothing up to the end of the device goes on at its begin, without a rest.
+/// A sweep that finds nothing up to the end of the device continues at its start, without a rest.
 #[test]
 fn a_sweep_goes_on_at_the_begin_of_the_device() {
     let mut scenario = Scenario::new(3, Layout::small(CacheMode::Writeback), 0);

@@ -7,10 +7,14 @@ use crate::violation::Violation;
 
 const SUBJECT: usize = 72;
 
-/// Violations in commits that the upstream branch does not have; none without a repository or an upstream.
+/// The commits that are checked: those that the upstream branch does not have; without an upstream, those that the default branch
+/// of `origin` does not have; without that, the last 100. The rule is older than 100 commits.
+const RANGES: [&[&str]; 3] = [&["@{upstream}..HEAD"], &["origin/HEAD..HEAD"], &["--max-count=100", "HEAD"]];
+
+/// Violations in the commits of the first range that the repository has; none without a repository.
 pub fn check(root: &Path) -> Vec<Violation> {
-    let log = git(root, &["log", "--no-merges", "--format=%h %s", "@{upstream}..HEAD"]);
-    log.as_deref().unwrap_or_default().lines().filter_map(subject).collect()
+    let log = |range: &&[&str]| git(root, &[&["log", "--no-merges", "--format=%h %s"], *range].concat());
+    RANGES.iter().find_map(log).unwrap_or_default().lines().filter_map(subject).collect()
 }
 
 fn subject(line: &str) -> Option<Violation> {
@@ -31,23 +35,53 @@ mod tests {
         assert_eq!((found.path.as_str(), found.message.contains("found 73")), ("commit abc", true));
     }
 
-    /// A branch with one commit, whose upstream is the branch `base` without it.
+    fn run(dir: &Path, arguments: &[&str]) {
+        git(dir, arguments).expect("git runs");
+    }
+
+    fn commit(dir: &Path, subject: &str) {
+        let author = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"];
+        run(dir, &[&author[..], &["commit", "-q", "--allow-empty", "-m", subject]].concat());
+    }
+
+    /// A branch `base` with one commit that violates the rule, and a branch from it without an upstream.
+    fn repository() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        run(dir.path(), &["init", "-q", "-b", "base"]);
+        commit(dir.path(), &"a".repeat(80));
+        run(dir.path(), &["checkout", "-q", "-b", "branch"]);
+        dir
+    }
+
     #[test]
     fn only_commits_that_the_upstream_does_not_have_are_checked() {
-        let dir = tempfile::tempdir().unwrap();
-        let run = |arguments: &[&str]| git(dir.path(), arguments).expect("git runs");
-        let commit = |subject: &str| {
-            let who = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"];
-            run(&[&who[..], &["commit", "-q", "--allow-empty", "-m", subject]].concat())
-        };
-        run(&["init", "-q", "-b", "base"]);
-        commit(&"a".repeat(80));
-        run(&["checkout", "-q", "-b", "branch"]);
-        assert_eq!(check(dir.path()), []);
-        run(&["branch", "-q", "--set-upstream-to", "base"]);
-        commit("short");
-        assert_eq!(check(dir.path()), []);
-        commit(&"b".repeat(73));
-        assert_eq!(check(dir.path()).len(), 1);
+        let repository = repository();
+        let dir = repository.path();
+        run(dir, &["branch", "-q", "--set-upstream-to", "base"]);
+        commit(dir, "short");
+        assert_eq!(check(dir), []);
+        commit(dir, &"b".repeat(73));
+        assert_eq!(check(dir).len(), 1);
+    }
+
+    #[test]
+    fn without_an_upstream_the_default_branch_of_origin_is_the_base() {
+        let repository = repository();
+        let dir = repository.path();
+        run(dir, &["update-ref", "refs/remotes/origin/base", "base"]);
+        run(dir, &["symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/base"]);
+        assert_eq!(check(dir), []);
+        commit(dir, &"b".repeat(73));
+        assert_eq!(check(dir).len(), 1);
+    }
+
+    #[test]
+    fn without_any_base_the_last_hundred_commits_are_checked() {
+        let repository = repository();
+        let dir = repository.path();
+        assert_eq!(check(dir).len(), 1);
+        (0..100).for_each(|n| commit(dir, &format!("short {n}")));
+        assert_eq!(check(dir), []);
+        assert_eq!(check(tempfile::tempdir().unwrap().path()), [], "no repository");
     }
 }

@@ -71,16 +71,26 @@ pub fn is_test(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Whether the predicate of a `cfg` is true in tests only: `test`, or `all(…)` with it.
+/// Whether the predicate of a `cfg` is true in tests and proofs only: `test`, `kani`, `all(…)` with one of them, or `any(…)` of them.
 fn demands_test(predicate: TokenStream) -> bool {
-    let trees: Vec<TokenTree> = predicate.into_iter().collect();
-    trees.split(|t| matches!(t, TokenTree::Punct(p) if p.as_char() == ',')).any(|part| match part {
-        [TokenTree::Ident(name)] => name == "test",
-        [TokenTree::Ident(name), TokenTree::Group(inside)] => {
-            name == "all" && inside.delimiter() == Delimiter::Parenthesis && demands_test(inside.stream())
+    fn part_demands(part: &[TokenTree]) -> bool {
+        match part {
+            [TokenTree::Ident(name)] => name == "test" || name == "kani",
+            [TokenTree::Ident(name), TokenTree::Group(inside)]
+                if inside.delimiter() == Delimiter::Parenthesis =>
+            {
+                let trees: Vec<TokenTree> = inside.stream().into_iter().collect();
+                let mut parts = trees.split(|t| matches!(t, TokenTree::Punct(p) if p.as_char() == ','));
+                match name.to_string().as_str() {
+                    "all" => parts.any(part_demands),
+                    "any" => parts.all(part_demands),
+                    _ => false,
+                }
+            }
+            _ => false,
         }
-        _ => false,
-    })
+    }
+    part_demands(&predicate.into_iter().collect::<Vec<_>>())
 }
 
 /// The file without the items that are compiled for tests only.
@@ -178,6 +188,7 @@ mod tests {
     fn tests_are_left_out_and_other_configurations_are_not() {
         let text = "#[cfg(test)] mod tests { fn a() {} }\n#[cfg(not(test))] fn b() {}\n#[test] fn c() {}\n\
                     #[cfg(all(unix, test))] fn d() {}\n#[cfg(any(test, feature = \"x\"))] fn e() {}\n\
+                    #[cfg(any(test, kani))] fn h() {}\n\
                     struct S; impl S { #[cfg(test)] fn f() {} fn g() {} }";
         let file = without_tests(&syn::parse_file(text).unwrap());
         let kept: Vec<String> = file

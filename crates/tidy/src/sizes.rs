@@ -14,10 +14,13 @@ const FUNCTION_LINES: usize = 60;
 const ARGUMENTS: usize = 5;
 const FIELDS: usize = 15;
 
-/// Checks files of every kind, and functions and types of Rust files outside tests. The weight is the excess over the
-/// limit.
+/// Checks files of every kind, functions and types of Rust files outside tests, and functions of the dashboard. The weight is the
+/// excess over the limit.
 pub fn check(tree: &Tree) -> Vec<Violation> {
     let mut found: Vec<Violation> = tree.files.iter().filter_map(|f| file(&f.path, &f.text)).collect();
+    for script in tree.files.iter().filter(|f| f.path.ends_with(".js")) {
+        found.extend(script_functions(&script.path, &script.text));
+    }
     for (source, product) in tree.product() {
         let mut finder = SizeFinder { path: &source.path, owner: None, of_trait: false, found: Vec::new() };
         finder.visit_file(product);
@@ -32,6 +35,28 @@ fn file(path: &str, text: &str) -> Option<Violation> {
     let excess = text.lines().count().checked_sub(FILE_LINES + 1)? + 1;
     let message = format!("expected at most {FILE_LINES} lines, found {}", FILE_LINES + excess);
     is_code.then(|| Violation::new("sizes.file", path, 1, message).weighing(excess))
+}
+
+/// Functions of JavaScript that are too long. A function ends at the first closing brace that is indented like its begin.
+fn script_functions(path: &str, text: &str) -> Vec<Violation> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (n, line) in lines.iter().enumerate() {
+        let (indent, code) = line.split_at(line.len() - line.trim_start().len());
+        let is_statement = ["if ", "for ", "while ", "switch ", "}"].iter().any(|s| code.starts_with(s));
+        if is_statement || !(code.ends_with(") {") || code.ends_with("=> {")) {
+            continue;
+        }
+        let is_end = |l: &&&str| l.strip_prefix(indent).is_some_and(|rest| rest.starts_with('}'));
+        let length = 2 + lines[n + 1..].iter().take_while(|l| !is_end(l)).count();
+        if length > FUNCTION_LINES {
+            let item = code.trim_end_matches(" {").split('(').next().unwrap_or_default();
+            let message = format!("{item}: expected at most {FUNCTION_LINES} lines, found {length}");
+            let violation = Violation::new("sizes.function", path, n + 1, message);
+            found.push(violation.of(item).weighing(length - FUNCTION_LINES));
+        }
+    }
+    found
 }
 
 struct SizeFinder<'a> {
@@ -157,6 +182,19 @@ mod tests {
         assert_eq!(found(&of(60)), []);
         assert_eq!(found(&of(61)), [("sizes.function", "S::f".into(), 1)]);
         assert_eq!(found(&format!("#[cfg(test)] mod tests {{ {} }}", of(61))), []);
+    }
+
+    #[test]
+    fn a_function_of_a_script_has_60_lines_at_most() {
+        let of = |begin: &str, lines: usize| {
+            let body = "    if (x) {\n    }\n".repeat(lines / 2 - 1);
+            let tree =
+                Tree::of(&[("crates/a/web/a.js", &format!("class A {{\n  {begin}\n{body}  }}\n}}\n"))]);
+            check(&tree).into_iter().map(|v| (v.rule, v.line, v.item, v.weight)).collect::<Vec<_>>()
+        };
+        assert_eq!(of("paint(a) {", 60), []);
+        assert_eq!(of("async paint(a) {", 62), [("sizes.function", 2, "async paint".into(), 2)]);
+        assert_eq!(of("for (const a of b) {", 62), []);
     }
 
     #[test]

@@ -63,6 +63,7 @@ const COINAGES: &[(&str, &str)] = &[
     ("mistrust", "failed flushes"),
     ("void", "invalid"),
     ("hurry", "urgent"),
+    ("hurried", "shortened, or urgent"),
     ("pulse", "rate estimator"),
     ("pace", "throttle"),
     ("victim", "eviction candidate"),
@@ -88,10 +89,26 @@ const COINAGES: &[(&str, &str)] = &[
     ("acts", "operator actions"),
 ];
 
+/// Coinages that no text contains either: they have no other meaning in the field of this program.
+const ALWAYS: &[&str] = &[
+    "survivor",
+    "survivors",
+    "mistrust",
+    "hurry",
+    "hurried",
+    "victim",
+    "victims",
+    "patience",
+    "looker",
+    "tale",
+    "habit",
+];
+
 /// The usual words for a search, which are no coinage.
 const LOOK_UP: [&str; 2] = ["look", "up"];
 
-/// Finds forbidden words in all files except those of this crate, and coinages in all declared names.
+/// Finds forbidden words in all files except those of this crate, and coinages in all declared names. Comments, literals, local
+/// names and Markdown are text.
 pub fn check(tree: &Tree) -> Vec<Violation> {
     let mut found = Vec::new();
     for file in &tree.files {
@@ -120,6 +137,12 @@ fn text(line: &str, mut report: impl FnMut(&'static str, String)) {
     let lower = line.to_lowercase();
     for word in AUTHORS.iter().filter(|w| contains(&lower, w)) {
         report("words.author", format!("expected nothing about how a change was made, found \"{word}\""));
+    }
+    for word in line.split(|c: char| !c.is_alphanumeric() && c != '_').flat_map(parts) {
+        if ALWAYS.contains(&word.as_str()) {
+            let better = COINAGES.iter().find(|(c, _)| *c == word).map_or("none", |(_, better)| better);
+            report("words.coinage", format!("expected the word of the field ({better}), found \"{word}\""));
+        }
     }
 }
 
@@ -186,7 +209,8 @@ impl NameFinder<'_> {
         }
         for (coinage, better) in COINAGES {
             let coined: Vec<&str> = coinage.split('_').collect();
-            if words.windows(coined.len()).any(|w| w == coined) {
+            // The check of texts finds the others.
+            if !ALWAYS.contains(coinage) && words.windows(coined.len()).any(|w| w == coined) {
                 let message =
                     format!("{name}: expected the word of the field ({better}), found \"{coinage}\"");
                 let line = identifier.span().start().line;
@@ -301,6 +325,16 @@ mod tests {
     fn words_about_how_a_change_was_made_are_reported() {
         assert_eq!(rules("A session of FUSE; the agent of the guest; llmap; User-Agent"), [""; 0]);
         assert_eq!(rules("As This Session found, the assistant did"), ["words.author", "words.author"]);
+    }
+
+    #[test]
+    fn texts_have_no_words_that_are_always_coinages() {
+        assert_eq!(rules("surviving, the visit of inhabitants, pace, kept"), [""; 0]);
+        assert_eq!(rules("Two Survivors, their habit"), ["words.coinage", "words.coinage"]);
+        let text =
+            "// No victim\nfn a() {\n let the_looker = \"x\";\n let x = \"hurry\";\n let evictVictim = 1; }";
+        let lines: Vec<usize> = found("crates/a/src/a.rs", text).iter().map(|f| f.1).collect();
+        assert_eq!(lines, [1, 3, 4, 5]);
     }
 
     #[test]

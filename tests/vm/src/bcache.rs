@@ -60,7 +60,7 @@ impl Kernel {
         Kernel::boot_with(Vm::build(label).cpus(1), disks)
     }
 
-    /// The same for a machine that has more.
+    /// Boots the machine that `builder` describes, with these disks and the kernel's driver.
     #[track_caller]
     pub fn boot_with(mut builder: Builder, disks: &[&Disk]) -> Kernel {
         for disk in disks {
@@ -262,7 +262,7 @@ impl Kernel {
         );
     }
 
-    /// Looks for complaints, cuts the power in the middle of whatever is going on, and returns the progress.
+    /// Looks for complaints, cuts the power in the middle of the load, and returns the progress.
     #[track_caller]
     pub fn cut_power(mut self) -> String {
         self.no_complaints();

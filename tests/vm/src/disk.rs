@@ -82,18 +82,18 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// The same disk, with a limit: 150 is a hard disk, 3000 an SSD. Each request takes its part of a second, whatever
+    /// Limits the requests a second of the disk: 150 is a hard disk, 3000 an SSD. Each request takes its part of a second, whatever
     /// its size.
     pub fn slow(&self, iops: u32) -> Disk {
         Disk { iops: Some(iops), ..self.clone() }
     }
 
-    /// The same disk, which moves no more than this, so that large requests are not free.
+    /// Limits the bytes a second of the disk, so that large requests are not free.
     pub fn limited(&self, bytes_per_second: u64) -> Disk {
         Disk { bytes_per_second: Some(bytes_per_second), ..self.clone() }
     }
 
-    /// The same disk with a write cache that a power loss empties. It shares the power with other disks; only one such
+    /// Gives the disk a write cache that a power loss empties. It shares the power with other disks; only one such
     /// disk may be made of an image.
     pub fn volatile(&self, power: &Power) -> Disk {
         Disk { cache: Some(Arc::new(VolatileCache::start(&self.path, power))), ..self.clone() }

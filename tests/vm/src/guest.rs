@@ -61,7 +61,7 @@ moves() { # waits until requests to the device are done again; says after how ma
     done
     echo "moves after $(($(now_ms) - from)) ms"
 }
-each() { # waits until every job of fio goes on: each has moved more bytes than it can have under way
+each() { # waits until every job of fio makes progress: each has moved more bytes than it can have under way
     jobs=$(pidof fio) && main=$(fio_main) || return 1
     for job in $jobs; do
         [ $job != $main ] || continue

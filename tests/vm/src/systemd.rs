@@ -64,7 +64,7 @@ const WANTED: &[(&str, &str)] = &[
 ];
 const AGENT: &str = "[Unit]\nDescription=Commands from the host\nDefaultDependencies=no\nAfter=systemd-udevd.service\n\
     [Service]\nExecStart=/bin/sh /init\nStandardInput=null\nTimeoutStopSec=2\n";
-/// Without it there are no disks; nobody else here loads modules for what is plugged in.
+/// Without it there are no disks; no other program of the guest loads modules for hotplugged devices.
 const DISKS: &str = "[Unit]\nDescription=Driver of the disks\nDefaultDependencies=no\nBefore=systemd-udev-trigger.service\n\
     [Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=/sbin/modprobe virtio_blk\n";
 /// Owners of devices, by the rules of udev.

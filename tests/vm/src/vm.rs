@@ -145,7 +145,7 @@ impl Builder {
         let child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
         let label = self.label.clone();
         let mut vm = Vm { label, dir, child, agent: None, next: 0, bad_lines_reported: 0, disks };
-        // Without QEMU nobody would ever connect.
+        // Without QEMU no connection would ever come.
         listener.set_nonblocking(true).expect("a socket");
         let agent = vm.until("QEMU starts", TIMEOUT, || listener.accept().ok()).0;
         agent.set_nonblocking(false).expect("a socket");
@@ -225,8 +225,8 @@ impl Vm {
         }
     }
 
-    /// Runs a script of busybox's shell in the guest. It must end within [`TIMEOUT`]; what it leaves in the background
-    /// goes on.
+    /// Runs a script of busybox's shell in the guest. It must end within [`TIMEOUT`]; processes that it leaves in the background
+    /// keep running.
     #[track_caller]
     pub fn sh(&mut self, script: &str) -> Said {
         self.sh_within(TIMEOUT, script)

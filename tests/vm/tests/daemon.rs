@@ -175,7 +175,7 @@ fn devices_are_pulled_out_and_put_in_again() {
          done",
     );
 
-    // Without the cache: what it has alone is missed and nothing older is shown; who needs nothing of it goes on.
+    // Without the cache: reads of its dirty data fail instead of returning older data; a volume without dirty data works.
     sh(guest, "store /tmp/again 16 && there /tmp/again 16 && each && pull cache");
     guest.vm.wait_for("a message", "grep -q 'was unplugged; it is the cache device of set' /tmp/up.err");
     sh(guest, "! answers 16 && each");
@@ -261,7 +261,7 @@ fn devices_are_pulled_out_under_clients_of_nbd_and_fuse() {
         "connect && can_read 100 && is_there /tmp/clean 0 && is_there /tmp/dirty 16 && is_there /tmp/late 32",
     );
 
-    // By FUSE: a mounted loop device, then somebody who has the file itself open.
+    // By FUSE: a mounted loop device, then a process that has the file itself open.
     sh(guest, "disconnect && pull other");
     guest.vm.wait_for("a message", "[ $(grep -c 'was unplugged: requests' /tmp/up.err) = 2 ]");
     sh(guest, "put other");

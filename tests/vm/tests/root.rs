@@ -168,7 +168,7 @@ fn runs_from_a_volume(by: &Tool) {
     fine(&vm.ends_by("systemctl poweroff"));
     set.check();
 
-    // What nobody synced before the shutdown is there as well, and the file system was left in good order.
+    // Data without a sync before the shutdown is there as well, and the file system was left in good order.
     let whole = dir.path("whole");
     ubcache(&["extract", "-C", cache.host(), "-B", backing.host(), "-o", whole.to_str().unwrap()]).ok();
     let said = run_within(ubcache_vm::TIMEOUT, &tool("e2fsck"), &["-fn", whole.to_str().unwrap()]).ok();

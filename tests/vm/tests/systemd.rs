@@ -36,7 +36,7 @@ stuck() { # what everybody waits for, for messages
     dmesg | tail -n 30
     return 1
 } >&2
-writes() { # waits until the writer goes on
+writes() { # waits until the writer makes progress
     was=$(cat /run/written); n=0
     until [ "$(cat /run/written)" != "$was" ]; do n=$((n+1)); [ $n -lt 3000 ] || return 1; usleep 20000; done
     [ "$(cat /run/written)" != failed ]
@@ -88,7 +88,7 @@ fn units_and_rules_of_the_package() {
     }
     let dir = Dir::new();
     let vm = &mut boot("systemd", &dir);
-    // The mount wants its volume, and that the daemon: it is up without anybody having asked for it, and has said so.
+    // The mount wants its volume, and the volume wants the daemon: systemd has started it, and it is ready.
     vm.wait_for("the daemon", "[ $(systemctl show -P ActiveState ubcache.service) = active ]");
     vm.wait_for(
         "the volume's unit",
@@ -241,7 +241,7 @@ fn a_device_is_either_ours_or_the_kernels() {
          systemctl start ubcache.service && ubcache wait --timeout 60 data && ! ours late && \
          udevadm trigger --action=change --settle --subsystem-match=block",
     );
-    // It is pulled out from under that driver: what it lets go on its own, both would take.
+    // It is unplugged while that driver has it: if the driver released it by itself, both would take it.
     let pulled = |vm: &mut Vm| {
         sh(vm, "unplug late");
         vm.wait_for("the kernel's driver", "[ ! -e /sys/block/bcache0 ]");

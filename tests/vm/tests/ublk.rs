@@ -259,7 +259,7 @@ fn another_process_takes_over_under_a_mounted_filesystem() {
     }
     let dir = Dir::new();
     let mut guest = boot("ublk-takeover", &dir, 256, &["mkfs.ext4", "e2fsck", "fio"]);
-    // Nobody to take over from: it starts as usual.
+    // No earlier process to take over from: it starts as usual.
     guest.sh("up --takeover && grep -q 'nothing to take over' /tmp/up.err").ok();
     guest.sh("mkfs.ext4 -q /dev/ublkb0 && mount /dev/ublkb0 /mnt").ok();
     guest
@@ -365,7 +365,7 @@ fn users_without_privileges_have_devices_too() {
             ready && grep 'export: NBD' /tmp/up.err | grep 'permission denied' && down"
         ))
         .ok();
-    // What a rule of udev would do: the nodes belong to whoever made the device.
+    // What a rule of udev would do: the nodes belong to the user that made the device.
     guest
         .sh("chmod 666 /dev/ublk-control; (while true; do chown 65534 /dev/ublkc* /dev/ublkb* 2>/dev/null; usleep 5000; done) &")
         .ok();

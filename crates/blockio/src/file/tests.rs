@@ -85,7 +85,7 @@ fn short_transfers_and_interruptions_are_continued() {
     assert_eq!(next(op.advance(-libc::EINTR)), (4096, 32768));
     assert_eq!(next(op.advance(8192)), (4096 + 8192, 24576));
     assert!(matches!(op.advance(-libc::EAGAIN), Step::NextBlocking(Cmd::Read { .. })));
-    assert_eq!(next(op.advance(512 + 100)), (4096 + 8704, 24064), "goes on at a whole block");
+    assert_eq!(next(op.advance(512 + 100)), (4096 + 8704, 24064), "continues at a whole block");
     assert!(matches!(op.advance(24064), Step::Done));
     op.finish();
     assert_eq!(driver.block_on(future).result, Ok(()));

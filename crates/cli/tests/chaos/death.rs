@@ -86,7 +86,7 @@ fn killed_and_stopped() {
 }
 
 /// What was answered is written back offline as well, without a server in between; and a start that cannot read it
-/// does not go on.
+/// does not continue.
 #[test]
 fn killed_and_written_back_offline() {
     if !host::ready(&["unshare"]) {
@@ -114,7 +114,7 @@ fn killed_and_written_back_offline() {
     place.finish(&mut load);
 }
 
-/// fio's verification goes on over pauses of the server, and finds everything.
+/// fio's verification continues over pauses of the server, and finds everything.
 #[test]
 fn paused_under_fio() {
     if !host::ready(&["unshare", "fio"]) {

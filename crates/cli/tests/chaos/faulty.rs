@@ -173,7 +173,7 @@ fn errors_for_a_while() {
     stage.place.finish(&mut load);
 }
 
-/// A device that goes on failing is given up. Nothing is lost: the next start has it all.
+/// A device that keeps failing is given up. Nothing is lost: the next start has it all.
 #[test]
 fn errors_without_end() {
     if !Stage::ready() {

@@ -89,7 +89,7 @@ fn greeted(socket: &str) -> (UnixStream, bool) {
     (stream, said.is_ok_and(|n| n == 18))
 }
 
-/// As many clients come as there are descriptors, and more: those that are there go on, those that come later wait
+/// As many clients come as there are descriptors, and more: connected clients are served, later ones wait
 /// without costing anything, and are served when others leave. Most of them do not take their replies.
 fn out_of_descriptors(seed: u64) {
     let place = Place::new(12 << 20, 24 << 20);

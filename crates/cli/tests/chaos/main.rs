@@ -4,7 +4,7 @@
 //! `docs/faults.md` says what users see in each of these cases; the tests here show it. What a client was answered is
 //! known for every sector (`load`), by the stronger of the promises: it survives a process crash, flushed or
 //! not. Everything follows from seeds, which a failing test prints; `UBCACHE_CHAOS_SEED` chooses others, and
-//! `UBCACHE_CHAOS_ROUNDS` how long to go on.
+//! `UBCACHE_CHAOS_ROUNDS` how many rounds to run.
 //!
 //! Needs root: the tests mount (in a namespace of their own where that does), and change limits of processes.
 

@@ -1,4 +1,4 @@
-//! A set in files, and servers of it that come and go.
+//! A set in files, and servers of it that are started and killed.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -13,10 +13,10 @@ use tempfile::TempDir;
 use crate::load::{Load, Traffic};
 use crate::world::*;
 
-/// How long a server is watched that is to do nothing.
+/// The time for which an idle server is observed.
 const QUIET: Duration = Duration::from_millis(120);
 
-/// Sectors at the end of a volume of which loads know nothing.
+/// Sectors at the end of a volume that loads do not use.
 pub const SPARE_SECTORS: usize = 128;
 
 /// Devices, a socket, and memory that outlives servers.
@@ -25,7 +25,7 @@ pub struct Place {
     pub ssd: String,
     pub hdd: String,
     pub socket: String,
-    /// What stands for `/run/ubcache`; in memory, as that is on most hosts.
+    /// The directory in the place of `/run/ubcache`; in memory, as that is on most hosts.
     run: TempDir,
 }
 
@@ -109,7 +109,7 @@ impl Place {
         run(&["check", &self.ssd, &self.hdd]).ok();
     }
 
-    /// Somebody has what outlived a server, until this is dropped.
+    /// Keeps the memory that outlived a server open until the returned value is dropped.
     pub fn hide_crash_log(&self) -> File {
         let mut files = std::fs::read_dir(self.run.path()).expect("our directory").flatten();
         let kept = files.find(|f| f.path().extension().is_some_and(|e| e == "kept")).expect("a file");
@@ -155,13 +155,13 @@ pub fn thaw(pid: u32) {
     signal(pid, Signal::CONT);
 }
 
-/// The letter that the kernel has for what a process does.
+/// The state of a process, as the letter in `/proc`.
 pub fn process_state(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
-/// For a while nobody greets who comes to this socket.
+/// For a while no server greets the clients of this socket.
 #[track_caller]
 pub fn nobody_answers(socket: &str) {
     let mut stream = UnixStream::connect(Path::new(socket)).expect("a socket that somebody has");
@@ -171,7 +171,7 @@ pub fn nobody_answers(socket: &str) {
     assert!(silent, "a server that is stopped says {said:?}");
 }
 
-/// What comes back of requests under way before a server is gone.
+/// The replies to requests under way, until the server closes the connection.
 pub fn last_words(traffic: &mut Traffic, load: &mut Load) {
     while traffic.answer(load).is_ok() {}
 }

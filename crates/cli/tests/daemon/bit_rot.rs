@@ -157,7 +157,7 @@ fn damaged_data_is_listed_accepted_and_dropped() {
     }
 }
 
-/// A scrub that was ended by a kill or by `cancel` goes on where it was.
+/// A scrub that was ended by a kill or by `cancel` continues where it was.
 #[test]
 fn a_scrub_is_cancelled() {
     let place = with_damage();

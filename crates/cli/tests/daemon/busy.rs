@@ -170,7 +170,7 @@ fn a_long_command_delays_no_other_and_an_interrupted_one_is_not_carried_out() {
         let stop = scope.spawn(|| daemon.run(&["unregister", &place.ssd]));
         let exports = || daemon.volume("bcache0")["exports"].as_array().unwrap().len();
         wait_until("the stop", || exports() == 0);
-        // Others go on.
+        // Other volumes are served.
         daemon.run(&["register", &other]).ok().says(&["served"]);
         assert!(daemon.metrics().contains("\"bcache0\""));
         daemon.run(&["status"]).ok().says(&["bcache0"]);

@@ -119,7 +119,7 @@ fn ten_thousand_malformed_requests_disturb_nobody() {
             assert_eq!(client.read(u64::from(n) * 4096, 4096).unwrap(), [n; 4096]);
         }
     });
-    // More events than anybody waits for.
+    // More events than a client reads.
     for n in 0..400 {
         let body = format!(r#"{{"value": "{}", "runtime": true}}"#, n % 40);
         assert_eq!(daemon.http("PUT", "/v1/volumes/one/tunables/writeback_percent", &body).0, 200);
@@ -170,7 +170,7 @@ fn events_come_as_they_happen() {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    // What happens before it listens is lost to it: so it goes on happening.
+    // Events before it listens are lost to it, so events are made until one arrives.
     let wanted = std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             let mut numbers = Vec::new();

@@ -13,7 +13,7 @@ fn remembered(place: &Place) -> Vec<String> {
     state["devices"].as_object().unwrap().keys().cloned().collect()
 }
 
-/// Somebody brings a copy of a disk that is served, with other contents.
+/// A copy of a disk that is served is plugged in, with other contents.
 #[test]
 fn a_copy_does_not_take_the_place_of_what_is_served() {
     let place = Place::new();
@@ -49,7 +49,7 @@ fn a_copy_does_not_take_the_place_of_what_is_served() {
     daemon.stop();
 }
 
-/// The original is detached and goes on being served by its set's thread; the copy belongs to no set.
+/// The original is detached and still served by its set's thread; the copy belongs to no set.
 #[test]
 fn a_copy_of_a_detached_disk_is_not_served_beside_it() {
     let place = Place::new();

@@ -166,7 +166,7 @@ fn a_stopped_flash_only_volume_stays_listed_and_is_served_again() {
     daemon.stop();
 }
 
-/// The volume has no exports any more, so it cannot go on as if nothing had happened.
+/// After the failed stop the volume has no exports, so it stays stopped.
 #[test]
 fn a_flush_that_fails_at_the_stop_is_an_error_and_the_volume_stays_stopped() {
     let place = Place::new();

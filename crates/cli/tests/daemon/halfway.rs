@@ -14,7 +14,7 @@ fn a_device_that_cannot_be_attached_stays_as_it_was() {
     run(&["make", "-B", &small, "--block", "512"]).ok();
     let daemon = place.start();
     daemon.run(&["register", &ssd]).ok();
-    // One that nobody has registered is not served because of it.
+    // A device that was never registered is not served because of it.
     daemon.run(&["attach", &ssd, &small]).refused(&["block"]);
     assert_eq!(daemon.devices().len(), 1);
     assert_eq!(daemon.http("GET", "/v1/volumes/bcache0", "").0, 404);

@@ -64,7 +64,7 @@ fn what_appears_is_registered_where_that_is_wanted() {
     assert_eq!(known(&ssd), None, "nothing was said of it");
     ssd.says("add");
     wait_until("the set", || known(&ssd).as_deref() == Some("served"));
-    // It says itself that it was made for that set; it was never attached, and nobody has named it.
+    // Its superblock says that it was made for that set; it was never attached, and no command has named it.
     let waits = || daemon.run(&["status"]).ok().to_string().contains("no operator has named it");
     wait_until("the word that is missing", waits);
     assert_eq!(known(&hdd).as_deref(), Some("waiting"));
@@ -72,7 +72,7 @@ fn what_appears_is_registered_where_that_is_wanted() {
     place.client("bcache0").write(0, &[7; 4096]).unwrap();
     daemon.run(&["show", "-m"]).ok().says(&["came"]);
 
-    // What is let go on purpose stays so, whatever changes; and it is looked at before what comes after it.
+    // A device that was unregistered stays unregistered, whatever changes. Its uevent is handled before the next one.
     daemon.run(&["unregister", "came"]).ok();
     hdd.says("change");
     run(&["make", "-B", &other.path(), "--label", "other"]).ok();

@@ -19,7 +19,7 @@ fn a_superblock_that_wants_too_much_memory_is_refused_alone() {
         "bytes of memory",
         "larger",
     ]);
-    assert_eq!(client.read(0, 4096).unwrap(), [1; 4096], "the other set goes on");
+    assert_eq!(client.read(0, 4096).unwrap(), [1; 4096], "the other set is served");
     assert_eq!(daemon.devices().len(), 2);
     // Offline, the same superblock ends no command by an abort either.
     run(&["up", "-C", &huge, "--export", &format!("nbd={}", place.dir.path("up.sock"))])

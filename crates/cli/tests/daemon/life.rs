@@ -226,7 +226,7 @@ impl Frozen {
         Frozen { fuse, server: pid().unwrap(), mount_point, file: file.to_str().unwrap().to_owned() }
     }
 
-    /// Has it stand still. Threads that are busy go on for a moment after the signal.
+    /// Has it stand still. Busy threads run for a moment after the signal.
     pub fn freeze(&self) {
         signal(self.server, Signal::STOP);
         wait_until("the standstill", || {
@@ -267,7 +267,7 @@ fn a_job_on_a_device_that_stands_still_can_be_cancelled() {
     wait_until("the end of the job", || state() != "running");
     assert_eq!(state(), "cancelled");
     slow.thaw();
-    // It goes on as before: what is written is dirty.
+    // The set works as before: new data is dirty.
     place.client("bcache0").write(1 << 20, &[2; 4096]).unwrap();
     assert!(daemon.volume("bcache0")["dirty_bytes"].as_u64().unwrap() >= 4096);
     assert_eq!(daemon.volume("bcache0")["attached"], true);

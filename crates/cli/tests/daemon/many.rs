@@ -101,7 +101,7 @@ fn load_all(clients: &mut [Client], write: bool) -> Duration {
     began.elapsed()
 }
 
-/// Lets time pass in which nobody asks for anything.
+/// Lets time pass without requests.
 fn rest(id: u32) -> (u64, u64, f64) {
     let (_nobody_asks, never) = channel::<()>();
     let (before, began) = (Usage::of(id), Instant::now());

@@ -1,4 +1,4 @@
-//! What a name means: labels that whoever made a disk has chosen do not take the place of names, paths and other labels.
+//! The meaning of a name: a label from the superblock of a disk never takes the place of a name, a path or another label.
 
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::place::*;
 use crate::world::*;
 
-/// A disk of somebody else, with a label of his choice.
+/// A disk that was formatted elsewhere, with this label.
 fn stick(place: &Place, name: &str, label: &str) -> String {
     let path = place.dir.sparse(name, 8 << 20);
     run(&["make", "-B", &path]).ok();
@@ -54,7 +54,7 @@ fn a_label_that_is_a_volumes_name_is_not_taken_for_it() {
     }
     assert_eq!(daemon.state_of(&stick), "served");
     assert_eq!(daemon.volume("bcache1")["label"], "bcache0", "nothing has happened to it");
-    // A label has to be something that can be said.
+    // A label has printable characters.
     for label in ["bcache7", "/dev/sda", "a\nb", ".."] {
         daemon.run(&["set-label", "bcache1", label]).usage().says(&["label: expected letters and digits"]);
     }
@@ -149,7 +149,7 @@ fn a_file_here_and_a_label_there_are_told_apart() {
     daemon.stop();
 }
 
-/// A label ends the line, clears the screen and goes on with words of its own.
+/// A label has control characters that end the line and clear the screen, and then text.
 #[test]
 fn what_a_label_says_is_not_acted_upon() {
     let label = "x\n\u{1b}[2J\u{9b}1merror: gone";
@@ -258,7 +258,7 @@ fn a_refused_kind_of_name_comes_with_the_command_that_works() {
     daemon.stop();
 }
 
-/// Every command that changes something says what it took the name for.
+/// Every command that changes something prints the device, set or volume that the name means.
 #[test]
 fn what_was_changed_is_said_with_its_device_and_uuid() {
     let place = Place::new();

@@ -37,8 +37,8 @@ fn size(uri: &str) -> bool {
     output(info).status.success()
 }
 
-/// A volume over TCP: refused as long as nobody says who may come, open if that is asked for, and under TLS for those with a
-/// certificate.
+/// A volume over TCP: refused as long as no setting names the allowed clients, open if a setting says so, and under TLS for
+/// clients with a certificate.
 #[test]
 fn nbd_over_tcp_has_to_be_asked_for() {
     let place = Place::new();
@@ -139,14 +139,14 @@ fn one_socket_serves_all_volumes_by_their_names() {
         }
         daemon.run(&["stop", &format!("bcache{n}")]).ok();
         assert!(connect(n).is_err(), "it is stopped");
-        assert_eq!(last.read(0, 4096).unwrap(), [48; 4096], "others go on");
+        assert_eq!(last.read(0, 4096).unwrap(), [48; 4096], "other clients are served");
     }
     assert_eq!(offered(&format!("nbd+unix://?socket={socket}")), ["bcache2"]);
     daemon.stop();
     assert!(!Path::new(&socket).exists(), "it goes with the last volume");
 }
 
-/// A client that has shown its certificate to one thread goes on with another one, which has its volume.
+/// A client that has shown its certificate to one thread is served by another one, which has its volume.
 #[test]
 fn one_port_serves_all_volumes_under_tls() {
     let place = Place::new();

@@ -67,7 +67,7 @@ impl Place {
         self.start_by(&[], |_| ())
     }
 
-    /// The same, by other programs and after `change` of how it is called.
+    /// Starts the daemon by the programs `by`, after `change` of its command, and waits until it is ready.
     #[track_caller]
     pub fn start_by(&self, by: &[&str], change: impl FnOnce(&mut Command)) -> Daemon {
         let (mut command, log) = self.command(by);
@@ -110,7 +110,7 @@ impl Daemon {
         run(&all)
     }
 
-    /// The same, with JSON.
+    /// Runs a command with `--json`, and returns what it prints.
     #[track_caller]
     pub fn json(&self, args: &[&str]) -> Value {
         let all: Vec<&str> = args.iter().copied().chain(["--json"]).collect();

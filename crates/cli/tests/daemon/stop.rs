@@ -176,7 +176,7 @@ fn the_service_manager_is_told_what_goes_on() {
     let slow = Frozen::over(&place.dir, &place.hdd);
     daemon.run(&["register", &place.ssd, &slow.file]).ok();
     make_dirty(&place, 50);
-    // Signs of life come in time, whatever else goes on.
+    // The watchdog is answered in time, whatever the daemon does besides.
     let mut last = None;
     for _ in 0..4 {
         let (at, text) = manager.notifications.recv_timeout(DEADLINE).expect("a sign of life");
@@ -246,7 +246,7 @@ fn status_says_what_a_stop_waits_for() {
         "the daemon is stopping, and waits until one ({name}) is not in use: process {}",
         std::process::id()
     );
-    let command = format!("unmount or close it, and the stop goes on; run `ps -fp {}`", std::process::id());
+    let command = format!("unmount or close it, and the stop continues; run `ps -fp {}`", std::process::id());
     daemon.run(&["status"]).ok().says(&["1 PROBLEM", &text, &command]);
     // Those of `set` and `drain` said that the set had stopped, and jobs failed.
     for command in [

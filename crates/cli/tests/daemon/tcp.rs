@@ -26,7 +26,7 @@ fn listening(place: &Place) -> String {
     format!("listen = [\"127.0.0.1:0\"]\ntoken_file = \"{token}\"\n")
 }
 
-/// The same under TLS, with a certificate that is made for it.
+/// Lines of a configuration: a port of this host under TLS, with a certificate that is made for it, and a token.
 fn listening_tls(place: &Place) -> String {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
     std::fs::write(place.dir.path("certificate"), made.cert.pem()).unwrap();
@@ -96,7 +96,7 @@ fn over_tcp_only_those_with_the_token_may() {
         assert!(refused || (words.is_empty() && status == 404), "{path}: {text}");
         assert!(words.is_empty() || text.to_lowercase().contains("www-authenticate: bearer"), "{text}");
     }
-    // What has no data in it may be seen by everybody.
+    // Pages without data need no token.
     for path in ["/", "/assets/nothing.js"] {
         assert_ne!(ask(&url, "GET", path, "").0, 401);
         assert_eq!(ask(&url, "POST", path, "").0, 401);
@@ -125,7 +125,7 @@ fn over_tcp_only_those_with_the_token_may() {
     over(&url, &wrong, &["status"]).refused(&["wrong token"]);
     over(&url, &place.dir.path("none"), &["status"]).refused(&["none", "cannot be read"]);
     over(&url.replace("http:", "https:"), &token, &["status"]).refused(&["does not answer with TLS"]);
-    // Nobody on the way is to read the token.
+    // The token is not sent without TLS.
     over("http://192.0.2.1:1", &token, &["status"]).usage().says(&["https://"]);
     run(&["status", "--api", "somewhere"]).usage().says(&["https://HOST"]);
 

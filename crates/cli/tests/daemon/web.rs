@@ -54,7 +54,7 @@ fn a_page_of_another_origin_is_refused_in_words() {
         (&[local, "Sec-Fetch-Site: cross-site"], "403"),
         (&[local, "Origin: http://evil.example"], "403"),
         (&["Host: evil.example", "User-Agent: Mozilla/5.0"], "403"),
-        // Nobody has looked at this token.
+        // A token does not make a foreign origin or host acceptable.
         (&["Host: evil.example", "User-Agent: Mozilla/5.0", "Authorization: Bearer x"], "403"),
     ] {
         for path in ["/v1/status", "/metrics"] {

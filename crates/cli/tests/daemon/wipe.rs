@@ -37,7 +37,7 @@ fn two_volumes(place: &Place) -> (Daemon, String) {
     (daemon, second)
 }
 
-/// A detach alone leaves the data where anybody finds it; with `--wipe` nothing of it is left, also no older version, and the
+/// A detach alone leaves the data readable on the cache device; with `--wipe` nothing of it is left, also no older version, and the
 /// other volume keeps its data, dirty and clean.
 #[test]
 fn a_wipe_leaves_nothing_of_the_volume_on_the_cache_device() {

@@ -69,7 +69,7 @@ fn a_backing_device_of_another_set() {
     }
     assert!(!Path::new(&out).exists());
 
-    // The same set by name, but it does not know the device.
+    // A device that names the set but is not in its table of devices.
     let [ssd_bytes, _, _] = dirty_set();
     let stranger = dir.file("stranger", &resealed(hdd_bytes, 40, &[7; 16]));
     let before = read(&stranger);
@@ -150,7 +150,7 @@ fn sockets_that_cannot_be_had() {
     run(&["check", &ssd, &hdd]).ok();
 }
 
-/// Whoever serves a set keeps everybody else off it.
+/// A process that serves a set keeps all others off it.
 #[test]
 fn devices_in_use_by_up() {
     let dir = Dir::new();

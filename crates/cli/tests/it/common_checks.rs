@@ -197,7 +197,7 @@ pub fn character_device(s: &Subject) {
     s.refuses(&set(), "/dev/zero", &["expected a block device or a regular file"]);
 }
 
-/// Must not wait for somebody to write to it.
+/// Must not wait for a writer.
 pub fn pipe(s: &Subject) {
     let dir = set();
     let path = dir.path("pipe");
@@ -212,7 +212,7 @@ pub fn symlink_loop(s: &Subject) {
     s.refuses(&dir, &path, &["symbolic link"]);
 }
 
-/// As somebody who may not read it: root reads everything, so another user is needed.
+/// As a user who may not read it: root reads everything, so another user is needed.
 pub fn unreadable(s: &Subject) {
     let dir = set();
     let device = dir.file("locked", s.right_bytes());
@@ -362,7 +362,7 @@ pub fn foreign_file_system(s: &Subject) {
     s.refuses(&dir, &device, if s.formats { &["ext4", "--force"] } else { &["bcache"] });
 }
 
-/// Somebody else holds it.
+/// Another process holds it.
 pub fn in_use(s: &Subject) {
     let dir = set();
     let device = dir.file("held", s.right_bytes());

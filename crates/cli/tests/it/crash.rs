@@ -2,8 +2,8 @@
 //!
 //! An oracle knows for every sector what it may hold after a crash: the last write that a completed flush covers, or a
 //! later one that was begun. After each crash the set is checked and extracted as it lies there, then started again,
-//! and everything is read: extract and server must agree, every sector must hold something that is allowed, and what it
-//! holds then is what it must go on to hold.
+//! and everything is read: extract and server must agree, every sector must hold something that is allowed, and its
+//! contents must not change later.
 //!
 //! `UBCACHE_CRASH_SEED` chooses the load and the moments, `UBCACHE_CRASH_ROUNDS` how many.
 

@@ -81,7 +81,7 @@ fn killed_its_server_ends() {
     child.kill().unwrap();
     child.wait().unwrap();
     let hdd = demo().unwrap().join("hdd").to_str().unwrap().to_owned();
-    // In use as long as anybody serves it.
+    // In use as long as a process serves it.
     wait_until("the end of the server", || run(&["check", &hdd]).code == 0);
 }
 

@@ -89,7 +89,7 @@ fn mode(path: &str) -> u32 {
     std::fs::metadata(path).unwrap().mode() & 0o7777
 }
 
-/// What was on a disk that only root reads is not for everybody in a file.
+/// A new output file is readable for its owner alone, because only root reads the disk. A replaced file keeps its mode and owner.
 #[test]
 fn a_new_file_is_its_owners_alone_and_a_replaced_one_keeps_its_mode() {
     let dir = Dir::new();
@@ -116,7 +116,7 @@ fn a_new_file_is_its_owners_alone_and_a_replaced_one_keeps_its_mode() {
     }
 }
 
-/// The output is a device of a set, or somebody uses it: nothing is written, whatever is forced.
+/// The output is a device of a set, or in use: nothing is written, also with `--force`.
 #[test]
 fn what_is_in_use_is_not_written_over() {
     let dir = Dir::new();

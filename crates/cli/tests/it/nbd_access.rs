@@ -1,4 +1,4 @@
-//! Who reaches volumes over NBD: TCP that nobody asked for, TLS with certificates of clients, and clients that mean harm.
+//! Access to volumes over NBD: TCP without a setting, TLS with certificates of clients, and hostile clients.
 
 use std::path::Path;
 

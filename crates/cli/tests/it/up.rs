@@ -447,7 +447,7 @@ fn a_block_device_by_fuse() {
     succeed(fsck);
 }
 
-/// A second signal does not wait for anybody; what was synced before is there.
+/// A second signal does not wait for users of a volume; data that was synced before is there.
 #[test]
 fn a_second_signal_takes_a_mounted_device_away() {
     if !block_devices() {

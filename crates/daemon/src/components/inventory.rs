@@ -26,7 +26,7 @@ impl Inventory {
             return false;
         }
         let Some(worker) = self.workers.of_device(probe) else {
-            // The thread of a set goes on to serve a volume that was detached from it.
+            // The thread of a set still serves a volume that was detached from it.
             return self.workers.volume_of(&probe.uuid).await.is_some();
         };
         if worker.phase() != Phase::Serving || matches!(probe.role, Role::Cache { .. }) {

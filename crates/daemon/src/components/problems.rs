@@ -243,7 +243,7 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     let why = set.why.as_deref().unwrap_or("no reason is known");
     found.extend(set.holders.iter().map(|holder| {
         let text = format!(
-            "the daemon is stopping, and waits until {} is not in use: {}; unmount or close it, and the stop goes on",
+            "the daemon is stopping, and waits until {} is not in use: {}; unmount or close it, and the stop continues",
             title_of(&holder.label, &holder.name),
             holder.users
         );

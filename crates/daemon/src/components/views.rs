@@ -186,13 +186,13 @@ impl Views {
         let one = self.sizing.clone();
         let sizes = async move {
             let one = one.lock_owned().await;
-            let look = move || {
+            let read_sizes = move || {
                 let sizes = paths.into_iter().filter_map(|path| Some((size_bytes(&path)?, path)));
                 let sizes: Vec<(u64, PathBuf)> = sizes.collect();
                 drop(one);
                 sizes
             };
-            tokio::task::spawn_blocking(look).await.unwrap_or_default()
+            tokio::task::spawn_blocking(read_sizes).await.unwrap_or_default()
         };
         for (size, path) in tokio::time::timeout(SIZES_WITHIN, sizes).await.unwrap_or_default() {
             let Some(view) = views.iter_mut().find(|v| v.path == path) else { continue };

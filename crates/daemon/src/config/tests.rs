@@ -1,3 +1,5 @@
+//! Tests of the configuration: which section applies to a volume, and what a mistake is called.
+
 use engine::tunables::{DeviceTunables, SetTunables};
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Tests of the state file: earlier versions, files that cannot be used, and names of volumes.
+
 use super::*;
 
 /// A state file of the first version is readable for all users, and has no identities.

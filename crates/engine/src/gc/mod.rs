@@ -96,7 +96,7 @@ impl Gc {
 
     /// Ends packing: the leaf that is being packed is finished, and no other follows.
     ///
-    /// Walks go on, because the rest of a stop may need buckets that only a walk makes reclaimable.
+    /// Walks continue, because the rest of a stop may need buckets that only a walk makes reclaimable.
     pub(crate) fn stop_packing(&self) {
         self.packing_stopped.set(true);
     }

@@ -192,6 +192,10 @@ impl std::fmt::Debug for Entry {
     }
 }
 
+#[cfg(any(test, kani))]
+mod model;
+#[cfg(kani)]
+mod proofs;
 #[cfg(test)]
 mod properties;
 

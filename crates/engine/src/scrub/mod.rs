@@ -10,7 +10,7 @@
 //!   blocks of the bucket are read, its footer is written, so that these blocks are verified from then on.
 //!
 //! A scrub yields to clients: it takes a share of the time, which is smaller the more clients wait (`policy::yielding`), and
-//! reads at most `scrub_rate` bytes in a second. The superblock has the bucket with which an unfinished scrub goes on after a
+//! reads at most `scrub_rate` bytes in a second. The superblock has the bucket with which an unfinished scrub continues after a
 //! restart, and the time at which the last one ended.
 //!
 //! Must not know how a footer is written.
@@ -115,7 +115,7 @@ pub struct ScrubFigures {
     pub total: Sectors,
     /// The time at which the last complete scrub ended, in Unix seconds; `None` if there was none.
     pub completed_unix_seconds: Option<u64>,
-    /// Whether an unfinished scrub is to go on.
+    /// Whether an unfinished scrub is to continue.
     pub is_unfinished: bool,
     /// What the scrub under way, or the last one since the start, has found.
     pub report: ScrubReport,
@@ -153,8 +153,8 @@ impl Drop for ScrubRequest {
     }
 }
 
-/// Reads all live data in the cache and compares it with its checksums: see the module head. Goes on where an unfinished scrub
-/// has ended. Dropping the future cancels the scrub, and a later one goes on there.
+/// Reads all live data in the cache and compares it with its checksums: see the module head. Begins where an unfinished scrub
+/// has ended. Dropping the future cancels the scrub, and a later one continues there.
 ///
 /// # Errors
 /// If the set has no checksums, or fails or is stopped.
@@ -212,7 +212,7 @@ pub(crate) async fn scrub_task(scrubber: Rc<Scrubber>) {
     }
 }
 
-/// Whether an unfinished scrub is to go on, also one that was cancelled, or the last complete one is old enough. A set that was
+/// Whether an unfinished scrub is to continue, also one that was cancelled, or the last complete one is old enough. A set that was
 /// never scrubbed is due.
 fn is_due(scrubber: &Scrubber) -> bool {
     let cache = &scrubber.cache;
@@ -358,7 +358,7 @@ impl<'a> Scrub<'a> {
             self.pause(scrubber.cache.rt.now().since(began), chunk.sectors).await;
         }
         let unknown = found.len() as u64;
-        // The device counts a footer that cannot be written. The scrub goes on, because the buckets behind may have damage.
+        // The device counts a footer that cannot be written. The scrub continues, because the buckets behind may have damage.
         let learnt = if self.is_scrub { scrubber.cache.data.learn(&found, false).await } else { Ok(0) };
         let new = learnt.unwrap_or(0);
         scrubber.cache.data.count_learnt(new);

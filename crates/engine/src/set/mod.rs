@@ -227,8 +227,8 @@ impl CacheSet {
         self.core.cache.tasks.to_the_end(resolve).await
     }
 
-    /// Reads all live data in the cache and compares it with its checksums. Goes on where an unfinished scrub has ended.
-    /// Dropping the future cancels the scrub, and a later one goes on there.
+    /// Reads all live data in the cache and compares it with its checksums. Begins where an unfinished scrub has ended.
+    /// Dropping the future cancels the scrub, and a later one continues there.
     ///
     /// # Errors
     /// If the set has no checksums, or fails or is stopped.

@@ -95,7 +95,7 @@ fn force_takes_everything_away_and_says_from_whom() {
     drop(file);
 }
 
-/// What a second signal does to an export that waits for somebody to let go.
+/// A second signal to an export that waits for a user of its file.
 #[test]
 fn a_stop_that_nobody_waits_for_any_more_becomes_a_forced_one() {
     if !host::ready(&[]) {

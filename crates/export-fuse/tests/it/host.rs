@@ -44,7 +44,7 @@ pub fn outcome(program: &str, arguments: &[&str]) -> Output {
     command.output().unwrap_or_else(|e| panic!("{program}: {e}"))
 }
 
-/// Where programs are looked for: tools for disks are not on everybody's path.
+/// Where programs are looked for: tools for disks are not on the path of all users.
 fn path() -> String {
     std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin"
 }
@@ -53,7 +53,7 @@ pub fn text(path: &Path) -> &str {
     path.to_str().expect("a path of the test")
 }
 
-/// Something that is mounted; unmounted when dropped, in the end without waiting for anybody.
+/// A mounted file system; dropping it unmounts it, lazily if it stays in use.
 pub struct Mounted {
     pub at: PathBuf,
     done: bool,

@@ -14,7 +14,7 @@ use rig::{RamDisk, RamVolume};
 enum Command {
     Stop(Reply<Result<(), String>>),
     Force(Reply<Vec<String>>),
-    /// Begins to stop and loses patience.
+    /// Begins to stop and gives up after 100 ms.
     Abandon(Reply<()>),
 }
 
@@ -102,7 +102,7 @@ impl Server {
         self.exports[0].loop_device.as_deref().expect("a loop device")
     }
 
-    /// Stops in good order, or says why not and goes on.
+    /// Stops in good order. A server that refuses to stop says why, and runs on.
     pub fn stop(&mut self) -> Result<(), String> {
         let commands = self.commands.as_ref().expect("still running");
         let stopped = commands.call(Command::Stop).expect("the server answers");
@@ -147,8 +147,8 @@ async fn obey(rt: io::Handle, fuse: Fuse, mut inbox: blockio::bridge::RemoteRece
                 }
             },
             Command::Abandon(reply) => {
-                let patience = std::pin::pin!(rt.sleep(io::Nanos::from_ms(100)));
-                io::sync::select(Box::pin(running.stop()), patience).await;
+                let deadline = std::pin::pin!(rt.sleep(io::Nanos::from_ms(100)));
+                io::sync::select(Box::pin(running.stop()), deadline).await;
                 return reply.send(());
             }
             Command::Force(reply) => return reply.send(running.stop_by_force().await),

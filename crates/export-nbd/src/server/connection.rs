@@ -148,7 +148,7 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
         let Job { request, offset, bytes, task } = job;
         let (sector, sectors) = range(offset, bytes);
         let (volume, outbox) = (&self.volume, &self.outbox);
-        let gone = self.link.is_dead() || self.lost.get();
+        let is_closed = self.link.is_dead() || self.lost.get();
         let result = match task {
             Task::Read { index } => {
                 let result = self.read(offset, bytes).await;
@@ -158,7 +158,7 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
             }
             // The client may have connected again, repeated this write, and after its answer written newer data to the same
             // place. This write must not follow the newer one.
-            Task::Write { .. } if gone => {
+            Task::Write { .. } if is_closed => {
                 self.memory.give(u64::from(bytes));
                 Err(PieceError::ClientClosed)
             }
@@ -185,7 +185,7 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
                 self.memory.give(u64::from(bytes.min(PIECE_BYTES)));
                 result
             }
-            _ if gone => Err(PieceError::ClientClosed),
+            _ if is_closed => Err(PieceError::ClientClosed),
             Task::Flush => volume.flush().await.map_err(PieceError::Volume),
             Task::Trim { fua } => trim(&**volume, sector, sectors, fua).await.map_err(PieceError::Volume),
             Task::WriteZeroes { flags } => {

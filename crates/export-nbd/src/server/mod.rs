@@ -267,12 +267,12 @@ impl<V: BlockVolume> Server<V> {
         let shared = &self.shared;
         // Connections are selected by number, because an export that is added again under its old name has new clients.
         let chosen: Vec<Place> = shared.places.choose(which);
-        let gone = || also() && !chosen.iter().any(|(id, _)| shared.places.contains(*id));
+        let have_ended = || also() && !chosen.iter().any(|(id, _)| shared.places.contains(*id));
         chosen.iter().for_each(|(_, p)| p.stop());
         let deadline = shared.rt.sleep(shared.options.stop_timeout);
-        if let Either::Right(()) = select(pin!(shared.changed.wait_until(gone)), pin!(deadline)).await {
+        if let Either::Right(()) = select(pin!(shared.changed.wait_until(have_ended)), pin!(deadline)).await {
             chosen.iter().filter(|(id, _)| shared.places.contains(*id)).for_each(|(_, p)| p.cut(Cut::Closed));
-            shared.changed.wait_until(gone).await;
+            shared.changed.wait_until(have_ended).await;
         }
     }
 

@@ -38,8 +38,8 @@ impl Places {
     }
 
     pub(super) fn remove(&self, id: u64) {
-        let gone = self.taken.borrow_mut().remove(&id);
-        drop(gone);
+        let removed = self.taken.borrow_mut().remove(&id);
+        drop(removed);
     }
 
     pub(super) fn contains(&self, id: u64) -> bool {

@@ -61,7 +61,7 @@ impl PieceError {
         match self {
             PieceError::Volume(e) => (Errno::of_volume_error(e, writing), e.to_string()),
             PieceError::NoMemory => (Errno::NoMem, "the server has no memory for the request's data".into()),
-            PieceError::ClientClosed => (Errno::Shutdown, "the client is gone".into()),
+            PieceError::ClientClosed => (Errno::Shutdown, "the client has disconnected".into()),
         }
     }
 }

@@ -107,7 +107,7 @@ fn every_command_and_its_flags() {
     assert_eq!(ok(command::BLOCK_STATUS, flag::REQ_ONE), Ok(Action::BlockStatus { one: true }));
     assert_eq!(judge(&full, command::FLUSH, 0, 0, 0), Ok(Action::Flush));
 
-    // Flags where they do not belong, and commands that nobody knows.
+    // Flags where they do not belong, and unknown commands.
     let refused = [
         (command::READ, flag::NO_HOLE),
         (command::READ, flag::REQ_ONE),
@@ -179,7 +179,7 @@ fn the_payload_of_a_refused_write_is_skipped() {
             "{:?}",
             parsed[0]
         );
-        assert!(matches!(&parsed[1], Parsed::Begin(c) if c.cookie == 2), "the stream goes on");
+        assert!(matches!(&parsed[1], Parsed::Begin(c) if c.cookie == 2), "the stream continues");
     }
     let read_only = session(true, false, true);
     let parsed = feed(&read_only, &write(0, 1, 0, &[0; 512]), &[]);

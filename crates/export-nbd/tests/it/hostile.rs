@@ -161,7 +161,7 @@ fn idle_sessions_of_one_peer_leave_places_for_others() {
     assert!(idle.iter().all(super::pipe::PipeClient::is_closed), "none of them chose an export");
 }
 
-/// A client with a file system on it may be idle for days. It keeps its place as long as nobody needs it, and gives it
+/// A client with a file system on it may be idle for days. It keeps its place as long as no other client needs it, and gives it
 /// neither to a peer that has more places already, nor while another client has been idle for longer.
 #[test]
 fn an_idle_client_gives_way_only_when_places_are_short() {
@@ -236,7 +236,7 @@ fn a_long_simple_read_that_fails_late_ends_the_connection() {
     volume.fail(40_000..40_001, 5);
     let client = world.connect("disk", false, false);
     assert_eq!(client.read(0, 16 << 20), Err(5), "the first piece failed");
-    assert_eq!(client.read(1 << 20, 4 << 20), Ok(vec![0; 4 << 20]), "the connection goes on");
+    assert_eq!(client.read(1 << 20, 4 << 20), Ok(vec![0; 4 << 20]), "the connection still works");
     client.post(command::READ, 0, 1 << 20, 31 << 20);
     world.run();
     assert!(client.pipe.is_closed());
@@ -247,7 +247,7 @@ fn a_long_simple_read_that_fails_late_ends_the_connection() {
     assert!(memory.figures().peak <= 12 * MIB, "{:?}", memory.figures());
 }
 
-/// The same in one chunk: its gap is filled with zeros, and the error ends the reply.
+/// A read in one chunk fails in its middle: the gap is filled with zeros, and the error ends the reply.
 #[test]
 fn a_long_read_in_one_chunk_that_fails_late_ends_with_the_error() {
     let volume = RamVolume::new("disk", 32 << 20).shared();

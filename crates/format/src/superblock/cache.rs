@@ -82,7 +82,7 @@ impl std::fmt::Debug for CacheSuper {
 pub struct ScrubState {
     /// The time at which the last complete scrub ended, in Unix seconds; 0 if there was none.
     pub completed_unix_seconds: u64,
-    /// The bucket with which an unfinished scrub goes on; bucket 0 if there is none.
+    /// The bucket with which an unfinished scrub continues; bucket 0 if there is none.
     pub next: BucketNr,
 }
 

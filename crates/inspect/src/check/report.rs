@@ -182,7 +182,7 @@ pub struct BackingSummary {
     /// `attached`, `invalid`, `older copy`, `no slot`, `other set`, `unattached`; absent without a set to compare with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attachment: Option<&'static str>,
-    /// The same under the key of version 0.1, whose word for `invalid` was `void`; the next release leaves it out.
+    /// The attachment under the key of version 0.1, whose word for `invalid` was `void`; the next release leaves it out.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(rename = "standing")]
     pub attachment_of_0_1: Option<&'static str>,

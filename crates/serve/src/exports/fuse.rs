@@ -157,7 +157,7 @@ impl Export for Fuse {
                         }
                         if why != warned_of {
                             message::warn(format!(
-                                "{why}: waiting until it is no longer in use; unmount it to go on"
+                                "{why}: waiting until it is no longer in use; unmount it to continue"
                             ));
                             warned_of = why;
                         }
@@ -178,7 +178,7 @@ impl Export for Fuse {
                 if in_use(&refused.error) {
                     return Err(Occupied { why: refused.error.into(), export: self });
                 }
-                // Nobody uses the volume. A later attempt would fail in the same way: a device that is gone takes no
+                // The volume has no users. A later attempt would fail in the same way: a device that is gone takes no
                 // data of the loop device's page cache.
                 message::warn(format!("{}; data that was not written back is lost", refused.error));
                 let _ = self.take_away().await;

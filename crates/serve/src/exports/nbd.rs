@@ -106,8 +106,8 @@ pub(crate) fn start(endpoint: &Endpoint, context: &Context<'_>) -> Result<Nbd, F
     let reactor = context.driver.reactor();
     if context.sharing != Sharing::Alone {
         let owns_default = context.sharing == Sharing::Owner;
-        let how = Joining { reach: access.reach(), tls, owns_default };
-        let address = server.serve_shared(&access.hubs, endpoint, reactor, how)?;
+        let joining = Joining { reach: access.reach(), tls, owns_default };
+        let address = server.serve_shared(&access.hubs, endpoint, reactor, joining)?;
         return Ok(Nbd { server, address, encrypted, log });
     }
     let listener = endpoint.bind(reactor, access.reach())?;

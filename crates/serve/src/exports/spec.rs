@@ -79,7 +79,7 @@ pub trait Place: Any + fmt::Debug + fmt::Display + Send + Sync {
         false
     }
 
-    /// Whether a start goes on with the block devices of an earlier process.
+    /// Whether a start takes over the block devices of an earlier process.
     fn recovers(&self) -> bool {
         false
     }

@@ -187,7 +187,7 @@ impl Export for Ublk {
                 let Some(why) = self.devices.in_use().await else { break };
                 if why != warned_of {
                     message::warn(format!(
-                        "{why}: waiting until it is no longer in use; unmount it to go on"
+                        "{why}: waiting until it is no longer in use; unmount it to continue"
                     ));
                     warned_of = why;
                 }

@@ -73,7 +73,7 @@ pub struct ScrubFigures {
     pub total_bytes: u64,
     /// Unix time at which the last complete scrub ended; `None` if there was none.
     pub completed_unix_seconds: Option<u64>,
-    /// Whether an unfinished scrub is to go on.
+    /// Whether an unfinished scrub is to continue.
     pub unfinished: bool,
     /// What the scrub under way, or the last one since the start, has found.
     pub report: Scrubbed,

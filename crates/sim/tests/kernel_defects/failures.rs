@@ -15,9 +15,9 @@ fn all_of(kinds: &[Kind]) -> Vec<Fault> {
 
 const EVERYTHING: [Kind; 4] = [Kind::Read, Kind::Write, Kind::DurableWrite, Kind::Flush];
 
-/// Defect 1. When a cache fails whose device is clean, the kernel lets the device go on but leaves its superblock
+/// Defect 1. When a cache fails whose device is clean, the kernel serves the device without it but leaves its superblock
 /// attached and clean. A user's SSD dropped off the bus and came back at the next boot: reads returned data from
-/// before everything written in between. Here the superblock says "stale" before the device goes on alone, and the
+/// before everything written in between. Here the superblock says "stale" before the device is served alone, and the
 /// cache comes back empty for it.
 #[test]
 fn d01_a_cache_that_was_away_comes_back_empty() {
@@ -57,7 +57,7 @@ fn d01_a_cache_that_was_away_comes_back_empty() {
     b.end();
 }
 
-/// Limit 9. The kernel hands an error of the cache device to whoever wrote, although the backing device could have
+/// Limit 9. The kernel reports an error of the cache device to the client that wrote, although the backing device could have
 /// taken the data. Here it does.
 #[test]
 fn d09_a_write_that_the_cache_fails_goes_to_the_backing_device() {
@@ -144,7 +144,7 @@ fn d18_a_clean_device_answers_every_request_while_its_cache_fails() {
     }
 }
 
-/// What belongs to 18: whoever asks for it (`stop_when_cache_set_failed`) gets a device that fails with its cache,
+/// What belongs to 18: an operator who sets `stop_when_cache_set_failed` gets a device that fails with its cache,
 /// and its superblock still names the cache.
 #[test]
 fn d18_a_device_that_is_to_stop_with_its_cache_does() {

@@ -95,7 +95,7 @@ fn item_0_every_way_past_dirty_data() {
     }
 }
 
-/// Item 1. The cache of a clean device fails, the device goes on alone and is written to, the machine is switched off
+/// Item 1. The cache of a clean device fails, the device is served alone and is written to, the machine is switched off
 /// and on, the cache is back. The kernel serves what the cache remembers: blocks from before the writes.
 #[test]
 fn item_1_a_cache_that_was_away_comes_back_empty() {

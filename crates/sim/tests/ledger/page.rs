@@ -73,7 +73,7 @@ pub fn sums(b: &Boot, what: &str) {
     b.world.log(|| format!("=   {buckets:?}"));
 }
 
-/// Every figure of the set that is not zero, and the events that nobody asked for, a line each.
+/// Every figure of the set that is not zero, and the events that no command caused, a line each.
 fn figures(b: &Boot) -> Vec<String> {
     let set = b.set();
     let mut lines = flat("set", &format!("{:#?}", set.figures()));

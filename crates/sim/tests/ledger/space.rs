@@ -35,9 +35,9 @@ async fn read_on(b: &Boot, rounds: u64) {
 }
 
 #[test]
-fn buckets_are_reused() {
+fn each_policy_evicts_buckets() {
     for replacement in [Replacement::Lru, Replacement::Fifo, Replacement::Random] {
-        let name = format!("reuse_{replacement:?}").to_lowercase();
+        let name = format!("replacement_{replacement:?}").to_lowercase();
         page(&name, Detail::Sums, (small_cache(CacheMode::Writethrough, replacement), 0), |b| async move {
             b.open().await;
             b.tune(0, "sequential_cutoff", "0").await;
@@ -47,9 +47,9 @@ fn buckets_are_reused() {
 }
 
 #[test]
-fn buckets_are_reused_by_cost() {
+fn cost_benefit_evicts_buckets() {
     let layout = small_cache(CacheMode::Writethrough, Replacement::Lru);
-    page("reuse_cost", Detail::Sums, (layout, 0), |b| async move {
+    page("replacement_cost_benefit", Detail::Sums, (layout, 0), |b| async move {
         let mut options = SetOptions::default();
         options.tunables.replacement = InPlaceOfLru::named("cost_benefit").unwrap();
         b.open_with(options).await;

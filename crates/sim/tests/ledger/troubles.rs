@@ -144,7 +144,7 @@ fn metadata_without_room() {
     }
 }
 
-/// A device answers flushes late, for a while; another, which shares the journal and leaves, goes on.
+/// A device answers flushes late, for a while; another, which shares the journal and leaves, is served meanwhile.
 #[test]
 fn flushes_that_are_late() {
     for (name, held_ms) in [("soon", 300), ("late", 8_000)] {

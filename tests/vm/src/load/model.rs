@@ -50,12 +50,12 @@ impl Map {
 /// The contents that a volume must have, or after a crash may have.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Which volume it is.
+    /// The number of the volume.
     pub tag: u32,
     certain: Vec<u32>,
-    /// Besides the certain version: later ones that were on their way when the power went.
+    /// By sector: versions after the certain one, of writes that the power loss interrupted.
     later: BTreeMap<u64, Vec<u32>>,
-    /// The same after a crash of the kernel; see [`Model::kernel_interrupted`].
+    /// By sector: versions that the kernel may show after its crash; see [`Model::kernel_interrupted`].
     open: BTreeMap<u64, Vec<u32>>,
     /// Sectors that may have any contents; see [`Model::kernel_forgot`].
     anything: BTreeSet<u64>,
@@ -75,7 +75,7 @@ impl Model {
         }
     }
 
-    /// How many sectors it has.
+    /// Number of sectors of the volume.
     pub fn sectors(&self) -> u64 {
         self.certain.len() as u64
     }
@@ -85,7 +85,7 @@ impl Model {
         Plan { after_version: self.last_version, ..Plan::random(seed, self.tag, self.sectors()) }
     }
 
-    /// Something else wrote or discarded a range, completely.
+    /// Records that a range was written or discarded completely, by no load.
     pub fn put(&mut self, range: Range<u64>, version: u32) {
         for sector in range {
             self.set(sector, version);
@@ -102,7 +102,7 @@ impl Model {
         }
     }
 
-    /// A load that ran to its end.
+    /// Records a load that ran to its end.
     pub fn ran(&mut self, plan: &Plan) {
         let all = vec![plan.ops; plan.workers as usize];
         self.interrupted(plan, &all);
@@ -139,9 +139,9 @@ impl Model {
         self.last_version = self.last_version.max(plan.last_version());
     }
 
-    /// The same for a load that a crash of the kernel interrupted. Its bypassed writes can be on the backing device with
-    /// an older copy in the cache, or the reverse, and nobody can tell later which is right: such a sector may change
-    /// until it is written again (docs/compat.md, item 5).
+    /// A load that a crash of the kernel interrupted. Its bypassed writes can be on the backing device with an older copy in
+    /// the cache, or the reverse, and neither device says which is right: such a sector may change until it is written
+    /// again (docs/compat.md, item 5).
     pub fn kernel_interrupted(&mut self, plan: &Plan, flushed: &[u32]) {
         self.interrupted(plan, flushed);
         for (sector, mut versions) in std::mem::take(&mut self.later) {
@@ -150,10 +150,10 @@ impl Model {
         }
     }
 
-    /// The same on disks that forget what nobody flushed. The kernel writes a node of its index while the data that its
-    /// keys name is not durable (docs/compat.md, item 4): where the load had written since the last flush, whatever was
-    /// in that place of the cache before may show, until the sector is written again. (Seen once: the node was written
-    /// thirty seconds after its first key, which a load on an idle machine does not last.)
+    /// A load that a power loss interrupted, on disks that lose unflushed data, served by the kernel. The kernel writes a node
+    /// of its index while the data that its keys name is not durable (docs/compat.md, item 4). A sector that the load wrote
+    /// after the last flush may have what was in that place of the cache before, until it is written again. The node is
+    /// written thirty seconds after its first key, so only a load on a busy machine lasts long enough.
     pub fn kernel_forgot(&mut self, plan: &Plan, flushed: &[u32]) {
         self.kernel_interrupted(plan, flushed);
         self.anything.extend(self.open.keys());

@@ -84,7 +84,7 @@ impl NbdTarget {
     /// Connects over a unix socket.
     ///
     /// # Errors
-    /// If nobody is there.
+    /// If no server listens.
     pub fn connect(socket: &Path, name: &str) -> io::Result<NbdTarget> {
         let client = Client::connect(socket, name)?;
         client.set_timeout(Some(TIMEOUT))?;

@@ -75,7 +75,7 @@ fn data_at_an_odd_sector() {
     data_offset(77);
 }
 
-/// The same made by the kernel's tool.
+/// A set with a data offset, made by the kernel's tool.
 #[test]
 fn the_kernels_data_offset() {
     unless_skipped!("the_kernels_data_offset");

@@ -44,7 +44,7 @@ impl World {
         World::with_cache(CACHE_BYTES)
     }
 
-    /// The same with a cache of this size.
+    /// Empty devices, with a cache of this size.
     pub fn with_cache(bytes: u64) -> World {
         let dir = Dir::new();
         let (cache, backing) = (dir.disk("cache", bytes), dir.disk("backing", BACKING_BYTES));
@@ -58,7 +58,7 @@ impl World {
         w
     }
 
-    /// The same on disks with volatile caches.
+    /// Devices that ubcache has formatted, on disks with volatile caches.
     pub fn volatile(power: &Power) -> World {
         let mut w = World::made();
         w.cache = w.cache.volatile(power);

@@ -184,7 +184,7 @@ impl Wipe {
 ///
 /// Damaged clean data is dropped from the cache, and read from the disk again. Damaged dirty data is listed by `damaged`, and
 /// the exit status is 1. Blocks without a checksum get one. The scrub yields to clients; the tunables scrub_share and
-/// scrub_rate limit it. An unfinished scrub goes on where it ended, also after a restart. Ending this command does not end
+/// scrub_rate limit it. An unfinished scrub continues where it ended, also after a restart. Ending this command does not end
 /// the scrub: `cancel` does.
 #[derive(Args, Debug)]
 #[command(after_help = "Example: ubcache scrub /dev/nvme0n1p4 --rate 100MiB")]
@@ -273,13 +273,13 @@ impl Jobs {
         let body = self.control.get("/v1/jobs")?;
         answer(&self.control, &body, || {
             let lines = body["jobs"].as_array().into_iter().flatten().map(|j| {
-                let how = match text(&j["state"]) {
+                let state = match text(&j["state"]) {
                     "running" => progress_line(j),
                     "failed" => format!("failed: {}", text(&j["error"])),
                     other => other.to_owned(),
                 };
                 let target = plain::named(text(&j["label"]), text(&j["target"]));
-                format!("{} {} {target}: {how}\n", j["id"], text(&j["kind"]))
+                format!("{} {} {target}: {state}\n", j["id"], text(&j["kind"]))
             });
             lines.collect()
         })

@@ -190,7 +190,7 @@ fn what_a_stop_waits_for_is_the_first_problem() {
     assert_eq!(
         found[0].text,
         "the daemon is stopping, and waits until one (bcache0) is not in use: /dev/loop0 is mounted at /mnt; unmount or close it, \
-         and the stop goes on"
+         and the stop continues"
     );
     assert_eq!(found[0].command, "umount /mnt");
 }

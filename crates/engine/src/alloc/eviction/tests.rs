@@ -21,7 +21,7 @@ fn cost_benefit() -> &'static PolicyEntry {
     InPlaceOfLru::named("cost_benefit").unwrap().policy(Replacement::Lru)
 }
 
-/// A policy that comes back goes on where it was, unless it took memory for each bucket and priorities have aged meanwhile.
+/// A policy that comes back continues where it was, unless it took memory for each bucket and priorities have aged meanwhile.
 #[test]
 fn a_policy_that_comes_back_knows_what_it_knew() {
     let fifo = PolicyEntry::stored(Replacement::Fifo);

@@ -108,7 +108,7 @@ fn the_last_bucket_is_found() {
     });
 }
 
-/// Before a bucket is ready, its new generation is on the device, and whoever waits for that goes on.
+/// Before a bucket is ready, its new generation is on the device, and a request that waits for the bucket continues.
 #[test]
 fn generations_are_durable_before_their_buckets_are_ready() {
     run(|rt| async move {
@@ -140,7 +140,7 @@ fn generations_are_durable_before_their_buckets_are_ready() {
     });
 }
 
-/// While the new generations are on their way, nobody may rely on them, and the buckets are not ready.
+/// While the new generations are on their way, no request may rely on them, and the buckets are not ready.
 #[test]
 fn generations_on_their_way_are_waited_for() {
     run(|rt| async move {

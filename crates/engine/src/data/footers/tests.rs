@@ -191,7 +191,7 @@ fn a_footer_that_was_read_before_it_was_replaced_by_zeros_is_not_used() {
     });
 }
 
-/// The same where the operator has accepted a damaged block, so that the footer has another checksum.
+/// The operator accepts a damaged block while its footer is being read, so the footer on the device gets another checksum.
 #[test]
 fn a_footer_that_was_read_before_it_was_replaced_is_not_used() {
     run(|rt| async move {

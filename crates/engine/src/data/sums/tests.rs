@@ -1,3 +1,5 @@
+//! Tests of the table of checksums: comparison, blocks that are being overwritten, and the limit of its memory.
+
 use format::Sector;
 
 use super::*;

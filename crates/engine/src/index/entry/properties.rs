@@ -1,144 +1,22 @@
-//! Compares the arithmetic of an entry with a model in plain numbers, at its limits and at random.
+//! Compares the arithmetic of an entry with the model, at its limits and at random.
 //!
 //! The limits are tested exhaustively: the first and the last positions, sizes up to [`MAX_EXTENT`], the first and the
-//! last sector of the largest cache, each flag. Values between them are sampled. A model checker (kani) could prove all
-//! cases, but needs its own compiler, which is not in the crate registry.
+//! last sector of the largest cache, each flag. Values between them are sampled. `proofs` has the same properties for a model
+//! checker, which proves them for all values.
 
 use format::{Gen, JournalSeq, Ptr, Sector, Sectors};
 use proptest::prelude::*;
 
+use super::model::{
+    CACHE_END, EntryTarget, FLAGS, Model, build, check_clipped, check_cuts, check_halves, check_join,
+};
 use super::{Entry, MAX_EXTENT, MAX_POSITION, PTR_MASK};
 
-/// Sectors of the largest cache.
-const CACHE_END: u64 = 1 << 43;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Target {
-    Cache { offset: u64, generation: u8 },
-    Hole { seq: u64 },
-}
-
-/// An entry in plain numbers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Model {
-    start: u64,
-    end: u64,
-    is_dirty: bool,
-    target: Target,
-    is_unwritten: bool,
-    may_be_durable: bool,
-}
-
-impl Model {
-    fn of(e: Entry) -> Model {
-        let target = match e.is_hole() {
-            true => Target::Hole { seq: e.hole_seq().0 },
-            false => Target::Cache { offset: e.ptr().offset().0, generation: e.generation().0 },
-        };
-        Model {
-            start: e.start().0,
-            end: e.end().0,
-            is_dirty: e.dirty(),
-            target,
-            is_unwritten: e.is_unwritten(),
-            may_be_durable: e.may_be_durable(),
-        }
-    }
-
-    fn size(&self) -> u64 {
-        self.end - self.start
-    }
-
-    fn cut_front(mut self, n: u64) -> Model {
-        self.start += n;
-        if let Target::Cache { offset, .. } = &mut self.target {
-            *offset += n;
-        }
-        self
-    }
-
-    fn cut_back(mut self, n: u64) -> Model {
-        self.end -= n;
-        self
-    }
-
-    /// One entry that stands for both, if there is one.
-    fn joined(self, right: Model, bucket_shift: u32) -> Option<Model> {
-        let follows = match (self.target, right.target) {
-            (Target::Hole { seq: a }, Target::Hole { seq: b }) => a == b,
-            (Target::Cache { offset: a, generation: g }, Target::Cache { offset: b, generation: h }) => {
-                a + self.size() == b && g == h && a >> bucket_shift == b >> bucket_shift
-            }
-            _ => false,
-        };
-        let alike = self.is_dirty == right.is_dirty
-            && self.is_unwritten == right.is_unwritten
-            && self.may_be_durable == right.may_be_durable;
-        let fits = self.end == right.start && self.size() + right.size() <= 65535;
-        (follows && alike && fits).then_some(Model { end: right.end, ..self })
-    }
-}
-
-/// The flags of an entry: unwritten, journaled. The second has no meaning without the first.
-const FLAGS: [(bool, bool); 3] = [(false, false), (true, false), (true, true)];
-
-fn build(model: (u64, u64, bool), target: Target, (unwritten, journaled): (bool, bool)) -> Entry {
-    let (end, size, dirty) = (Sector(model.0), Sectors(model.1), model.2);
-    let mut e = match target {
-        Target::Cache { offset, generation } => {
-            Entry::extent(end, size, dirty, Ptr::new(0, Sector(offset), Gen(generation)))
-        }
-        Target::Hole { seq } => Entry::hole(end, size, JournalSeq(seq)),
-    };
-    if unwritten {
-        e = e.unwritten();
-    }
-    if journaled {
-        e = e.journaled();
-    }
-    let built = Model::of(e);
-    assert_eq!(
-        (built.start, built.end, built.target),
-        (end.0 - size.0, end.0, target),
-        "what went in comes out"
-    );
-    assert_eq!(built.is_unwritten, unwritten);
-    assert_eq!(built.may_be_durable, !unwritten || journaled);
-    e
-}
-
-fn check_cuts(e: Entry, n: u64) {
-    let model = Model::of(e);
-    let (mut front, mut back) = (e, e);
-    front.cut_front(Sectors(n));
-    assert_eq!(Model::of(front), model.cut_front(n), "{e:?} without its first {n} sectors");
-    back.cut_back(Sectors(n));
-    assert_eq!(Model::of(back), model.cut_back(n), "{e:?} without its last {n} sectors");
-}
-
-/// `[start, end)` overlaps the entry.
-fn check_clipped(e: Entry, start: u64, end: u64) {
-    let model = Model::of(e);
-    let front = start.saturating_sub(model.start);
-    let back = model.end.saturating_sub(end);
-    let expected = model.cut_front(front).cut_back(back);
-    let clipped = e.clipped(Sector(start), Sector(end));
-    assert_eq!(Model::of(clipped), expected, "{e:?} inside [{start}, {end})");
-}
-
-fn check_join(left: Entry, right: Entry, bucket_shift: u32) {
-    let expected = Model::of(left).joined(Model::of(right), bucket_shift);
-    let mut joined = left;
-    let done = joined.try_join(right, bucket_shift);
-    assert_eq!(done, expected.is_some(), "{left:?} and {right:?} in buckets of 2^{bucket_shift} sectors");
-    assert_eq!(Model::of(joined), expected.unwrap_or(Model::of(left)), "{left:?} and {right:?}");
-}
-
 /// Targets of an extent of `size` sectors at the edges of the largest cache, and of holes.
-fn edge_targets(size: u64) -> Vec<Target> {
-    let mut all = vec![Target::Hole { seq: 1 }, Target::Hole { seq: PTR_MASK }];
+fn edge_targets(size: u64) -> Vec<EntryTarget> {
+    let mut all = vec![EntryTarget::Hole { seq: 1 }, EntryTarget::Hole { seq: PTR_MASK }];
     for offset in [0, 1, 127, CACHE_END / 2 - 1, CACHE_END - size - 1, CACHE_END - size] {
-        all.extend([0, 1, 255].map(|generation| Target::Cache { offset, generation }));
+        all.extend([0, 1, 255].map(|generation| EntryTarget::Cache { offset, generation }));
     }
     all
 }
@@ -156,7 +34,7 @@ fn for_each_edge(mut check: impl FnMut(Entry)) {
             for target in edge_targets(size) {
                 for flags in FLAGS {
                     for dirty in [false, true] {
-                        if !(dirty && matches!(target, Target::Hole { .. })) {
+                        if !(dirty && matches!(target, EntryTarget::Hole { .. })) {
                             check(build((end, size, dirty), target, flags));
                         }
                     }
@@ -189,26 +67,26 @@ fn edges_are_cut_and_clipped_as_the_model_says() {
 /// Right neighbours of `left` that differ in at most one property from the one that can be joined.
 fn neighbours(left: Entry, size: u64) -> Vec<Entry> {
     let m = Model::of(left);
-    let mut targets = vec![Target::Hole { seq: 1 }, Target::Hole { seq: PTR_MASK }];
+    let mut targets = vec![EntryTarget::Hole { seq: 1 }, EntryTarget::Hole { seq: PTR_MASK }];
     for generation in [0, 1, 255] {
         // A sum that overflows the bits of the pointer must not be taken for the flags of a pointer to sector 0, or for a
         // hole.
-        targets.push(Target::Cache { offset: 0, generation });
-        targets.push(Target::Hole { seq: u64::from(generation) });
-        if let Target::Cache { offset, .. } = m.target {
+        targets.push(EntryTarget::Cache { offset: 0, generation });
+        targets.push(EntryTarget::Hole { seq: u64::from(generation) });
+        if let EntryTarget::Cache { offset, .. } = m.target {
             let next = offset + m.size();
-            targets.extend([next, next + 1].map(|offset| Target::Cache { offset, generation }));
+            targets.extend([next, next + 1].map(|offset| EntryTarget::Cache { offset, generation }));
         }
     }
-    let fits = |t: &Target| match t {
-        Target::Cache { offset, .. } => offset + size <= CACHE_END,
-        Target::Hole { .. } => true,
+    let fits = |t: &EntryTarget| match t {
+        EntryTarget::Cache { offset, .. } => offset + size <= CACHE_END,
+        EntryTarget::Hole { .. } => true,
     };
     let ends = [m.end + size, m.end + size + 1].into_iter().filter(|&end| end <= MAX_POSITION.0);
     ends.flat_map(|end| {
         targets.iter().filter(|t| fits(t)).flat_map(move |&target| {
             FLAGS.into_iter().flat_map(move |flags| {
-                let hole = matches!(target, Target::Hole { .. });
+                let hole = matches!(target, EntryTarget::Hole { .. });
                 [false, true]
                     .into_iter()
                     .filter(move |&d| !(d && hole))
@@ -247,8 +125,8 @@ fn entries() -> impl Strategy<Value = Entry> {
         let end = size + at % (MAX_POSITION.0 - size + 1);
         let (is_hole, number, generation) = target;
         let target = match is_hole {
-            true => Target::Hole { seq: number & PTR_MASK },
-            false => Target::Cache { offset: number % (CACHE_END - size + 1), generation },
+            true => EntryTarget::Hole { seq: number & PTR_MASK },
+            false => EntryTarget::Cache { offset: number % (CACHE_END - size + 1), generation },
         };
         build((end, size, dirty && !is_hole), target, FLAGS[flags])
     })
@@ -266,19 +144,10 @@ proptest! {
         check_clipped(e, e.start().0 + from, e.start().0 + to);
     }
 
-    /// The two parts of an entry that was cut are joined to the same entry, unless a bucket ends between them.
     #[test]
     fn two_halves_join_to_the_whole(e in entries(), at in any::<u64>(), shift in 3..=31u32) {
         prop_assume!(e.size().0 > 1);
-        let n = 1 + at % (e.size().0 - 1);
-        let (mut left, mut right) = (e, e);
-        left.cut_back(Sectors(e.size().0 - n));
-        right.cut_front(Sectors(n));
-        check_join(left, right, shift);
-        check_join(right, left, shift);
-        if left.try_join(right, shift) {
-            prop_assert_eq!(left, e);
-        }
+        check_halves(e, 1 + at % (e.size().0 - 1), shift);
     }
 
     #[test]

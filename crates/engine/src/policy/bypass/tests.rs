@@ -1,3 +1,5 @@
+//! Tests of the bypass decision: each rule with its reason, the order of the rules, and the path of a write.
+
 use super::*;
 
 const MODES: [CacheMode; 4] =

@@ -257,7 +257,7 @@ impl ReplacementPolicy for CostBenefit {
         until == end
     }
 
-    /// Also lets the coldest protected buckets drain.
+    /// Chooses the coldest buckets that were found, and moves the coldest protected ones to the draining segment.
     fn finish(&mut self, candidates: Candidates<'_>, out: &mut Vec<BucketNr>) {
         let mut left = std::mem::take(&mut self.found);
         let wanted = self.wanted;

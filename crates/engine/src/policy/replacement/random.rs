@@ -18,7 +18,7 @@ pub struct Random {
     left: u32,
     /// In the order in which they were found.
     found: Vec<BucketNr>,
-    /// The same, to find nothing twice.
+    /// The buckets of `found`, so that none is found twice.
     distinct: BTreeSet<u32>,
 }
 

@@ -1,3 +1,5 @@
+//! Tests of the rate of writeback: the controller's terms, its limits, idle sets, and the pauses between groups.
+
 use proptest::prelude::*;
 
 use super::*;

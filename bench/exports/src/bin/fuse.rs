@@ -1,10 +1,10 @@
-//! Load on the FUSE export, beside a loop device over a file in memory as a yardstick.
+//! Load on the FUSE export alone, compared with a loop device over a file in memory.
 //!
-//!     file_load serve DIR [MIB] [THREADS]     serves one volume in memory until its standard input ends
-//!     file_load compare [SECONDS] [THREADS]   loads both with fio
+//!     bench-fuse serve DIR [MIB] [THREADS]     serves one volume in memory until its standard input ends
+//!     bench-fuse compare [SECONDS] [THREADS]   loads both with fio
 //!
-//! The table shows one run on one machine; absolute numbers depend on the machine's load. Needs root and
-//! fio (Debian package of that name).
+//! Compare the figures of one run; absolute numbers depend on the machine's load. Needs root and fio (Debian package of that
+//! name).
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -35,14 +35,14 @@ fn main() -> ExitCode {
         })(),
         Some("compare") => (|| compare(number(1, 5)?, threads(2)? as usize))(),
         _ => {
-            eprintln!("usage: load serve DIR [MIB] [THREADS] | load compare [SECONDS] [THREADS]");
+            eprintln!("usage: bench-fuse serve DIR [MIB] [THREADS] | bench-fuse compare [SECONDS] [THREADS]");
             return ExitCode::from(2);
         }
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("load: {e}");
+            eprintln!("bench-fuse: {e}");
             ExitCode::FAILURE
         }
     }
@@ -65,7 +65,7 @@ fn with_export(dir: &Path, mib: u64, threads: usize, work: Work) -> Outcome<()> 
             fuse.attach_loop_devices().await?;
             let exported = fuse.exports().next().cloned();
             let _ = ready.send(exported);
-            // Ends with its other end.
+            // Ends when the sender is used or dropped.
             let _ = stopped.await;
             Ok(fuse.stop().await.map_err(|refused| refused.error)?)
         })
@@ -76,7 +76,7 @@ fn with_export(dir: &Path, mib: u64, threads: usize, work: Work) -> Outcome<()> 
             println!("ram ready: {} (file {})", device.display(), exported.file.display());
             work(&exported.file, &device)
         }
-        // The thread says why.
+        // The thread returns the error.
         _ => Ok(()),
     };
     stop.send(());

@@ -1,13 +1,13 @@
-//! Load on the NBD server, beside `nbdkit memory` as a yardstick.
+//! Load on the NBD server alone, compared with `nbdkit memory`.
 //!
-//!     load serve nbd=SOCKET [SIZE_MIB]    serves one volume in memory until its standard input ends
-//!     load compare [SECONDS]              loads both with fio's nbd engine and with a client of its own
+//!     bench-nbd serve nbd=SOCKET [SIZE_MIB]    serves one volume in memory until its standard input ends
+//!     bench-nbd compare [SECONDS]              loads both with fio's nbd engine and with the client `pump`
 //!
-//! fio makes several system calls per request, so that at some depth it is fio that is measured; the
-//! example's own client ("pump") sends and receives many requests at once.
+//! fio makes several system calls for each request, so at a large depth fio is the limit. `pump` sends and receives many requests
+//! with one call.
 //!
-//! The table shows ratios of one run on one machine; absolute numbers depend on the machine's load.
-//! Needs fio and nbdkit (Debian packages of these names).
+//! Compare the ratios of one run; absolute numbers depend on the machine's load. Needs fio and nbdkit (Debian packages of these
+//! names).
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -33,14 +33,14 @@ fn main() -> ExitCode {
         ["compare"] => compare(5),
         ["compare", seconds] => seconds.parse().map_err(Into::into).and_then(compare),
         _ => {
-            eprintln!("usage: load serve nbd=SOCKET [SIZE_MIB] | load compare [SECONDS]");
+            eprintln!("usage: bench-nbd serve nbd=SOCKET [SIZE_MIB] | bench-nbd compare [SECONDS]");
             return ExitCode::from(2);
         }
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("load: {e}");
+            eprintln!("bench-nbd: {e}");
             ExitCode::FAILURE
         }
     }
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
 fn serve(option: &str, mib: u64) -> Outcome<()> {
     let endpoint = Endpoint::from_export_option(option).ok_or("the endpoint has the form nbd=SOCKET")??;
     let driver = Driver::new(DriverOptions::default())?;
-    eprintln!("load: {}", driver.backend_note());
+    eprintln!("bench-nbd: {}", driver.backend_note());
     let exports = Exports::new();
     exports.add(RamVolume::new("ram", mib << 20).shared())?;
     let server = Server::new(driver.handle(), exports, ServerOptions::default());
@@ -58,14 +58,14 @@ fn serve(option: &str, mib: u64) -> Outcome<()> {
     std::io::stdout().flush()?;
     server.serve_listener(listener);
     driver.block_on(async {
-        // The parent closes our input when it has enough.
+        // The parent closes the standard input at the end of the measurement.
         driver.reactor().blocking(|| std::io::stdin().read_to_end(&mut Vec::new())).await?;
         server.stop().await;
         Ok(())
     })
 }
 
-/// A server in another process; ends with the value.
+/// A server in another process. Dropping it ends the server.
 struct Peer {
     child: Child,
     uri: String,
