@@ -32,7 +32,7 @@ use serve::tunables::in_any_order;
 use serve::{Answer, Command, Failure, Snapshot, message, plain};
 
 use crate::config::{Key, Values};
-use crate::order::{DiskTrace, Order, Plan};
+use crate::order::{Cut, DiskTrace, Order, Plan};
 use crate::shared::Shared;
 
 use cached::CachedCount;
@@ -271,10 +271,12 @@ impl<'a> Host<'a> {
                 self.stopping.set(self.stopping.get() || released.is_ok());
                 reply.send(released);
             }
-            Order::Detach(name, wipe, job) => work::end_of(&job, self.detach(&name, wipe, &job.0).await),
-            Order::Wipe(job) => work::end_of(&job, self.wipe(&job.0).await),
-            Order::Scrub(job) => work::end_of(&job, self.scrub(&job.0).await),
-            Order::Flush(name, job) => work::end_of(&job, self.flush(name.as_deref(), &job.0).await),
+            Order::Detach(name, wipe, job) => {
+                work::end_of(self, &job, self.detach(&name, wipe, &job.0).await)
+            }
+            Order::Wipe(job) => work::end_of(self, &job, self.wipe(&job.0).await),
+            Order::Scrub(job) => work::end_of(self, &job, self.scrub(&job.0).await),
+            Order::Flush(name, job) => work::end_of(self, &job, self.flush(name.as_deref(), &job.0).await),
             Order::Stop | Order::Force => {}
             #[cfg(test)]
             Order::Panic => {}
@@ -435,15 +437,17 @@ impl<'a> Host<'a> {
         orders: &mut RemoteReceiver<Order>,
         tasks: &mut Tasks<'t>,
     ) -> Result<(), Failure> {
-        let rest = poll_fn(|cx| {
-            tasks.poll(cx);
-            if tasks.0.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        let mut down = pin!(async {
+            let rest = poll_fn(|cx| {
+                tasks.poll(cx);
+                if tasks.0.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+            });
+            select(pin!(rest), self.driver.handle().sleep(TASKS_END_WITHIN)).await;
+            tasks.0.clear();
+            // A change that had no event, such as the end of a command.
+            damaged::store_damaged(self).await;
+            self.bring_down().await
         });
-        select(pin!(rest), self.driver.handle().sleep(TASKS_END_WITHIN)).await;
-        tasks.0.clear();
-        // A change that had no event, such as the end of a command.
-        damaged::store_damaged(self).await;
-        let mut down = pin!(self.bring_down());
         loop {
             // If all senders of orders are dropped, no order to force the stop can come.
             let order = pin!(async {
@@ -460,10 +464,15 @@ impl<'a> Host<'a> {
                 ) => {
                     self.carry_out(order).await;
                 }
-                // Dropping the other orders tells their senders that there is no answer.
-                Either::Right(_) => {}
+                Either::Right(other) => other.refuse(self.ends_before(Cut::Waiting)),
             }
         }
+    }
+
+    /// The answer to a command that this thread does not carry out to its end, because it stops.
+    fn ends_before(&self, command: Cut) -> String {
+        let title = plain::named(&self.label(), self.plan.title());
+        self.plan.ends_before(&title, command, self.shared.is_stopping())
     }
 
     async fn bring_down(&self) -> Result<(), Failure> {

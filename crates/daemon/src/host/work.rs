@@ -14,6 +14,8 @@ use serve::{Failure, plain};
 use super::Host;
 use super::disabled::{self, Needs};
 use crate::jobs::{End, Job, RunningJob};
+use crate::order::Cut;
+use crate::why::SharedFailure;
 
 /// Interval at which a job reports its progress and checks for cancellation.
 const JOB_TICK: Nanos = Nanos::from_ms(100);
@@ -159,8 +161,11 @@ impl Host<'_> {
     }
 }
 
-pub(super) fn end_of(job: &RunningJob, result: Result<End, Failure>) {
+/// Ends a job. One that ended because its set alone stops has failed: nobody has cancelled it.
+pub(super) fn end_of(host: &Host<'_>, job: &RunningJob, result: Result<End, Failure>) {
+    let is_cut = !job.0.is_cancelled() && host.stopping.get() && !host.shared.is_stopping();
     job.0.ended(match result {
+        Ok(End::Cancelled) if is_cut => End::Failed(SharedFailure::of_words(host.ends_before(Cut::Running))),
         Ok(end) => end,
         Err(e) => End::Failed(e.into()),
     });
