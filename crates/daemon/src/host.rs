@@ -37,6 +37,7 @@ use crate::shared::Shared;
 
 use cached::CachedCount;
 use damaged::DamagedBuckets;
+use disabled::Needs;
 
 /// Time limit of running commands when the thread stops.
 const TASKS_END_WITHIN: Nanos = Nanos::from_secs(10);
@@ -227,7 +228,7 @@ impl<'a> Host<'a> {
                 reply.send(Ok(Answer::Stats(Box::new(self.figures(&cached)))));
             }
             Order::Do(command, reply) => {
-                reply.send(serve::obey(&self.session, &command).await);
+                reply.send(self.obey_command(&command).await);
                 // The command may have changed the label of a device that is served alone, or decided about damaged data.
                 message::speak_for(&self.label());
                 damaged::store_damaged(self).await;
@@ -281,6 +282,15 @@ impl<'a> Host<'a> {
             #[cfg(test)]
             Order::Panic => {}
         }
+    }
+
+    async fn obey_command(&self, command: &Command) -> Result<Answer, Failure> {
+        let needs_cache = matches!(command, Command::Gc);
+        let refuse = || if needs_cache { disabled::refuse(self, &Needs::Cache) } else { Ok(()) };
+        refuse()?;
+        let done = serve::obey(&self.session, command).await;
+        // The set may have failed meanwhile.
+        done.map_err(|e| refuse().err().unwrap_or(e))
     }
 
     /// All figures, with the name, exports, cached data and problem of each volume.

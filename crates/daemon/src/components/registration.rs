@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::Deserialize;
+use serve::amount::human;
 use serve::{Failure, message};
 
 use super::admission::{Admission, By};
@@ -279,19 +280,24 @@ impl Registration {
     /// Refuses a device that a disabled set serves: tasks of that set have the device until its cache device is unregistered.
     async fn refuse_of_disabled_set(&self, backing: &str, probe: &Probe) -> Result<(), Failure> {
         let Some((worker, _)) = self.inventory.workers.volume_of(&probe.uuid).await else { return Ok(()) };
-        let set = worker.snapshot().await?.set;
-        let (Some(cache), true) = (&worker.plan.cache, set.is_some_and(|s| s.failed.is_some())) else {
-            return Ok(());
-        };
-        let page = match &probe.role {
-            Role::Backing { attachment: Attachment::Dirty, .. } => "the page dead-ssd-dirty of the guide",
-            _ => "the page dead-ssd-clean of the guide",
+        let figures = worker.snapshot().await?;
+        let is_disabled = figures.set.as_ref().is_some_and(|set| set.failed.is_some());
+        let (Some(cache), true) = (&worker.plan.cache, is_disabled) else { return Ok(()) };
+        let (title, cache) = (worker.title(), cache.display());
+        let dirty = figures.dirty_of(Some(&probe.uuid)).filter(|bytes| *bytes > 0);
+        let next = match dirty {
+            Some(bytes) => format!(
+                "{} of its dirty data is on {cache} alone; run `ubcache unregister {cache} && ubcache register {cache}`, then \
+                 `ubcache detach {backing}` and this command again; if that device does not come back, see the page \
+                 dead-ssd-dirty of the guide",
+                human(bytes)
+            ),
+            None => format!(
+                "run `ubcache unregister {cache}`, then this command again; see the page dead-ssd-clean of the guide"
+            ),
         };
         failed(format!(
-            "{backing}: {} is disabled, and has the device until its cache device is unregistered; run `ubcache unregister \
-             {}`, then this command again; see {page}",
-            worker.title(),
-            cache.display()
+            "{backing}: {title} is disabled, and has the device until its cache device is unregistered; {next}"
         ))
     }
 
@@ -321,25 +327,47 @@ impl Registration {
                 if *force {
                     return Ok(self.leave_set(probe).await?.0);
                 }
-                if self.inventory.workers.serving(other).is_some() {
-                    return failed(format!(
-                        "{backing}: is attached to cache set {other}, which is served: run `ubcache detach {backing}` first"
-                    ));
-                }
-                let dirty = *attachment == Attachment::Dirty;
-                let page = if dirty {
-                    "the page dead-ssd-dirty of the guide"
-                } else {
-                    "the page dead-ssd-clean of the guide"
-                };
-                failed(format!(
-                    "{backing}: is attached to cache set {other}, which is not served; run `{}`, then `ubcache detach {backing}`; \
-                     if the cache device of that set is lost, see {page}",
-                    register_cache(self.lookup.last_path(other).as_deref())
-                ))
+                let is_dirty = *attachment == Attachment::Dirty;
+                failed(self.is_elsewhere(backing, &probe, (other, is_dirty)).await)
             }
             Role::Backing { .. } => Ok(probe),
         }
+    }
+
+    /// The refusal to attach a device that another set has: how much of it is dirty, on which cache device, and the next step.
+    async fn is_elsewhere(&self, backing: &str, probe: &Probe, (set, is_dirty): (&str, bool)) -> String {
+        let cache = self.lookup.last_path(set);
+        let then = if is_dirty { ", which writes it back, then this command" } else { ", then this command" };
+        let Some(worker) = self.inventory.workers.serving(set) else {
+            let on =
+                cache.as_ref().map_or_else(|| "its cache device".to_owned(), |p| p.display().to_string());
+            let (what, page) = match is_dirty {
+                true => (
+                    format!("has dirty data in cache set {set}, which is not served: {on} alone has it"),
+                    "dead-ssd-dirty",
+                ),
+                false => (format!("is attached to cache set {set}, which is not served"), "dead-ssd-clean"),
+            };
+            return format!(
+                "{backing}: {what}; run `{}`, then `ubcache detach {backing}`{then}; if the cache device of that set is lost, \
+                 see the page {page} of the guide",
+                register_cache(cache.as_deref())
+            );
+        };
+        let place = cache.map_or_else(String::new, |path| format!(" on {}", path.display()));
+        let of_set = format!("{}{place}", worker.title());
+        let dirty = worker.snapshot().await.ok().and_then(|figures| figures.dirty_of(Some(&probe.uuid)));
+        let what = match (is_dirty, dirty) {
+            (true, Some(bytes)) => format!("has {} of dirty data in {of_set}", human(bytes)),
+            (true, None) => format!("has dirty data in {of_set}"),
+            (false, _) => format!("is attached to {of_set}"),
+        };
+        // A disk whose volume is not served cannot be detached.
+        let register = match self.inventory.serves(probe).await {
+            true => String::new(),
+            false => format!("ubcache register {} && ", probe.path.display()),
+        };
+        format!("{backing}: {what}; run `{register}ubcache detach {backing}`{then}")
     }
 
     /// Makes a backing device leave the set of a lost cache device, and serves it alone. Returns the device and the set.
