@@ -90,14 +90,14 @@ impl Registration {
         asked: &Asked,
     ) -> Result<Registered, Failure> {
         let find = || async {
-            let probes = probe_once(paths.clone()).await?;
+            let probes = probe_once(paths.clone()).await.map_err(|e| none_of(&paths, e))?;
             let scope = self.scope_of(&probes);
             Ok((probes, scope))
         };
         let (_claim, probes) = self.claim(asked, find).await?;
         let known = self.admission.remembered();
         self.inventory.devices.note_unplugged();
-        let accepted = self.admission.admit_all(&probes, by)?;
+        let accepted = self.admission.admit_all(&probes, by).map_err(|e| none_of(&paths, e))?;
         accepted.iter().for_each(message::note);
         if by.is_operator() {
             self.admission.name_all(probes.iter().map(|p| p.uuid.clone()));
@@ -119,7 +119,7 @@ impl Registration {
         let before = self.inventory.devices.paths(|_| true);
         let mut placed = self.placement.place(new).await;
         placed.extend(served.into_iter().map(|probe| (probe, Ok(()))));
-        let mut first = Ok(());
+        let mut results = Vec::new();
         for (probe, result) in placed {
             let result = match result {
                 Err(e) if !self.placement.comes_up_late(&probe) => {
@@ -138,10 +138,31 @@ impl Registration {
                     result
                 }
             };
-            first = first.and(result);
+            results.push((probe, result));
         }
-        first?;
+        self.all_or_what_became_of_each(results)?;
         Ok(Registered { paths, accepted, already })
+    }
+
+    /// The failure of the first device that is not registered, with what became of the others.
+    fn all_or_what_became_of_each(&self, results: Vec<(Probe, Result<(), Failure>)>) -> Result<(), Failure> {
+        let (mut first, mut others) = (None, Vec::new());
+        for (probe, result) in results {
+            let path = probe.path.display();
+            match (result, self.inventory.devices.get(&probe.path).map(|device| device.state)) {
+                (Err(e), _) if first.is_none() => first = Some(e),
+                (Err(e), _) => others.push(e.to_string()),
+                (Ok(()), Some(DeviceState::Waiting(_, why))) => {
+                    others.push(format!("{path}: is registered: {why}"));
+                }
+                (Ok(()), _) => others.push(format!("{path}: is registered and served")),
+            }
+        }
+        match first {
+            None => Ok(()),
+            Some(e) if others.is_empty() => Err(e),
+            Some(e) => Err(Failure::caused(format!("{e}; {}", others.join("; ")), e)),
+        }
     }
 
     /// What the registration of these devices changes.
@@ -479,6 +500,14 @@ impl Registration {
     }
 }
 
+/// The failure of a registration that has not begun: none of its devices is registered by it.
+fn none_of(paths: &[PathBuf], e: Failure) -> Failure {
+    match paths {
+        [] | [_] => e,
+        _ => Failure::caused(format!("{e}; nothing was changed, also for the other devices"), e),
+    }
+}
+
 /// Probes devices, each once.
 async fn probe_once(paths: Vec<PathBuf>) -> Result<Vec<Probe>, Failure> {
     let mut probes: Vec<Probe> = Vec::new();
@@ -492,50 +521,4 @@ async fn probe_once(paths: Vec<PathBuf>) -> Result<Vec<Probe>, Failure> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Config;
-    use crate::order::Order;
-    use crate::registry::Registry;
-    use crate::shared::Shared;
-    use crate::state::State;
-    use crate::testing::{backing_device, cache_device};
-    use crate::worker::Phase;
-
-    /// The set of a disk had failed and was started again. The disk was still marked as served, so `register` did nothing with
-    /// it, and its volume was gone.
-    #[tokio::test]
-    async fn a_disk_is_served_again_after_its_set_has_failed() {
-        for together in [true, false] {
-            let dir = tempfile::tempdir().unwrap();
-            let (config, state) = ("exports = []", State::open(&dir.path().join("state")).unwrap());
-            let registry = Registry::new(Arc::new(Shared::new(Config::parse(config).unwrap(), state)));
-            let workers = &registry.inventory.workers;
-            let (cache, disk) = (cache_device(dir.path(), 2), backing_device(dir.path(), 2));
-            let register = async |devices: &[&PathBuf]| {
-                let devices = devices.iter().map(|d| (*d).clone()).collect();
-                registry.registration.register(devices, By::NAME, &Asked::inside("a test")).await.unwrap();
-            };
-            let set = format::Uuid([2; 16]).to_string();
-            let volumes = async || workers.serving(&set).unwrap().snapshot().await.unwrap().volumes.len();
-            register(&[&cache, &disk]).await;
-            assert_eq!(volumes().await, 1);
-            let worker = workers.serving(&set).unwrap();
-            worker.order(Order::Panic).unwrap();
-            worker.join();
-            assert!(matches!(worker.phase(), Phase::Failed(_)));
-            assert!(
-                registry.inventory.devices.is_served(&disk),
-                "the state of the disk is that of the failed thread"
-            );
-            if together {
-                register(&[&cache, &disk]).await;
-            } else {
-                register(&[&cache]).await;
-                register(&[&disk]).await;
-            }
-            assert_eq!(volumes().await, 1, "together: {together}");
-            workers.stop_all().await.unwrap();
-        }
-    }
-}
+mod tests;
