@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 
 use blockio::Driver;
-use blockio::bridge::RemoteReceiver;
+use blockio::bridge::{RemoteReceiver, Reply};
 use blockio::users::{self, User};
 use engine::Volume;
 use engine::figures::{CachedFigures, VolumeFigures};
@@ -227,12 +227,7 @@ impl<'a> Host<'a> {
                 let cached = self.cached.get(&self.session).await;
                 reply.send(Ok(Answer::Stats(Box::new(self.figures(&cached)))));
             }
-            Order::Do(command, reply) => {
-                reply.send(self.obey_command(&command).await);
-                // The command may have changed the label of a device that is served alone, or decided about damaged data.
-                message::speak_for(&self.label());
-                damaged::store_damaged(self).await;
-            }
+            Order::Do(command, reply) => self.obey_command(&command, reply).await,
             Order::Figures(reply) => reply.send(Ok(self.engine_figures())),
             Order::Buckets(reply) => {
                 reply.send(self.session.needs_set().map(engine::CacheSet::bucket_figures));
@@ -284,13 +279,18 @@ impl<'a> Host<'a> {
         }
     }
 
-    async fn obey_command(&self, command: &Command) -> Result<Answer, Failure> {
+    async fn obey_command(&self, command: &Command, reply: Reply<Result<Answer, Failure>>) {
         let needs_cache = matches!(command, Command::Gc);
         let refuse = || if needs_cache { disabled::refuse(self, &Needs::Cache) } else { Ok(()) };
-        refuse()?;
-        let done = serve::obey(&self.session, command).await;
+        let done = match refuse() {
+            Ok(()) => serve::obey(&self.session, command).await,
+            Err(refused) => Err(refused),
+        };
         // The set may have failed meanwhile.
-        done.map_err(|e| refuse().err().unwrap_or(e))
+        reply.send(done.map_err(|e| refuse().err().unwrap_or(e)));
+        // The command may have changed the label of a device that is served alone, or decided about damaged data.
+        message::speak_for(&self.label());
+        damaged::store_damaged(self).await;
     }
 
     /// All figures, with the name, exports, cached data and problem of each volume.

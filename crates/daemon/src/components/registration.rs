@@ -365,13 +365,16 @@ impl Registration {
             let (what, page) = match is_dirty {
                 true => (
                     format!("has dirty data in cache set {set}, which is not served: {on} alone has it"),
-                    "dead-ssd-dirty",
+                    "the page dead-ssd-dirty of the guide",
                 ),
-                false => (format!("is attached to cache set {set}, which is not served"), "dead-ssd-clean"),
+                false => (
+                    format!("is attached to cache set {set}, which is not served"),
+                    "the page dead-ssd-clean of the guide",
+                ),
             };
             return format!(
                 "{backing}: {what}; run `{}`, then `ubcache detach {backing}`{then}; if the cache device of that set is lost, \
-                 see the page {page} of the guide",
+                 see {page}",
                 register_cache(cache.as_deref())
             );
         };
