@@ -174,16 +174,21 @@ impl<T> RemoteReceiver<T> {
         self.channel.room.notify_one();
         Some(item)
     }
-}
 
-impl<T> Drop for RemoteReceiver<T> {
-    fn drop(&mut self) {
+    /// Refuses all further requests, and returns those that wait.
+    pub fn close(&mut self) -> VecDeque<T> {
         let mut queue = lock(&self.channel.queue);
         queue.receiver_dropped = true;
         let items = std::mem::take(&mut queue.items);
         drop(queue);
         self.channel.room.notify_all();
-        drop(items);
+        items
+    }
+}
+
+impl<T> Drop for RemoteReceiver<T> {
+    fn drop(&mut self) {
+        drop(self.close());
     }
 }
 

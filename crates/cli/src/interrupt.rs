@@ -16,7 +16,7 @@ use crate::out;
 /// Tells work that waits for nothing whether SIGINT or SIGTERM came. A second signal ends the process at once.
 pub(crate) struct Interrupt {
     signals: Signals,
-    came: bool,
+    first: Option<blockio::Signal>,
 }
 
 impl Interrupt {
@@ -27,15 +27,22 @@ impl Interrupt {
 
     /// An [`Interrupt`] that does not end the process at a second signal, for work that has to clean up after itself.
     pub(crate) fn without_exit() -> Result<Interrupt, Failure> {
-        Ok(Interrupt { signals: signals()?, came: false })
+        Ok(Interrupt { signals: signals()?, first: None })
     }
 
     pub(crate) fn came(&mut self) -> bool {
-        if !self.came {
+        self.first().is_some()
+    }
+
+    /// The first signal, if it came.
+    pub(crate) fn first(&mut self) -> Option<blockio::Signal> {
+        if self.first.is_none() {
             let next = pin!(self.signals.next());
-            self.came = next.poll(&mut Context::from_waker(Waker::noop())).is_ready();
+            if let Poll::Ready(signal) = next.poll(&mut Context::from_waker(Waker::noop())) {
+                self.first = Some(signal);
+            }
         }
-        self.came
+        self.first
     }
 }
 

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 
 use blockio::Driver;
-use blockio::bridge::RemoteReceiver;
+use blockio::bridge::{RemoteReceiver, Reply};
 use blockio::users::{self, User};
 use engine::Volume;
 use engine::figures::{CachedFigures, VolumeFigures};
@@ -32,11 +32,12 @@ use serve::tunables::in_any_order;
 use serve::{Answer, Command, Failure, Snapshot, message, plain};
 
 use crate::config::{Key, Values};
-use crate::order::{DiskTrace, Order, Plan};
+use crate::order::{Cut, DiskTrace, Order, Plan};
 use crate::shared::Shared;
 
 use cached::CachedCount;
 use damaged::DamagedBuckets;
+use disabled::Needs;
 
 /// Time limit of running commands when the thread stops.
 const TASKS_END_WITHIN: Nanos = Nanos::from_secs(10);
@@ -226,12 +227,7 @@ impl<'a> Host<'a> {
                 let cached = self.cached.get(&self.session).await;
                 reply.send(Ok(Answer::Stats(Box::new(self.figures(&cached)))));
             }
-            Order::Do(command, reply) => {
-                reply.send(serve::obey(&self.session, &command).await);
-                // The command may have changed the label of a device that is served alone, or decided about damaged data.
-                message::speak_for(&self.label());
-                damaged::store_damaged(self).await;
-            }
+            Order::Do(command, reply) => self.obey_command(&command, reply).await,
             Order::Figures(reply) => reply.send(Ok(self.engine_figures())),
             Order::Buckets(reply) => {
                 reply.send(self.session.needs_set().map(engine::CacheSet::bucket_figures));
@@ -271,14 +267,30 @@ impl<'a> Host<'a> {
                 self.stopping.set(self.stopping.get() || released.is_ok());
                 reply.send(released);
             }
-            Order::Detach(name, wipe, job) => work::end_of(&job, self.detach(&name, wipe, &job.0).await),
-            Order::Wipe(job) => work::end_of(&job, self.wipe(&job.0).await),
-            Order::Scrub(job) => work::end_of(&job, self.scrub(&job.0).await),
-            Order::Flush(name, job) => work::end_of(&job, self.flush(name.as_deref(), &job.0).await),
+            Order::Detach(name, wipe, job) => {
+                work::end_of(self, &job, self.detach(&name, wipe, &job.0).await)
+            }
+            Order::Wipe(job) => work::end_of(self, &job, self.wipe(&job.0).await),
+            Order::Scrub(job) => work::end_of(self, &job, self.scrub(&job.0).await),
+            Order::Flush(name, job) => work::end_of(self, &job, self.flush(name.as_deref(), &job.0).await),
             Order::Stop | Order::Force => {}
             #[cfg(test)]
             Order::Panic => {}
         }
+    }
+
+    async fn obey_command(&self, command: &Command, reply: Reply<Result<Answer, Failure>>) {
+        let needs_cache = matches!(command, Command::Gc);
+        let refuse = || if needs_cache { disabled::refuse(self, &Needs::Cache) } else { Ok(()) };
+        let done = match refuse() {
+            Ok(()) => serve::obey(&self.session, command).await,
+            Err(refused) => Err(refused),
+        };
+        // The set may have failed meanwhile.
+        reply.send(done.map_err(|e| refuse().err().unwrap_or(e)));
+        // The command may have changed the label of a device that is served alone, or decided about damaged data.
+        message::speak_for(&self.label());
+        damaged::store_damaged(self).await;
     }
 
     /// All figures, with the name, exports, cached data and problem of each volume.
@@ -435,15 +447,17 @@ impl<'a> Host<'a> {
         orders: &mut RemoteReceiver<Order>,
         tasks: &mut Tasks<'t>,
     ) -> Result<(), Failure> {
-        let rest = poll_fn(|cx| {
-            tasks.poll(cx);
-            if tasks.0.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        let mut down = pin!(async {
+            let rest = poll_fn(|cx| {
+                tasks.poll(cx);
+                if tasks.0.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+            });
+            select(pin!(rest), self.driver.handle().sleep(TASKS_END_WITHIN)).await;
+            tasks.0.clear();
+            // A change that had no event, such as the end of a command.
+            damaged::store_damaged(self).await;
+            self.bring_down().await
         });
-        select(pin!(rest), self.driver.handle().sleep(TASKS_END_WITHIN)).await;
-        tasks.0.clear();
-        // A change that had no event, such as the end of a command.
-        damaged::store_damaged(self).await;
-        let mut down = pin!(self.bring_down());
         loop {
             // If all senders of orders are dropped, no order to force the stop can come.
             let order = pin!(async {
@@ -460,10 +474,15 @@ impl<'a> Host<'a> {
                 ) => {
                     self.carry_out(order).await;
                 }
-                // Dropping the other orders tells their senders that there is no answer.
-                Either::Right(_) => {}
+                Either::Right(other) => other.refuse(self.ends_before(Cut::Waiting)),
             }
         }
+    }
+
+    /// The answer to a command that this thread does not carry out to its end, because it stops.
+    fn ends_before(&self, command: Cut) -> String {
+        let title = plain::named(&self.label(), self.plan.title());
+        self.plan.ends_before(&title, command, self.shared.is_stopping())
     }
 
     async fn bring_down(&self) -> Result<(), Failure> {

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serve::room::Room;
 use serve::{Answer, Command, Failure};
 
-use crate::jobs::RunningJob;
+use crate::jobs::{End, RunningJob};
 
 /// The devices that one thread serves.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -33,6 +33,37 @@ impl Plan {
             None => format!("set {}", self.id),
         }
     }
+
+    /// The answer to a command that the thread does not carry out, or not to its end, because it stops. `title` is the set or
+    /// device as messages name it.
+    pub(crate) fn ends_before(&self, title: &str, command: Cut, daemon_stops: bool) -> String {
+        let what = match command {
+            Cut::Waiting => {
+                format!(
+                    "{title} is not served any more: this command was not carried out, and nothing was changed"
+                )
+            }
+            Cut::Running => {
+                format!("{title} was stopped before this command was done, and a part of it may be done")
+            }
+        };
+        let next = match (daemon_stops, self.cache.as_ref().or(self.alone.as_ref())) {
+            (false, Some(device)) => {
+                format!("to serve it again, run `ubcache register {}`, then this command", device.display())
+            }
+            _ => "run this command again after the next start of the daemon".to_owned(),
+        };
+        format!("{what}; {next}")
+    }
+}
+
+/// How far a command had come when the thread stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Cut {
+    /// It had not begun.
+    Waiting,
+    /// It was under way.
+    Running,
 }
 
 impl Order {
@@ -47,6 +78,35 @@ impl Order {
             Order::Create(_, reply) => reply.is_awaited(),
             Order::StartVolume(_, reply) => reply.is_awaited(),
             _ => true,
+        }
+    }
+
+    /// Answers an order that is not carried out.
+    pub(crate) fn refuse(self, why: String) {
+        let why = Failure::Failed(why);
+        match self {
+            Order::Do(_, reply) => reply.send(Err(why)),
+            Order::Figures(reply) => reply.send(Err(why)),
+            Order::Buckets(reply) => reply.send(Err(why)),
+            Order::BucketMap(_, reply) => reply.send(Err(why)),
+            Order::DiskTrace(_, _, reply) => reply.send(Err(why)),
+            Order::Create(_, reply) => reply.send(Err(why)),
+            Order::Users(_, reply) => reply.send(Err(why)),
+            Order::Holders(reply) => reply.send(Err(why)),
+            Order::StartVolume(_, reply) => reply.send(Err(why)),
+            Order::ExportAgain(reply) => reply.send(Err(why)),
+            Order::Label(_, reply)
+            | Order::ClearDeviceStats(reply)
+            | Order::Add(_, reply)
+            | Order::DeleteVolume(_, reply)
+            | Order::StopVolume(_, reply)
+            | Order::StopIfFree(reply) => reply.send(Err(why)),
+            Order::Detach(_, _, job) | Order::Wipe(job) | Order::Scrub(job) | Order::Flush(_, job) => {
+                job.0.ended(End::Failed(why.into()));
+            }
+            Order::Stop | Order::Force => {}
+            #[cfg(test)]
+            Order::Panic => {}
         }
     }
 }

@@ -1,8 +1,10 @@
-//! State that the control thread and the threads of sets share: configuration, state directory, events, TCP and NBD access.
+//! State that the control thread and the threads of sets share: configuration, state directory, events, TCP and NBD access, and
+//! whether the daemon stops.
 //!
 //! Owns the locks around this state, which are held only for moments, and the precedence of tunables: a value set at run
 //! time, then the configuration, then the default. Must not know which devices are served.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serve::Failure;
@@ -28,6 +30,8 @@ pub(crate) struct Shared {
     nbd: Mutex<NbdAccess>,
     /// Held during the decision which volume owns an address.
     claiming: Mutex<()>,
+    /// Whether the daemon stops.
+    stopping: AtomicBool,
 }
 
 impl Shared {
@@ -47,6 +51,7 @@ impl Shared {
             state: Mutex::new(state),
             hub,
             claiming: Mutex::default(),
+            stopping: AtomicBool::new(false),
             remote: watch::Sender::new(None),
         }
     }
@@ -57,6 +62,16 @@ impl Shared {
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The daemon stops from now on.
+    pub(crate) fn begin_stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the daemon stops, so that no set is served again before its next start.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
     }
 
     /// Access rules of NBD for exports that start from now on.

@@ -26,7 +26,7 @@ use crate::host::{Host, Tasks};
 use crate::hub::Kind;
 use crate::jobs::{Job, Jobs, RunningJob};
 use crate::names::Named;
-use crate::order::{CreatedVolume, DiskTrace, Holder, NewVolume, Order, Plan, StartedVolume};
+use crate::order::{CreatedVolume, Cut, DiskTrace, Holder, NewVolume, Order, Plan, StartedVolume};
 use crate::shared::Shared;
 use crate::why::SharedFailure;
 
@@ -110,6 +110,7 @@ pub(crate) struct Worker {
     label: LabelCell,
     phase: PhaseCell,
     orders: RemoteSender<Order>,
+    shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -123,11 +124,12 @@ pub(crate) fn start(
     let phase = PhaseCell(Arc::new(Mutex::new(Phase::Starting)));
     let label = LabelCell::default();
     let state = ThreadState { plan: plan.clone(), phase: phase.clone(), label: label.clone() };
-    let body = move || run(&state, &shared, receiver, ready);
+    let of_thread = shared.clone();
+    let body = move || run(&state, &of_thread, receiver, ready);
     let name = format!("set-{}", plan.id.get(..8).unwrap_or("alone"));
     let thread = std::thread::Builder::new().name(name).spawn(body);
     let thread = thread.map_err(|e| Failure::because("cannot start a thread", e))?;
-    Ok((Worker { plan, label, phase, orders, thread: Mutex::new(Some(thread)) }, up))
+    Ok((Worker { plan, label, phase, orders, shared, thread: Mutex::new(Some(thread)) }, up))
 }
 
 impl Worker {
@@ -152,16 +154,38 @@ impl Worker {
 
     /// Sends an order; never blocks.
     pub(crate) fn order(&self, order: Order) -> Result<(), Failure> {
-        let title = self.title();
-        self.orders.try_send(order).map_err(|e| match (e, self.phase()) {
-            (TrySendError::Full(_), _) => {
+        self.orders.try_send(order).map_err(|e| match e {
+            TrySendError::Full(_) => {
+                let title = self.title();
                 Failure::Failed(format!("{title}: too many commands are queued; try again later"))
             }
-            (TrySendError::Disconnected(_), Phase::Failed(why)) => {
-                Failure::because(format_args!("{title} has failed"), why)
-            }
-            (TrySendError::Disconnected(_), _) => Failure::Failed(format!("{title} has stopped")),
+            TrySendError::Disconnected(_) => self.ends_before(Cut::Waiting),
         })
+    }
+
+    /// The failure of a command that the thread does not answer, because it has ended or ends.
+    fn ends_before(&self, command: Cut) -> Failure {
+        let title = self.title();
+        match self.phase() {
+            Phase::Failed(why) => Failure::because(format_args!("{title} has failed"), why),
+            _ => Failure::Failed(self.plan.ends_before(&title, command, self.shared.is_stopping())),
+        }
+    }
+
+    /// Waits for an answer of the thread, until a deadline.
+    pub(crate) async fn within<T: Send>(
+        &self,
+        deadline: Duration,
+        answer: Awaited<Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        match tokio::time::timeout(deadline, answer).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(self.ends_before(Cut::Running)),
+            Err(_) => {
+                let (title, seconds) = (self.title(), deadline.as_secs());
+                Err(Failure::Failed(format!("{title} did not answer within {seconds} seconds")))
+            }
+        }
     }
 
     /// The key of the set in the configuration.
@@ -184,7 +208,7 @@ impl Worker {
     ) -> Result<T, Failure> {
         let (reply, answer) = oneshot();
         self.order(order(reply))?;
-        within(&self.title(), deadline, answer).await
+        self.within(deadline, answer).await
     }
 
     /// Makes the thread carry out a command.
@@ -307,21 +331,6 @@ impl Worker {
     }
 }
 
-/// Waits for an answer of a thread with this title, until a deadline.
-pub(crate) async fn within<T: Send>(
-    title: &str,
-    deadline: Duration,
-    answer: Awaited<Result<T, Failure>>,
-) -> Result<T, Failure> {
-    match tokio::time::timeout(deadline, answer).await {
-        Ok(Ok(result)) => result,
-        Ok(Err(_)) => Err(Failure::Failed(format!("{title} stopped before it answered"))),
-        Err(_) => {
-            Err(Failure::Failed(format!("{title} did not answer within {} seconds", deadline.as_secs())))
-        }
-    }
-}
-
 /// What a thread and its handle share.
 struct ThreadState {
     plan: Plan,
@@ -332,14 +341,14 @@ struct ThreadState {
 fn run(
     state: &ThreadState,
     shared: &Arc<Shared>,
-    orders: RemoteReceiver<Order>,
+    mut orders: RemoteReceiver<Order>,
     ready: Reply<Result<(), Failure>>,
 ) {
     let ThreadState { plan, phase, label } = state;
     let (hub, id) = (shared.hub.clone(), plan.id.clone());
     message::listen(move |level, text| hub.publish(Kind::Message, Some(&id), level, text));
     let mut ready = Some(ready);
-    let body = AssertUnwindSafe(|| serve(state, shared, orders, &mut ready));
+    let body = AssertUnwindSafe(|| serve(state, shared, &mut orders, &mut ready));
     let end = match catch_unwind(body) {
         Ok(Ok(())) => Phase::Stopped,
         Ok(Err(e)) => Phase::Failed(e.into()),
@@ -354,6 +363,13 @@ fn run(
         _ => ("", format!("{} has stopped", label.title(plan))),
     };
     phase.set(end.clone());
+    let title = label.title(plan);
+    for order in orders.close() {
+        order.refuse(match &end {
+            Phase::Failed(why) => format!("{title} has failed: {why}"),
+            _ => plan.ends_before(&title, Cut::Waiting, shared.is_stopping()),
+        });
+    }
     // The event is published below; without this, the message would be published a second time.
     message::listen(|_, _| ());
     message::speak_for("");
@@ -372,7 +388,7 @@ fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
 fn serve(
     state: &ThreadState,
     shared: &Arc<Shared>,
-    mut orders: RemoteReceiver<Order>,
+    orders: &mut RemoteReceiver<Order>,
     ready: &mut Option<Reply<Result<(), Failure>>>,
 ) -> Result<(), Failure> {
     let ThreadState { plan, phase, label } = state;
@@ -390,9 +406,9 @@ fn serve(
             ready.send(Ok(()));
         }
         let mut tasks = Tasks::default();
-        host.obey(&mut orders, &mut tasks).await;
+        host.obey(orders, &mut tasks).await;
         phase.set(Phase::Stopping);
-        host.stop(&mut orders, &mut tasks).await
+        host.stop(orders, &mut tasks).await
     })
 }
 
@@ -426,6 +442,40 @@ mod tests {
         assert_eq!(shared.hub.last(9, |e| e.kind == "set" && e.level == "error").len(), 1);
     }
 
+    /// A command to a set that was being unregistered got the answer `stopped before it answered`.
+    #[tokio::test]
+    async fn a_command_to_a_set_that_stops_says_that_nothing_was_done_and_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let shared = shared(dir.path());
+        let jobs = Jobs::new(Arc::default());
+        for (daemon_stops, id) in [(false, 2), (true, 3)] {
+            let cache = crate::testing::cache_device(dir.path(), id);
+            let plan = Plan { id: "the set".into(), cache: Some(cache.clone()), alone: None };
+            let (worker, up) = start(plan, shared.clone()).unwrap();
+            up.wait().unwrap().unwrap();
+            if daemon_stops {
+                shared.begin_stop();
+            }
+            // The orders behind the stop are in the queue, unless the thread is faster.
+            worker.order(Order::Stop).unwrap();
+            let (job, gc) = (
+                worker.begin_job(&jobs, "scrub", "the set", None, Order::Scrub),
+                worker.command(Command::Gc).await,
+            );
+            worker.join();
+            let job = job.map_or_else(|e| e.to_string(), |job| job.problem().unwrap());
+            let late = worker.command(Command::Gc).await.err().unwrap().to_string();
+            let next = match daemon_stops {
+                false => format!("run `ubcache register {}`, then this command", cache.display()),
+                true => "run this command again after the next start of the daemon".to_owned(),
+            };
+            for said in [job, gc.err().unwrap().to_string(), late] {
+                assert!(said.contains("set the set is not served any more: this command was not"), "{said}");
+                assert!(said.contains(&next), "{said}");
+            }
+        }
+    }
+
     #[test]
     fn a_panic_ends_one_thread_and_its_devices_can_be_had_again() {
         let dir = tempfile::tempdir().unwrap();
@@ -440,8 +490,12 @@ mod tests {
         assert_eq!(worker.phase(), Phase::Serving);
         let (reply, answer) = oneshot();
         worker.order(Order::Panic).unwrap();
-        let _ = worker.order(Order::Do(Command::Stats, reply));
-        assert!(answer.wait().is_err(), "nobody waits for a thread that is gone");
+        let sent = worker.order(Order::Do(Command::Stats, reply));
+        let said = sent.and_then(|()| answer.wait().unwrap().map(drop)).unwrap_err().to_string();
+        assert!(
+            said.contains("has failed: internal error"),
+            "nobody waits for a thread that is gone: {said}"
+        );
         worker.join();
         assert!(matches!(worker.phase(), Phase::Failed(why) if why.text().contains("internal error")));
         let (reply, answer) = oneshot();

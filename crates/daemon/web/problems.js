@@ -18,7 +18,7 @@ const TITLES = {
   stale: (name) => `${name} was used without its cache`,
   not_exported: (name) => `${name} is not exported`,
   io_errors: (name) => `${name} has errors`,
-  label_shared: () => "Two volumes have one label",
+  label_shared: () => "Several have one label",
   state_not_stored: () => "The state cannot be stored",
   state_not_writable: () => "The state directory cannot be written",
 };

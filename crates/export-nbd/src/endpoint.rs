@@ -5,11 +5,16 @@
 
 use std::fmt::{self, Write as _};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use blockio::{Address, Listener, Reactor};
 
+/// The port of NBD that the IANA has assigned.
+const DEFAULT_PORT: u16 = 10809;
+/// What a socket's path may be by mistake.
+const DIRECTORY: &str = "a directory";
 /// Prefix of an export option for this server.
 const PREFIX: &str = "nbd=";
 
@@ -38,6 +43,14 @@ pub enum EndpointError {
         "{0:?} is neither HOST:PORT (no port of 0 to 65535 after the colon) nor the path of a socket (no slash; write ./{0} if it is one)"
     )]
     BadPort(String),
+    /// An address of a host has no port.
+    #[error("{text} has no port: write {host}:{DEFAULT_PORT}, or ./{text} for a socket of this name")]
+    NoPort {
+        /// The text.
+        text: String,
+        /// The host, in brackets where a port needs them.
+        host: String,
+    },
     /// Nothing comes before the colon.
     #[error("{0:?} names no host: write localhost{0} for this host alone")]
     NoHost(String),
@@ -55,6 +68,16 @@ pub enum EndpointError {
         /// The name.
         host: String,
         /// The error of the resolver.
+        source: std::io::Error,
+    },
+    /// The path of the socket is taken by something else.
+    #[error("cannot listen on {}: expected no file or the socket of a server that has ended, found {found}{}", .path.display(), next_to(.path, .found))]
+    NoSocket {
+        /// The path.
+        path: PathBuf,
+        /// What is there.
+        found: &'static str,
+        /// The error of the system.
         source: std::io::Error,
     },
     /// Listening failed.
@@ -96,7 +119,7 @@ impl Endpoint {
         for address in self.addresses(reach)? {
             match Listener::bind(reactor, &address) {
                 Ok(listener) => return Ok(listener),
-                Err(source) => last = Some(EndpointError::Bind { address, source }),
+                Err(source) => last = Some(cannot_listen(address, source)),
             }
         }
         Err(last.unwrap_or_else(|| self.unresolved(std::io::ErrorKind::NotFound.into())))
@@ -170,6 +193,9 @@ impl FromStr for Endpoint {
         if text.is_empty() {
             return Err(EndpointError::Empty);
         }
+        if let Some(host) = host_without_port(text) {
+            return Err(EndpointError::NoPort { text: text.to_string(), host });
+        }
         let colon = if text.contains('/') { None } else { text.rsplit_once(':') };
         let Some((host, port)) = colon else { return Ok(Endpoint::Unix(PathBuf::from(text))) };
         let digits = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
@@ -192,6 +218,49 @@ impl fmt::Display for Endpoint {
             Endpoint::Tcp { host, port } if host.contains(':') => write!(f, "{PREFIX}[{host}]:{port}"),
             Endpoint::Tcp { host, port } => write!(f, "{PREFIX}{host}:{port}"),
         }
+    }
+}
+
+/// The error of a listener, which says what is at the path of a socket.
+fn cannot_listen(address: Address, source: std::io::Error) -> EndpointError {
+    let found = match &address {
+        Address::Unix(path) => std::fs::symlink_metadata(path).ok().map(|meta| meta.file_type()),
+        Address::Tcp(_) => None,
+    };
+    match (address, found) {
+        (Address::Unix(path), Some(found)) if !found.is_socket() => {
+            let found = match () {
+                () if found.is_dir() => DIRECTORY,
+                () if found.is_symlink() => "a symbolic link",
+                () if found.is_block_device() || found.is_char_device() => "a device",
+                () => "a file",
+            };
+            EndpointError::NoSocket { path, found, source }
+        }
+        (address, _) => EndpointError::Bind { address, source },
+    }
+}
+
+/// What to write in the place of a path that has no socket.
+fn next_to(path: &Path, found: &str) -> String {
+    match found {
+        DIRECTORY => format!("; name a socket in it, such as {}", path.join("ubcache.sock").display()),
+        _ => "; name another path, or remove it".to_owned(),
+    }
+}
+
+/// The host of an endpoint that has no port, as it is written before one: an address, or the name of this host.
+fn host_without_port(text: &str) -> Option<String> {
+    let plain = text.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(text);
+    match plain.parse() {
+        Ok(IpAddr::V4(_)) => Some(plain.to_owned()),
+        // Without brackets the last number may be the port.
+        Ok(IpAddr::V6(_)) if plain != text => Some(text.to_owned()),
+        Ok(IpAddr::V6(_)) => {
+            let is_host = |(host, _): (&str, &str)| host.parse::<IpAddr>().is_ok();
+            (!text.rsplit_once(':').is_some_and(is_host)).then(|| format!("[{text}]"))
+        }
+        Err(_) => text.eq_ignore_ascii_case("localhost").then(|| text.to_owned()),
     }
 }
 
@@ -266,6 +335,8 @@ mod tests {
             ("127.0.0.1:0", tcp("127.0.0.1", 0)),
             ("[::1]:10809", tcp("::1", 10809)),
             ("::1:10809", tcp("::1", 10809)),
+            ("::1:1080", tcp("::1", 1080)),
+            ("./127.0.0.1", unix("./127.0.0.1")),
         ];
         for (text, expected) in cases {
             let parsed = Endpoint::from_export_option(&format!("nbd={text}")).expect("an NBD option");
@@ -289,9 +360,36 @@ mod tests {
         for text in ["host:", "host:65536", "host:+1", "host:1x", "sock:et"] {
             assert!(matches!(fails(text), EndpointError::BadPort(_)), "{text}");
         }
+        for (text, expected) in [
+            ("127.0.0.1", "127.0.0.1 has no port: write 127.0.0.1:10809, or ./127.0.0.1 for a socket"),
+            ("[::1]", "write [::1]:10809,"),
+            ("::1", "write [::1]:10809,"),
+            ("fe80::1", "write [fe80::1]:10809,"),
+            ("localhost", "write localhost:10809,"),
+        ] {
+            let said = fails(text).to_string();
+            assert!(said.contains(expected), "{said}");
+        }
         for text in [":10809", "[]:10809"] {
             assert!(matches!(fails(text), EndpointError::NoHost(_)), "{text}");
         }
+    }
+
+    /// A directory in the place of a socket was said to be in use.
+    #[test]
+    fn what_is_in_the_place_of_a_socket_is_named() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").expect("room");
+        let said = |path: &Path| {
+            let source = std::io::Error::from_raw_os_error(98);
+            cannot_listen(Address::Unix(path.to_owned()), source).to_string()
+        };
+        let socket = dir.path().join("ubcache.sock");
+        let expected = format!(", found a directory; name a socket in it, such as {}", socket.display());
+        assert!(said(dir.path()).ends_with(&expected), "{}", said(dir.path()));
+        assert!(said(&file).ends_with(", found a file; name another path, or remove it"), "{}", said(&file));
+        assert!(said(&dir.path().join("none")).ends_with("Address already in use (os error 98)"));
     }
 
     #[test]

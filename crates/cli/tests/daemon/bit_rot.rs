@@ -43,7 +43,7 @@ fn a_scrub_is_a_job_that_reports_damage() {
     daemon.run(&["status"]).ok().says(&["no problems", "checksums: on", "never scrubbed"]);
     daemon.run(&["scrub", &place.ssd, "--dry-run"]).ok().says(&["would read 132.0 KiB"]);
     let said = daemon.run(&["scrub", &place.ssd, "--rate", "1GiB"]);
-    said.refused(&["1 block is damaged or cannot be read", "run `ubcache damaged "]);
+    said.refused(&["1 block of dirty data is damaged", "run `ubcache damaged "]);
     let jobs = daemon.json(&["jobs"]);
     let job = jobs["jobs"].as_array().unwrap().last().unwrap().clone();
     assert_eq!((&job["kind"], &job["state"]), (&"scrub".into(), &"failed".into()), "{job}");
@@ -90,7 +90,7 @@ fn a_scrub_is_a_job_that_reports_damage() {
 fn damage_is_known_after_a_restart() {
     let place = with_damage();
     let daemon = place.start();
-    daemon.run(&["scrub", &place.ssd]).refused(&["1 block is damaged"]);
+    daemon.run(&["scrub", &place.ssd]).refused(&["1 block of dirty data is damaged"]);
     let state = place.dir.path("state/state.json");
     let is_stored = || std::fs::read_to_string(&state).unwrap().contains("\"damaged\"");
     wait_until("the stored list", is_stored);

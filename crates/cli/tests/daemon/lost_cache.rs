@@ -192,6 +192,10 @@ fn status_says_what_a_dead_cache_device_has_alone() {
             "the page dead-ssd-dirty of the guide",
         ]);
     }
+    let create = ["volume", "create", &ssd.file, "64k"];
+    for command in [&["gc", &ssd.file][..], &create] {
+        daemon.run(command).refused(&[" is disabled: ", &alone, &again]);
+    }
     // These were refused, or promised what cannot be, after the superblock of the disk was written.
     let superblock = run(&["super", &place.hdd]).ok().out;
     for command in [

@@ -7,6 +7,7 @@
 #[allow(dead_code, reason = "shared with the other tests, which use the rest")]
 mod world;
 
+mod answers;
 mod audit;
 mod bit_rot;
 mod busy;

@@ -160,18 +160,27 @@ pub(super) async fn unregister(State(api): SharedApi, Extension(audit): Audited,
     }
     let (asked, here) = (audit.asked(), api.clone());
     let work = async move {
-        let before = api.registry.views.sets().await;
-        let known = api.registry.views.devices_with(&before);
-        let named = api.registry.registration.unregister(&wanted.device, &asked).await?;
-        let device = known.iter().find(|d| Some(&d.path) == named.device.as_ref() && d.uuid == named.uuid);
-        let after = api.registry.views.sets().await;
-        Ok((device.and_then(|device| Stays::of(device, &known, [&after, &before])), named))
+        let unregister = api.registry.registration.unregister(&wanted.device, &asked);
+        with_what_stays(&api, unregister).await
     };
     let (stays, named) = to_the_end(work).await?;
     done(&here, json!({"resolved": named, "stays_dirty": stays}))
 }
 
-/// The dirty data of an unregistered device, and the cache device that has it.
+/// Ends the service of a device, and finds out how much of it stays dirty in the cache.
+async fn with_what_stays(
+    api: &Api,
+    end: impl Future<Output = Result<Named, Failure>>,
+) -> Result<(Option<Stays>, Named), Failure> {
+    let before = api.registry.views.sets().await;
+    let known = api.registry.views.devices_with(&before);
+    let named = end.await?;
+    let device = known.iter().find(|d| Some(&d.path) == named.device.as_ref() && d.uuid == named.uuid);
+    let after = api.registry.views.sets().await;
+    Ok((device.and_then(|device| Stays::of(device, &known, [&after, &before])), named))
+}
+
+/// The dirty data of a device that is not served any more, and the cache device that has it.
 #[derive(Serialize)]
 struct Stays {
     /// In bytes; `None` if the set is not served, so that the amount is not known.
@@ -225,8 +234,10 @@ pub(super) async fn stop(
     audit.does(format!("stop {volume}"));
     let Found { name, .. } = volume_of(&api, &audit, &volume).await?;
     let asked = audit.asked();
-    let named = to_the_end(async move { api.registry.registration.stop_volume(&name, &asked).await }).await?;
-    ok(json!({"resolved": named}))
+    let work =
+        async move { with_what_stays(&api, api.registry.registration.stop_volume(&name, &asked)).await };
+    let (stays, named) = to_the_end(work).await?;
+    ok(json!({"resolved": named, "stays_dirty": stays}))
 }
 
 pub(super) async fn reload(State(api): SharedApi, Extension(audit): Audited) -> Answered {

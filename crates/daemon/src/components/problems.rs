@@ -3,7 +3,8 @@
 //! Owns the list of problems, their order and the command that comes next for each. It reads views only, so a test can make
 //! any situation. Must not know how a problem is shown.
 
-use std::collections::BTreeMap;
+mod labels;
+
 use std::path::{Path, PathBuf};
 
 use format::{counted, form};
@@ -87,7 +88,7 @@ pub(crate) fn problems(sets: &[SetView], devices: &[DeviceView]) -> Vec<Problem>
         let of = Subject { device: Some(device.path.clone()), set: device.set.clone(), volume: None };
         found.extend(problem.map(|p| Problem { of, ..p }));
     }
-    found.extend(shared_labels(sets));
+    found.extend(labels::shared(sets, devices));
     let place = |problem: &Problem| KINDS.iter().position(|kind| *kind == problem.kind);
     found.sort_by_key(place);
     found
@@ -185,35 +186,6 @@ fn of_device(device: &DeviceView, sets: &[SetView]) -> Option<Problem> {
     // The reason of a failed registration begins with the path, which the title has.
     let why = why.strip_prefix(&format!("{}: ", device.path.display())).unwrap_or(&why);
     Some(Problem::new(kind, format!("{} {}: {why}", title(device), device.state), command))
-}
-
-/// Labels that several served volumes have.
-fn shared_labels(sets: &[SetView]) -> Vec<Problem> {
-    let mut by_label: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for volume in sets.iter().flat_map(|s| &s.figures.volumes).filter(|v| !v.label.is_empty()) {
-        by_label.entry(&volume.label).or_default().push(&volume.name);
-    }
-    let shared = by_label.into_iter().filter(|(_, names)| names.len() > 1);
-    shared
-        .map(|(label, names)| {
-            let text = format!(
-                "{} volumes have the label {} ({}): it names none of them, and /dev/ubcache has no link of this name",
-                names.len(),
-                serve::plain::label(label),
-                names.join(", ")
-            );
-            let last = names.last().unwrap_or(&"VOLUME");
-            Problem::new("label_shared", text, format!("ubcache set-label {last} {}", another(sets, label)))
-        })
-        .collect()
-}
-
-/// A label that no volume has, made of `label`.
-fn another(sets: &[SetView], label: &str) -> String {
-    let has = |label: &str| sets.iter().flat_map(|s| &s.figures.volumes).any(|v| v.label == label);
-    let base = if serve::plain::typed(label, "").is_empty() || label.len() > 28 { "volume" } else { label };
-    let all = (2..=99).map(|n| format!("{base}-{n}"));
-    all.into_iter().find(|new| !has(new)).unwrap_or_else(|| "NEW-LABEL".to_owned())
 }
 
 fn is_on(tunables: &[TunableFigure], key: &str) -> bool {

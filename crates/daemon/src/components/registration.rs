@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::Deserialize;
+use serve::amount::human;
 use serve::{Failure, message};
 
 use super::admission::{Admission, By};
@@ -89,14 +90,14 @@ impl Registration {
         asked: &Asked,
     ) -> Result<Registered, Failure> {
         let find = || async {
-            let probes = probe_once(paths.clone()).await?;
+            let probes = probe_once(paths.clone()).await.map_err(|e| none_of(&paths, e))?;
             let scope = self.scope_of(&probes);
             Ok((probes, scope))
         };
         let (_claim, probes) = self.claim(asked, find).await?;
         let known = self.admission.remembered();
         self.inventory.devices.note_unplugged();
-        let accepted = self.admission.admit_all(&probes, by)?;
+        let accepted = self.admission.admit_all(&probes, by).map_err(|e| none_of(&paths, e))?;
         accepted.iter().for_each(message::note);
         if by.is_operator() {
             self.admission.name_all(probes.iter().map(|p| p.uuid.clone()));
@@ -118,7 +119,7 @@ impl Registration {
         let before = self.inventory.devices.paths(|_| true);
         let mut placed = self.placement.place(new).await;
         placed.extend(served.into_iter().map(|probe| (probe, Ok(()))));
-        let mut first = Ok(());
+        let mut results = Vec::new();
         for (probe, result) in placed {
             let result = match result {
                 Err(e) if !self.placement.comes_up_late(&probe) => {
@@ -137,10 +138,31 @@ impl Registration {
                     result
                 }
             };
-            first = first.and(result);
+            results.push((probe, result));
         }
-        first?;
+        self.all_or_what_became_of_each(results)?;
         Ok(Registered { paths, accepted, already })
+    }
+
+    /// The failure of the first device that is not registered, with what became of the others.
+    fn all_or_what_became_of_each(&self, results: Vec<(Probe, Result<(), Failure>)>) -> Result<(), Failure> {
+        let (mut first, mut others) = (None, Vec::new());
+        for (probe, result) in results {
+            let path = probe.path.display();
+            match (result, self.inventory.devices.get(&probe.path).map(|device| device.state)) {
+                (Err(e), _) if first.is_none() => first = Some(e),
+                (Err(e), _) => others.push(e.to_string()),
+                (Ok(()), Some(DeviceState::Waiting(_, why))) => {
+                    others.push(format!("{path}: is registered: {why}"));
+                }
+                (Ok(()), _) => others.push(format!("{path}: is registered and served")),
+            }
+        }
+        match first {
+            None => Ok(()),
+            Some(e) if others.is_empty() => Err(e),
+            Some(e) => Err(Failure::caused(format!("{e}; {}", others.join("; ")), e)),
+        }
     }
 
     /// What the registration of these devices changes.
@@ -279,19 +301,24 @@ impl Registration {
     /// Refuses a device that a disabled set serves: tasks of that set have the device until its cache device is unregistered.
     async fn refuse_of_disabled_set(&self, backing: &str, probe: &Probe) -> Result<(), Failure> {
         let Some((worker, _)) = self.inventory.workers.volume_of(&probe.uuid).await else { return Ok(()) };
-        let set = worker.snapshot().await?.set;
-        let (Some(cache), true) = (&worker.plan.cache, set.is_some_and(|s| s.failed.is_some())) else {
-            return Ok(());
-        };
-        let page = match &probe.role {
-            Role::Backing { attachment: Attachment::Dirty, .. } => "the page dead-ssd-dirty of the guide",
-            _ => "the page dead-ssd-clean of the guide",
+        let figures = worker.snapshot().await?;
+        let is_disabled = figures.set.as_ref().is_some_and(|set| set.failed.is_some());
+        let (Some(cache), true) = (&worker.plan.cache, is_disabled) else { return Ok(()) };
+        let (title, cache) = (worker.title(), cache.display());
+        let dirty = figures.dirty_of(Some(&probe.uuid)).filter(|bytes| *bytes > 0);
+        let next = match dirty {
+            Some(bytes) => format!(
+                "{} of its dirty data is on {cache} alone; run `ubcache unregister {cache} && ubcache register {cache}`, then \
+                 `ubcache detach {backing}` and this command again; if that device does not come back, see the page \
+                 dead-ssd-dirty of the guide",
+                human(bytes)
+            ),
+            None => format!(
+                "run `ubcache unregister {cache}`, then this command again; see the page dead-ssd-clean of the guide"
+            ),
         };
         failed(format!(
-            "{backing}: {} is disabled, and has the device until its cache device is unregistered; run `ubcache unregister \
-             {}`, then this command again; see {page}",
-            worker.title(),
-            cache.display()
+            "{backing}: {title} is disabled, and has the device until its cache device is unregistered; {next}"
         ))
     }
 
@@ -321,25 +348,50 @@ impl Registration {
                 if *force {
                     return Ok(self.leave_set(probe).await?.0);
                 }
-                if self.inventory.workers.serving(other).is_some() {
-                    return failed(format!(
-                        "{backing}: is attached to cache set {other}, which is served: run `ubcache detach {backing}` first"
-                    ));
-                }
-                let dirty = *attachment == Attachment::Dirty;
-                let page = if dirty {
-                    "the page dead-ssd-dirty of the guide"
-                } else {
-                    "the page dead-ssd-clean of the guide"
-                };
-                failed(format!(
-                    "{backing}: is attached to cache set {other}, which is not served; run `{}`, then `ubcache detach {backing}`; \
-                     if the cache device of that set is lost, see {page}",
-                    register_cache(self.lookup.last_path(other).as_deref())
-                ))
+                let is_dirty = *attachment == Attachment::Dirty;
+                failed(self.is_elsewhere(backing, &probe, (other, is_dirty)).await)
             }
             Role::Backing { .. } => Ok(probe),
         }
+    }
+
+    /// The refusal to attach a device that another set has: how much of it is dirty, on which cache device, and the next step.
+    async fn is_elsewhere(&self, backing: &str, probe: &Probe, (set, is_dirty): (&str, bool)) -> String {
+        let cache = self.lookup.last_path(set);
+        let then = if is_dirty { ", which writes it back, then this command" } else { ", then this command" };
+        let Some(worker) = self.inventory.workers.serving(set) else {
+            let on =
+                cache.as_ref().map_or_else(|| "its cache device".to_owned(), |p| p.display().to_string());
+            let (what, page) = match is_dirty {
+                true => (
+                    format!("has dirty data in cache set {set}, which is not served: {on} alone has it"),
+                    "the page dead-ssd-dirty of the guide",
+                ),
+                false => (
+                    format!("is attached to cache set {set}, which is not served"),
+                    "the page dead-ssd-clean of the guide",
+                ),
+            };
+            return format!(
+                "{backing}: {what}; run `{}`, then `ubcache detach {backing}`{then}; if the cache device of that set is lost, \
+                 see {page}",
+                register_cache(cache.as_deref())
+            );
+        };
+        let place = cache.map_or_else(String::new, |path| format!(" on {}", path.display()));
+        let of_set = format!("{}{place}", worker.title());
+        let dirty = worker.snapshot().await.ok().and_then(|figures| figures.dirty_of(Some(&probe.uuid)));
+        let what = match (is_dirty, dirty) {
+            (true, Some(bytes)) => format!("has {} of dirty data in {of_set}", human(bytes)),
+            (true, None) => format!("has dirty data in {of_set}"),
+            (false, _) => format!("is attached to {of_set}"),
+        };
+        // A disk whose volume is not served cannot be detached.
+        let register = match self.inventory.serves(probe).await {
+            true => String::new(),
+            false => format!("ubcache register {} && ", probe.path.display()),
+        };
+        format!("{backing}: {what}; run `{register}ubcache detach {backing}`{then}")
     }
 
     /// Makes a backing device leave the set of a lost cache device, and serves it alone. Returns the device and the set.
@@ -451,6 +503,14 @@ impl Registration {
     }
 }
 
+/// The failure of a registration that has not begun: none of its devices is registered by it.
+fn none_of(paths: &[PathBuf], e: Failure) -> Failure {
+    match paths {
+        [] | [_] => e,
+        _ => Failure::caused(format!("{e}; nothing was changed, also for the other devices"), e),
+    }
+}
+
 /// Probes devices, each once.
 async fn probe_once(paths: Vec<PathBuf>) -> Result<Vec<Probe>, Failure> {
     let mut probes: Vec<Probe> = Vec::new();
@@ -464,50 +524,4 @@ async fn probe_once(paths: Vec<PathBuf>) -> Result<Vec<Probe>, Failure> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Config;
-    use crate::order::Order;
-    use crate::registry::Registry;
-    use crate::shared::Shared;
-    use crate::state::State;
-    use crate::testing::{backing_device, cache_device};
-    use crate::worker::Phase;
-
-    /// The set of a disk had failed and was started again. The disk was still marked as served, so `register` did nothing with
-    /// it, and its volume was gone.
-    #[tokio::test]
-    async fn a_disk_is_served_again_after_its_set_has_failed() {
-        for together in [true, false] {
-            let dir = tempfile::tempdir().unwrap();
-            let (config, state) = ("exports = []", State::open(&dir.path().join("state")).unwrap());
-            let registry = Registry::new(Arc::new(Shared::new(Config::parse(config).unwrap(), state)));
-            let workers = &registry.inventory.workers;
-            let (cache, disk) = (cache_device(dir.path(), 2), backing_device(dir.path(), 2));
-            let register = async |devices: &[&PathBuf]| {
-                let devices = devices.iter().map(|d| (*d).clone()).collect();
-                registry.registration.register(devices, By::NAME, &Asked::inside("a test")).await.unwrap();
-            };
-            let set = format::Uuid([2; 16]).to_string();
-            let volumes = async || workers.serving(&set).unwrap().snapshot().await.unwrap().volumes.len();
-            register(&[&cache, &disk]).await;
-            assert_eq!(volumes().await, 1);
-            let worker = workers.serving(&set).unwrap();
-            worker.order(Order::Panic).unwrap();
-            worker.join();
-            assert!(matches!(worker.phase(), Phase::Failed(_)));
-            assert!(
-                registry.inventory.devices.is_served(&disk),
-                "the state of the disk is that of the failed thread"
-            );
-            if together {
-                register(&[&cache, &disk]).await;
-            } else {
-                register(&[&cache]).await;
-                register(&[&disk]).await;
-            }
-            assert_eq!(volumes().await, 1, "together: {together}");
-            workers.stop_all().await.unwrap();
-        }
-    }
-}
+mod tests;

@@ -4,7 +4,6 @@
 //! wait for a thread has a deadline. Must not know which devices are registered.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use crate::hub::Kind;
 use crate::order::{Order, Plan};
 use crate::probe::{Probe, Role};
 use crate::shared::Shared;
-use crate::worker::{self, ANSWER_WITHIN, Phase, Worker, within};
+use crate::worker::{self, ANSWER_WITHIN, Phase, Worker};
 
 /// Time after which a client that waits for the start of a set gets the answer that the set is still starting.
 const UP_WITHIN: Duration = Duration::from_secs(90);
@@ -23,8 +22,6 @@ const UP_WITHIN: Duration = Duration::from_secs(90);
 pub(crate) struct Workers {
     shared: Arc<Shared>,
     running: Mutex<BTreeMap<String, Arc<Worker>>>,
-    /// The daemon stops, so no thread starts any more.
-    stopping: AtomicBool,
 }
 
 fn failed<T>(text: impl Into<String>) -> Result<T, Failure> {
@@ -33,7 +30,7 @@ fn failed<T>(text: impl Into<String>) -> Result<T, Failure> {
 
 impl Workers {
     pub(crate) fn new(shared: Arc<Shared>) -> Workers {
-        Workers { shared, running: Mutex::default(), stopping: AtomicBool::new(false) }
+        Workers { shared, running: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Worker>>> {
@@ -96,15 +93,15 @@ impl Workers {
             let joined = tokio::task::spawn_blocking(move || old.join());
             let _ = tokio::time::timeout(ANSWER_WITHIN, joined).await;
         }
-        let (title, up) = {
+        let (worker, up) = {
             let mut workers = self.lock();
             self.refuse_while_stopping()?;
             let (worker, up) = worker::start(plan, self.shared.clone())?;
-            let title = worker.title();
-            workers.insert(id.clone(), Arc::new(worker));
-            (title, up)
+            let worker = Arc::new(worker);
+            workers.insert(id.clone(), worker.clone());
+            (worker, up)
         };
-        let result = within(&title, UP_WITHIN, up).await;
+        let result = worker.within(UP_WITHIN, up).await;
         if result.is_err() && self.lock().get(&id).is_some_and(|w| w.phase().is_over()) {
             self.lock().remove(&id);
         }
@@ -118,7 +115,7 @@ impl Workers {
 
     /// Whether the daemon stops, so that no thread starts any more.
     pub(crate) fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::SeqCst)
+        self.shared.is_stopping()
     }
 
     /// Refuses a command about devices while the daemon stops.
@@ -196,7 +193,7 @@ impl Workers {
     pub(crate) async fn stop_all(&self) -> Result<(), Failure> {
         let workers: Vec<_> = {
             let workers = self.lock();
-            self.stopping.store(true, Ordering::SeqCst);
+            self.shared.begin_stop();
             workers.values().cloned().collect()
         };
         for worker in &workers {

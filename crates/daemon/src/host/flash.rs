@@ -10,6 +10,7 @@ use format::Sectors;
 use serve::room::Room;
 use serve::{Failure, plain};
 
+use super::disabled::{self, Needs};
 use super::exporting::{export_rest, exports_of};
 use super::{Host, key, shown};
 use crate::order::{CreatedVolume, NewVolume, StartedVolume};
@@ -34,6 +35,7 @@ pub(super) fn is_stopped(volume: &Volume) -> Failure {
 
 pub(super) async fn create(host: &Host<'_>, wanted: &NewVolume) -> Result<CreatedVolume, Failure> {
     let set = host.session.needs_set()?;
+    disabled::refuse(host, &Needs::Cache)?;
     let (room, sectors) = (room(set), format::Sectors(wanted.sectors));
     room.check(set.uuid(), sectors.bytes())?;
     if wanted.dry_run {

@@ -9,11 +9,14 @@ use std::task::Poll;
 use format::{counted, form};
 use io::Nanos;
 use io::sync::{Either, select};
+use serve::snapshot::Scrubbed;
 use serve::{Failure, plain};
 
 use super::Host;
 use super::disabled::{self, Needs};
 use crate::jobs::{End, Job, RunningJob};
+use crate::order::Cut;
+use crate::why::SharedFailure;
 
 /// Interval at which a job reports its progress and checks for cancellation.
 const JOB_TICK: Nanos = Nanos::from_ms(100);
@@ -78,17 +81,12 @@ impl Host<'_> {
         };
         let scrubbed = match self.watched(job, total, left, Box::pin(set.scrub())).await {
             None => return Ok(End::Cancelled),
-            Some(scrubbed) => serve::snapshot::Scrubbed::from(scrubbed.map_err(Failure::from)?),
+            Some(scrubbed) => Scrubbed::from(scrubbed.map_err(Failure::from)?),
         };
         job.reports(serde_json::json!({"scrubbed": scrubbed}));
-        match scrubbed.damaged_dirty_blocks + scrubbed.unreadable_blocks {
-            0 => Ok(End::Done),
-            n => Err(Failure::Failed(format!(
-                "{} {} damaged or cannot be read; run `ubcache damaged {}`",
-                counted(n, "block"),
-                form(n, "is", "are"),
-                plain::typed(&set.status().label, &set.uuid().to_string())
-            ))),
+        match has_failed(&scrubbed, plain::typed(&set.status().label, &set.uuid().to_string())) {
+            None => Ok(End::Done),
+            Some(why) => Err(Failure::Failed(why)),
         }
     }
 
@@ -159,8 +157,44 @@ impl Host<'_> {
     }
 }
 
-pub(super) fn end_of(job: &RunningJob, result: Result<End, Failure>) {
+/// Why a scrub has failed; `None` if it has not. Damaged clean data alone is no failure, because the disk has it.
+fn has_failed(scrubbed: &Scrubbed, set: &str) -> Option<String> {
+    let Scrubbed {
+        damaged_dirty_blocks: dirty,
+        unreadable_blocks: unreadable,
+        damaged_clean_blocks: clean,
+        ..
+    } = *scrubbed;
+    let mut found = Vec::new();
+    if dirty > 0 {
+        found.push(format!("{} of dirty data {} damaged", counted(dirty, "block"), form(dirty, "is", "are")));
+    }
+    if unreadable > 0 {
+        found.push(format!(
+            "{} could not be read from the cache device, and the disk has what is clean of {}",
+            counted(unreadable, "block"),
+            form(unreadable, "it", "them")
+        ));
+    }
+    if found.is_empty() {
+        return None;
+    }
+    if clean > 0 {
+        let were = form(clean, "was", "were");
+        found.push(format!("{} of clean data {were} damaged and dropped", counted(clean, "block")));
+    }
+    let next = match dirty {
+        0 => "ubcache events --since 1d".to_owned(),
+        _ => format!("ubcache damaged {set}"),
+    };
+    Some(format!("{}; run `{next}`", found.join("; ")))
+}
+
+/// Ends a job. One that ended because its set alone stops has failed: nobody has cancelled it.
+pub(super) fn end_of(host: &Host<'_>, job: &RunningJob, result: Result<End, Failure>) {
+    let is_cut = !job.0.is_cancelled() && host.stopping.get() && !host.shared.is_stopping();
     job.0.ended(match result {
+        Ok(End::Cancelled) if is_cut => End::Failed(SharedFailure::of_words(host.ends_before(Cut::Running))),
         Ok(end) => end,
         Err(e) => End::Failed(e.into()),
     });
@@ -184,4 +218,38 @@ async fn all<E>(mut parts: Vec<Pin<Box<impl Future<Output = Result<(), E>>>>>) -
     })
     .await;
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The result of a scrub that had failed left out what was dropped, and called blocks that cannot be read damaged.
+    #[test]
+    fn the_failure_of_a_scrub_counts_each_kind_of_blocks() {
+        let scrubbed = |damaged_dirty_blocks, unreadable_blocks, damaged_clean_blocks| {
+            let report = Scrubbed {
+                damaged_dirty_blocks,
+                unreadable_blocks,
+                damaged_clean_blocks,
+                ..Scrubbed::default()
+            };
+            has_failed(&report, "fast")
+        };
+        assert_eq!(scrubbed(0, 0, 3), None);
+        assert_eq!(
+            scrubbed(1, 0, 2).unwrap(),
+            "1 block of dirty data is damaged; 2 blocks of clean data were damaged and dropped; run `ubcache damaged fast`"
+        );
+        assert_eq!(
+            scrubbed(0, 4, 1).unwrap(),
+            "4 blocks could not be read from the cache device, and the disk has what is clean of them; 1 block of clean data was \
+             damaged and dropped; run `ubcache events --since 1d`"
+        );
+        assert!(
+            scrubbed(2, 1, 0)
+                .unwrap()
+                .starts_with("2 blocks of dirty data are damaged; 1 block could not be read ")
+        );
+    }
 }

@@ -12,6 +12,7 @@ use super::{answer, text};
 use crate::client::{Control, described, segment};
 use crate::commands::flush::Flush;
 use crate::failure::Failure;
+use crate::interrupt::{Interrupt, exit_code};
 use crate::{out, size};
 
 /// Interval of requests for the progress of a job.
@@ -77,11 +78,24 @@ fn scrubbed_in_words(scrubbed: &Value) -> String {
     )
 }
 
-/// Waits for the end of a job and prints its result.
-fn watch(control: &Control, kind: &'static str, mut body: Value) -> Result<(), Failure> {
+/// Waits for the end of a job and prints its result. After a signal it says that the job goes on, and ends.
+fn watch(
+    control: &Control,
+    kind: &'static str,
+    mut interrupt: Interrupt,
+    mut body: Value,
+) -> Result<(), Failure> {
     let mut progress = out::Progress::new(kind);
     let id = body["job"]["id"].as_u64().unwrap_or(0);
     while body["job"]["state"] == "running" {
+        if let Some(signal) = interrupt.first() {
+            progress.clear();
+            let job = format!("job {id}, {} {}", text(&body["job"]["kind"]), target_of(&body["job"]));
+            out::note(format!(
+                "{job}: goes on in the daemon; `ubcache jobs` shows it, `ubcache cancel {id}` ends it"
+            ));
+            return Err(Failure::Signalled(exit_code(signal)));
+        }
         progress.line(|what| format!("{what}: {}", progress_line(&body["job"])));
         std::thread::sleep(EVERY);
         body = control.get(&format!("/v1/jobs/{id}"))?;
@@ -119,13 +133,15 @@ impl Waiting {
     }
 
     fn begin_with(&self, kind: &'static str, path: &str, wanted: &Value) -> Result<(), Failure> {
+        // A signal during the request must not end the command before it can say that the job goes on.
+        let interrupt = Interrupt::new()?;
         let body = self.control.post(path, wanted)?;
         if self.no_wait {
             return answer(&self.control, &body, || {
                 format!("job {}: {}\n", body["job"]["id"], target_of(&body["job"]))
             });
         }
-        watch(&self.control, kind, body)
+        watch(&self.control, kind, interrupt, body)
     }
 }
 

@@ -32,6 +32,7 @@ pub(crate) use show::{Show, Tree};
 pub(crate) use status::{Events, Explain, Status};
 pub(crate) use top::Top;
 pub(crate) use unregister::Unregister;
+use unregister::stays_dirty;
 pub(crate) use wait::Wait;
 
 use crate::client::{Control, absolute, described, segment};
@@ -57,8 +58,8 @@ fn answer(control: &Control, body: &Value, short: impl FnOnce() -> String) -> Re
 /// Register devices with the daemon
 ///
 /// Registering a cache device starts its set, and a backing device its volume. A backing device whose cache device is
-/// missing waits for it. A device that is registered already stays as it is, and the answer says as what it is served. A
-/// volume that was stopped can be named by its label. Exit status 1 also if a volume is served but cannot be exported as
+/// missing waits for it. A device that is registered already stays as it is, and the answer says as what it is served. If a
+/// device is refused, the answer says what became of the others. A volume that was stopped can be named by its label. Exit status 1 also if a volume is served but cannot be exported as
 /// configured, and if the set of a device is disabled.
 #[derive(Args, Debug)]
 pub(crate) struct Register {
@@ -209,7 +210,7 @@ impl Attach {
 /// Stop a volume
 ///
 /// Its device stays registered and is served again by the next start of the daemon, or when it is registered again. So is a
-/// flash-only volume, which has no device.
+/// flash-only volume, which has no device. Dirty data stays in the cache; the answer says how much, and on which cache device.
 #[derive(Args, Debug)]
 pub(crate) struct Stop {
     /// Volume, by name, label or backing device
@@ -222,7 +223,10 @@ impl Stop {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let path = format!("/v1/volumes/{}/stop", segment(&self.control.device_name(&self.volume)?));
         let body = self.control.post(&path, &json!({}))?;
-        answer(&self.control, &body, || format!("{}: stopped\n", described(&body["resolved"])))
+        answer(&self.control, &body, || {
+            let stays = stays_dirty(&body["stays_dirty"], false);
+            format!("{}: stopped{stays}\n", described(&body["resolved"]))
+        })
     }
 }
 

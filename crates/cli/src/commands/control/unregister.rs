@@ -37,17 +37,17 @@ impl Unregister {
         let device = self.control.device_name(device)?;
         let body = self.control.post("/v1/unregister", &json!({"device": device}))?;
         answer(&self.control, &body, || {
-            let stays = match &body["stays_dirty"] {
-                Value::Null => String::new(),
-                stays => stays_dirty(stays, body["resolved"]["set"].is_string()),
-            };
+            let stays = stays_dirty(&body["stays_dirty"], body["resolved"]["set"].is_string());
             format!("{}: unregistered{stays}\n", described(&body["resolved"]))
         })
     }
 }
 
-/// How much dirty data stays on which cache device after a device was unregistered.
-fn stays_dirty(stays: &Value, is_cache: bool) -> String {
+/// How much dirty data stays on which cache device after the service of a device has ended; empty if there is none.
+pub(super) fn stays_dirty(stays: &Value, is_cache: bool) -> String {
+    if stays.is_null() {
+        return String::new();
+    }
     let amount = match stays["dirty_bytes"].as_u64() {
         Some(bytes) => format!("{} of dirty data stay", size::human(bytes)),
         None => "dirty data stays".to_owned(),
@@ -67,6 +67,11 @@ fn stays_dirty(stays: &Value, is_cache: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_is_said_if_nothing_stays_dirty() {
+        assert_eq!(stays_dirty(&Value::Null, false), "");
+    }
 
     #[test]
     fn unregister_says_where_dirty_data_stays() {

@@ -1,5 +1,6 @@
 //! Tests of the problems of sets and devices that a test makes.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serve::Snapshot;
@@ -201,8 +202,41 @@ fn a_label_of_two_volumes_is_a_problem() {
     let volumes = vec![volume("bcache0", "data"), volume("bcache1", "data"), volume("bcache2", "")];
     let found = problems(&[set(volumes), set(vec![volume("bcache3", ""), volume("bcache4", "other")])], &[]);
     assert_eq!(found.len(), 1, "{found:?}");
-    assert!(found[0].text.starts_with("2 volumes have the label data (bcache0, bcache1)"), "{found:?}");
-    assert_eq!((found[0].kind, &*found[0].command), ("label_shared", "ubcache set-label bcache1 data-2"));
+    let both = "2 volumes have the label data (bcache0 (/dev/hdd), bcache1 (/dev/hdd)): it names none of them, and /dev/ubcache has";
+    assert!(found[0].text.starts_with(both), "{found:?}");
+    // The volume with the higher number may be the older one.
+    assert!(found[0].text.ends_with("; give another label to the one that you choose"), "{found:?}");
+    assert_eq!((found[0].kind, &*found[0].command), ("label_shared", "ubcache set-label NAME data-2"));
+}
+
+/// Two sets with one label, or a set and a volume, were no problem.
+#[test]
+fn a_label_of_two_sets_is_a_problem() {
+    let labelled = |id: &str, label: &str, volumes| {
+        let mut set = SetView { id: id.into(), ..set(volumes) };
+        set.figures.set.as_mut().unwrap().names.label = label.into();
+        set
+    };
+    let cache =
+        |path: &str, id: &str| DeviceView { set: Some(id.into()), ..device(path, "cache", "served", "") };
+    let devices = [cache("/dev/ssd", "s"), cache("/dev/nvme", "t")];
+    let found = problems(&[labelled("s", "fast", Vec::new()), labelled("t", "fast", Vec::new())], &devices);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(
+        found[0].text,
+        "2 sets have the label fast (set s (/dev/ssd), set t (/dev/nvme)): it names none of them; give another label to the one \
+         that you choose"
+    );
+    assert_eq!((found[0].kind, &*found[0].command), ("label_shared", "ubcache set-label NAME fast-2"));
+    let mixed =
+        [labelled("s", "fast", vec![volume("bcache0", "fast-2")]), labelled("t", "fast-2", Vec::new())];
+    let found = problems(&mixed, &devices);
+    assert!(
+        found[0].text.starts_with("1 volume and 1 set have the label fast-2 (bcache0 (/dev/hdd), set t "),
+        "{found:?}"
+    );
+    assert_eq!(found[0].command, "ubcache set-label NAME fast-2-2");
+    assert_eq!(problems(&[labelled("s", "a", Vec::new()), labelled("t", "b", Vec::new())], &devices), []);
 }
 
 /// The command to attach a stale disk had `CACHE-DEVICE` in the place of the only set.

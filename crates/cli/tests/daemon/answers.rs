@@ -1,0 +1,142 @@
+//! What commands answer: which dirty data stays where, which job goes on, and what is in the way.
+
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+
+use crate::life::Frozen;
+use crate::place::*;
+use crate::world::*;
+
+/// Writes 8 KiB, which stay dirty.
+fn dirty(place: &Place) {
+    let mut client = place.client("bcache0");
+    client.write(0, &[7; 8192]).unwrap();
+    client.flush().unwrap();
+}
+
+/// `attach` of a dirty disk said that it is attached elsewhere, and nothing of what is dirty.
+#[test]
+fn attach_says_what_is_dirty_in_another_set() {
+    let place = Place::new();
+    let new = place.dir.sparse("new", 8 << 20);
+    run(&["make", "-C", &new, "--bucket", "8k", "--set-label", "new"]).ok();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd, &new]).ok();
+    daemon.run(&["set-label", &place.ssd, "old"]).ok();
+    let next = ["run `ubcache detach one`, then this command"];
+    daemon.run(&["attach", "new", "one"]).refused(&["is attached to old, set ", &place.ssd]).says(&next);
+    dirty(&place);
+    let place_of =
+        format!(" on {}; run `ubcache detach one`, which writes it back, then this command", place.ssd);
+    daemon.run(&["attach", "new", "one"]).refused(&["has 8.0 KiB of dirty data in old, set ", &place_of]);
+    daemon.run(&["stop", "one"]).ok();
+    let both = format!("run `ubcache register {} && ubcache detach one`", place.hdd);
+    daemon.run(&["attach", "new", "one"]).refused(&["8.0 KiB of dirty data in old", &both]);
+    daemon.run(&["unregister", &place.ssd]).ok();
+    let alone = format!("which is not served: {} alone has it; run `ubcache register {0}`, then", place.ssd);
+    daemon.run(&["attach", "new", "one"]).refused(&[
+        "has dirty data in cache set ",
+        &alone,
+        "dead-ssd-dirty",
+    ]);
+    // The commands of the answer work.
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["set", "one", "writeback_running=1"]).ok();
+    daemon.run(&["detach", "one"]).ok();
+    daemon.run(&["attach", "new", "one"]).ok();
+    daemon.stop();
+}
+
+/// `stop` did not say that dirty data stays in the cache.
+#[test]
+fn stop_says_what_stays_dirty() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let said = daemon.run(&["stop", "one"]).ok();
+    assert!(said.out.ends_with(": stopped\n"), "{said}");
+    daemon.run(&["register", &place.hdd]).ok();
+    dirty(&place);
+    let stays =
+        format!(": stopped; 8.0 KiB of dirty data stay on {}, and this disk is out of date", place.ssd);
+    daemon.run(&["stop", "one"]).ok().says(&[&stays]);
+    daemon.run(&["register", &place.hdd]).ok();
+    assert_eq!(daemon.json(&["stop", "one"])["stays_dirty"]["dirty_bytes"], 8192);
+    daemon.stop();
+}
+
+/// A command that waits for its job was ended by Ctrl-C without a word of the job, which went on.
+#[test]
+fn a_command_that_is_interrupted_says_that_its_job_goes_on() {
+    let place = Place::new();
+    let daemon = place.start();
+    let slow = Frozen::over(&place.dir, &place.hdd);
+    daemon.run(&["register", &place.ssd, &slow.file]).ok();
+    dirty(&place);
+    slow.freeze();
+    for (command, which, code) in [("detach", Signal::INT, 130), ("drain", Signal::TERM, 143)] {
+        let jobs_before = daemon.json(&["jobs"])["jobs"].as_array().unwrap().len();
+        let waiting = Command::new(program())
+            .args([command, "one", "--socket", daemon.socket()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let job = || daemon.json(&["jobs"])["jobs"].as_array().unwrap().get(jobs_before).cloned();
+        wait_until("the job", || job().is_some());
+        signal(waiting.id(), which);
+        let said = Said::of(waiting.wait_with_output().unwrap());
+        assert_eq!(said.code, code, "{said}");
+        let id = job().unwrap()["id"].as_u64().unwrap();
+        let words = format!("goes on in the daemon; `ubcache jobs` shows it, `ubcache cancel {id}` ends it");
+        said.says(&[&format!("job {id}, {command} one, bcache0"), &words]);
+        assert_eq!(job().unwrap()["state"], "running");
+        daemon.run(&["cancel", &id.to_string()]).ok();
+        wait_until("its end", || job().unwrap()["state"] == "cancelled");
+    }
+    slow.thaw();
+    daemon.stop();
+}
+
+/// A directory in the place of a socket was said to be in use, and an address without a port became the name of a socket.
+#[test]
+fn an_export_names_what_is_in_the_way_and_a_missing_port() {
+    let place = Place::new();
+    let dir = place.dir.path("sockets");
+    std::fs::create_dir(&dir).unwrap();
+    let configure = |export: &str| {
+        std::fs::write(place.dir.path("ubcache.toml"), format!("exports = [\"nbd={export}\"]\n")).unwrap();
+    };
+    configure("127.0.0.1");
+    let said = place.refused();
+    assert!(said.contains("127.0.0.1 has no port: write 127.0.0.1:10809, or ./127.0.0.1"), "{said}");
+    configure(&dir);
+    let daemon = place.start();
+    let found = format!("found a directory; name a socket in it, such as {dir}/ubcache.sock");
+    daemon.run(&["register", &place.ssd, &place.hdd]).refused(&["NOT EXPORTED", &found]);
+    configure(&format!("{dir}/ubcache.sock"));
+    daemon.run(&["reload"]).ok();
+    daemon.run(&["status"]).ok().says(&["no problems"]);
+    daemon.stop();
+}
+
+/// Two sets with one label, made on two hosts, were no problem of `status`.
+#[test]
+fn status_names_two_sets_with_one_label() {
+    let place = Place::new();
+    let caches = ["a", "b"].map(|name| place.dir.sparse(name, 8 << 20));
+    caches.iter().for_each(|cache| {
+        run(&["make", "-C", cache, "--bucket", "8k", "--set-label", "fast"]).ok();
+    });
+    let daemon = place.start();
+    daemon.run(&["register", &caches[0], &caches[1]]).ok();
+    let said = daemon.run(&["status"]).ok();
+    let paths = caches.each_ref().map(|cache| format!("({cache})"));
+    said.says(&["1 PROBLEM", "2 sets have the label fast (set ", &paths[0], &paths[1]])
+        .says(&["run `ubcache set-label NAME fast-2`"]);
+    daemon.run(&["set-label", &caches[1], "fast-2"]).ok();
+    daemon.run(&["status"]).ok().says(&["no problems"]);
+    daemon.stop();
+}
