@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serve::Failure;
+use serve::amount::human;
 
 use super::devices::{DeviceState, WaitsFor};
 use super::inventory::Inventory;
@@ -20,6 +21,7 @@ use crate::identity::Likeness;
 use crate::probe::{Attachment, Probe, Role, probe_device};
 use crate::shared::Shared;
 use crate::state::{Known, Mark};
+use crate::worker::Worker;
 
 /// Why a device is registered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -294,17 +296,42 @@ impl Admission {
         state.set_mark(probe.key(), mark);
     }
 
-    /// Whether this device may be attached to a set that it was never attached to.
+    /// Why this device may not join a set without a command that names it; `None` if it may.
     ///
-    /// The superblock names the set that the device was made for, but a person other than the operator may have written it.
-    pub(crate) fn may_be_attached(&self, probe: &Probe) -> bool {
-        !matches!(probe.role, Role::Backing { attachment: Attachment::Made, .. })
-            || locked(&self.named).contains(&probe.uuid)
+    /// The superblock names the set, but a person other than the operator may have written it. The set itself knows which
+    /// devices were attached to it: it has a slot for each. A device that was served without its set loses the data that the
+    /// set has of it, so it does not join while some of that data is dirty.
+    ///
+    /// # Errors
+    /// If the thread of the set does not answer.
+    pub(crate) async fn why_to_wait(
+        &self,
+        probe: &Probe,
+        worker: &Worker,
+    ) -> Result<Option<String>, Failure> {
+        let Role::Backing { attachment, .. } = &probe.role else { return Ok(None) };
+        if locked(&self.named).contains(&probe.uuid) {
+            return Ok(None);
+        }
+        let set = &worker.plan.id;
+        let what = match attachment {
+            // The set itself refuses dirty data that it does not know.
+            Attachment::Free | Attachment::Dirty => return Ok(None),
+            Attachment::Made => format!("was made for cache set {set}"),
+            Attachment::Clean | Attachment::Stale => match worker.slot_of(&probe.uuid).await? {
+                None => format!("says that it was attached to cache set {set}, which has no slot for it"),
+                Some(slot) if *attachment == Attachment::Stale && slot.dirty_bytes > 0 => format!(
+                    "was used without cache set {set}, which loses {} of dirty data of it if it is attached again",
+                    human(slot.dirty_bytes)
+                ),
+                Some(_) => return Ok(None),
+            },
+        };
+        Ok(Some(format!("{what}, and no operator has named it")))
     }
 
     /// Marks a device that may not be attached as waiting for the operator.
-    pub(crate) fn wait_for_operator(&self, probe: &Probe, set: &str) {
-        let why = format!("was made for cache set {set}, and no operator has named it");
+    pub(crate) fn wait_for_operator(&self, probe: &Probe, why: String) {
         self.inventory.devices.set(probe, DeviceState::Waiting(WaitsFor::Operator, why));
     }
 }
