@@ -160,11 +160,6 @@ impl Admission {
         mark.is_some_and(|m| m.identity.compare(&probe.identity) == Likeness::Same)
     }
 
-    /// Whether no identity is stored for the UUID of the device.
-    pub(crate) fn is_unknown(&self, probe: &Probe) -> bool {
-        self.shared.state().mark(probe.key()).is_none()
-    }
-
     /// Whether the configuration permits scans for devices that no operator has named.
     pub(crate) fn searches(&self) -> bool {
         let config = self.shared.config();

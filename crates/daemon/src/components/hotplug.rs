@@ -141,10 +141,9 @@ impl Hotplug {
         came || (same.iter().all(|d| d.probe.is_none()) && !self.admission.is_released(&probe.uuid))
     }
 
-    /// Whether this is the unplugged device: it has the stored identity or the path from before, or no identity is stored.
+    /// Whether this is the unplugged device: it has the stored identity, or the path from before.
     fn is_expected(&self, probe: &Probe) -> bool {
         self.admission.is_surely(probe)
-            || self.admission.is_unknown(probe)
             || self.inventory.devices.unplugged_as(probe).as_ref() == Some(&probe.path)
     }
 }
