@@ -184,6 +184,7 @@ impl<'a> Host<'a> {
         let key = key(&self.session, &volume);
         let name = self.shared.state().name(&key.id);
         volume.set_name(&name);
+        self.shared.claim_label(&key);
         let shown = shown(&volume);
         tune(&shown, self.shared.tunables(&key), async |tunable, value| {
             volume.tunables().check(tunable, value).map_err(Failure::bad_value)?;

@@ -55,8 +55,6 @@ const ACCEPT: &str = "ubcache register --accept-replacement";
 pub(crate) struct Admission {
     shared: Arc<Shared>,
     inventory: Inventory,
-    /// UUIDs of devices that the operator has named.
-    named: Mutex<BTreeSet<String>>,
     /// UUIDs of devices that an operator has unregistered, or that were refused when they were plugged in. An uevent of
     /// such a device does not register it again.
     released: Mutex<BTreeSet<String>>,
@@ -68,7 +66,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Admission {
     pub(crate) fn new(shared: Arc<Shared>, inventory: Inventory) -> Admission {
-        Admission { shared, inventory, named: Mutex::default(), released: Mutex::default() }
+        Admission { shared, inventory, released: Mutex::default() }
     }
 
     /// The stored devices, by their paths.
@@ -78,12 +76,37 @@ impl Admission {
 
     /// Marks a device as named by the operator.
     pub(crate) fn name(&self, uuid: String) {
-        locked(&self.named).insert(uuid);
+        self.shared.named().insert(uuid);
     }
 
     /// Marks devices as named by the operator.
     pub(crate) fn name_all(&self, uuids: impl Iterator<Item = String>) {
-        locked(&self.named).extend(uuids);
+        self.shared.named().extend(uuids);
+    }
+
+    /// Marks the set of a cache device as named if the device is: the operator has named its flash-only volumes, too.
+    pub(crate) fn name_set(&self, device: &Probe) {
+        if self.is_named(device) {
+            self.name(device.key().to_owned());
+        }
+    }
+
+    /// Marks devices as named by the operator, with their paths.
+    ///
+    /// If another device had such a path, it is not expected there any more, and owns its label no longer.
+    pub(crate) fn name_at_paths(&self, probes: &[Probe]) {
+        self.name_all(probes.iter().map(|p| p.uuid.clone()));
+        let known = self.remembered();
+        for probe in probes {
+            if let Some(before) = known.get(&probe.path).filter(|before| before.uuid != probe.uuid) {
+                self.shared.state().forget_label(&before.uuid);
+            }
+        }
+    }
+
+    /// Whether the operator has named the device.
+    fn is_named(&self, device: &Probe) -> bool {
+        self.shared.named().contains(&device.uuid)
     }
 
     /// Keeps a device from being registered because of a later uevent.
@@ -104,7 +127,7 @@ impl Admission {
     /// Releases a device that the operator unregisters: its volume, or the volumes of its set, own no export addresses any
     /// more.
     pub(crate) fn release(&self, device: &Probe) {
-        locked(&self.named).remove(&device.uuid);
+        self.shared.named().retain(|uuid| *uuid != device.uuid && uuid != device.key());
         self.refuse(&device.uuid);
         self.shared.state().forget_places(device.key());
     }
@@ -116,7 +139,7 @@ impl Admission {
 
     /// Stores a device with its path.
     pub(crate) fn remember(&self, probe: &Probe) {
-        let named = locked(&self.named).contains(&probe.uuid);
+        let named = self.is_named(probe);
         self.shared.state().add_device(&probe.path, &probe.uuid, named);
     }
 
@@ -305,7 +328,7 @@ impl Admission {
         worker: &Worker,
     ) -> Result<Option<String>, Failure> {
         let Role::Backing { attachment, .. } = &probe.role else { return Ok(None) };
-        if locked(&self.named).contains(&probe.uuid) {
+        if self.is_named(probe) {
             return Ok(None);
         }
         let set = &worker.plan.id;

@@ -70,6 +70,7 @@ impl Placement {
     /// If the device is refused, or cannot be served.
     pub(crate) async fn place_one(self: &Arc<Self>, probe: &Probe) -> Result<(), Failure> {
         self.admission.admit(probe)?;
+        self.admission.name_set(probe);
         self.inventory.workers.refuse_while_stopping()?;
         match &probe.role {
             Role::Cache { set, .. } => {

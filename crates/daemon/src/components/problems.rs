@@ -14,6 +14,7 @@ use serve::snapshot::{SetFigures, SlotDirty, TunableFigure, VolumeFigures};
 
 use super::devices::WaitsFor;
 use super::views::{DeviceView, SetView};
+use crate::config::section;
 use crate::state::{STORED_AGAIN_EVERY, State};
 
 /// A problem, and the command that comes next.
@@ -187,25 +188,41 @@ fn of_device(device: &DeviceView, sets: &[SetView]) -> Option<Problem> {
     Some(Problem::new(kind, format!("{} {}: {why}", title(device), device.state), command))
 }
 
-/// Labels that several served volumes have.
+/// Labels that several served volumes have, or that another volume had first.
 fn shared_labels(sets: &[SetView]) -> Vec<Problem> {
-    let mut by_label: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for volume in sets.iter().flat_map(|s| &s.figures.volumes).filter(|v| !v.label.is_empty()) {
-        by_label.entry(&volume.label).or_default().push(&volume.name);
+    let mut by_label: BTreeMap<&str, Vec<(&str, Option<&String>)>> = BTreeMap::new();
+    for set in sets {
+        for volume in set.figures.volumes.iter().filter(|v| !v.label.is_empty()) {
+            let owner = set.without_section.get(&volume.name);
+            by_label.entry(&volume.label).or_default().push((&volume.name, owner));
+        }
     }
-    let shared = by_label.into_iter().filter(|(_, names)| names.len() > 1);
-    shared
-        .map(|(label, names)| {
-            let text = format!(
-                "{} volumes have the label {} ({}): it names none of them, and /dev/ubcache has no link of this name",
-                names.len(),
-                serve::plain::label(label),
-                names.join(", ")
-            );
-            let last = names.last().unwrap_or(&"VOLUME");
-            Problem::new("label_shared", text, format!("ubcache set-label {last} {}", another(sets, label)))
-        })
-        .collect()
+    by_label.into_iter().filter_map(|(label, volumes)| shared_label(sets, label, &volumes)).collect()
+}
+
+/// The problem of a label of these volumes, some of which have a volume that owns the label in their place.
+fn shared_label(sets: &[SetView], label: &str, volumes: &[(&str, Option<&String>)]) -> Option<Problem> {
+    let shown = serve::plain::label(label);
+    let names: Vec<&str> = volumes.iter().map(|(name, _)| *name).collect();
+    let without = volumes.iter().rev().find_map(|(name, owner)| Some((*name, (*owner)?)));
+    let mut text = match (&names[..], without) {
+        ([_], None) | ([], _) => return None,
+        ([name], Some((_, owner))) => format!(
+            "{name} has the label {shown}, which {owner} had first; if {owner} does not come back, forget it with `ubcache \
+             unregister {owner}`"
+        ),
+        _ => format!(
+            "{} volumes have the label {shown} ({}): it names none of them, and /dev/ubcache has no link of this name",
+            names.len(),
+            names.join(", ")
+        ),
+    };
+    if let Some((_, owner)) = without {
+        let section = section(&label.to_lowercase());
+        text.push_str(&format!("; {section} of the configuration applies to {owner} alone"));
+    }
+    let renamed = without.map(|(name, _)| name).or(names.last().copied())?;
+    Some(Problem::new("label_shared", text, format!("ubcache set-label {renamed} {}", another(sets, label))))
 }
 
 /// A label that no volume has, made of `label`.
