@@ -1,7 +1,8 @@
 //! The audit: one line in the log and one event for each change by a client, and for each refused request.
 //!
 //! Owns the identity of a client, and the time of the line: after the answer is decided, even if the client has
-//! disconnected. A client of the unix socket is identified by the process credentials from the kernel. A client over TCP is
+//! disconnected. A client of the unix socket and a process that writes to the sysfs view are identified by the credentials that
+//! the kernel reports. A client over TCP is
 //! identified by its address, after it has shown the token. Must not know what a request does.
 
 use std::fmt;
@@ -31,6 +32,8 @@ const MAX_REQUEST_CHARS: usize = 300;
 pub(crate) enum Peer {
     /// A client of the unix socket.
     Local { uid: u32, gid: u32, pid: Option<i32> },
+    /// A process that writes to a file of the sysfs view.
+    View { uid: u32, gid: u32, pid: Option<i32> },
     /// A client over TCP that has shown the token.
     Remote(SocketAddr),
     /// A sender that is no client; the text names it.
@@ -39,9 +42,10 @@ pub(crate) enum Peer {
 
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
+        match *self {
             Peer::Local { uid, gid, pid: Some(pid) } => write!(f, "uid {uid} gid {gid} pid {pid}"),
             Peer::Local { uid, gid, pid: None } => write!(f, "uid {uid} gid {gid}"),
+            Peer::View { uid, gid, pid } => write!(f, "{} by the sysfs view", Peer::Local { uid, gid, pid }),
             Peer::Remote(address) => write!(f, "{address} with the token"),
             Peer::Other(who) => write!(f, "{who}"),
         }
@@ -61,7 +65,7 @@ pub(crate) fn tell(hub: &Hub, peer: Peer, action: &str, on: &[Named], result: Re
     let text = format!("audit: {peer}: {action}{to}: {outcome}{because}");
     message::note(&text);
     let (uid, pid, address) = match peer {
-        Peer::Local { uid, pid, .. } => (Some(uid), pid, None),
+        Peer::Local { uid, pid, .. } | Peer::View { uid, pid, .. } => (Some(uid), pid, None),
         Peer::Remote(address) => (None, None, Some(address)),
         Peer::Other(_) => (None, None, None),
     };

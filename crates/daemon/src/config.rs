@@ -261,6 +261,11 @@ impl Config {
         !self.volumes.is_empty() || !self.sets.is_empty()
     }
 
+    /// Whether a section names this volume by its UUID, or by set and slot.
+    pub(crate) fn has_own_section(&self, volume: &str) -> bool {
+        self.volumes.contains_key(volume)
+    }
+
     /// Whether the label of a volume selects its section.
     pub(crate) fn has_section_of_label(&self, key: &Key) -> bool {
         let named = |label: String| self.volumes.contains_key(&label);

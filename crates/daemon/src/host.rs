@@ -22,8 +22,10 @@ use std::task::{Context as TaskContext, Poll};
 use blockio::Driver;
 use blockio::bridge::{RemoteReceiver, Reply};
 use blockio::users::{self, User};
-use engine::Volume;
 use engine::figures::{CachedFigures, VolumeFigures};
+use engine::{CacheSet, Volume};
+use format::Inode;
+use format::uuid_table::UUID_ENTRY_BYTES;
 use io::Nanos;
 use io::sync::{Either, select};
 use serve::exports::{Export, Force, Occupied, Opens, Sharing, Spec, Way};
@@ -32,7 +34,7 @@ use serve::tunables::in_any_order;
 use serve::{Answer, Command, Failure, Snapshot, message, plain};
 
 use crate::config::{Key, Values};
-use crate::order::{Cut, DiskTrace, Order, Plan};
+use crate::order::{Cut, DiskTrace, KnownSlot, Order, Plan};
 use crate::shared::Shared;
 
 use cached::CachedCount;
@@ -101,6 +103,16 @@ fn key(session: &Session, volume: &Volume) -> Key {
         (None, None) => String::new(),
     };
     Key { id, label: volume.tunables().label, set: false }
+}
+
+/// The slot that a set has for the backing device with this UUID.
+fn slot_of(set: &CacheSet, uuid: &str) -> Option<KnownSlot> {
+    let status = set.status();
+    // The table of slots is at most as large as a bucket.
+    let most = status.bucket_sectors.bytes() / UUID_ENTRY_BYTES as u64;
+    let has_slot = |n: &u32| set.slot(Inode(*n)).is_some_and(|(of, _)| of.to_string() == uuid);
+    let slot = (0..u32::try_from(most).unwrap_or(u32::MAX)).find(has_slot)?;
+    Some(KnownSlot { dirty_bytes: set.dirty_sectors(Inode(slot)).bytes() })
 }
 
 impl<'a> Host<'a> {
@@ -173,6 +185,7 @@ impl<'a> Host<'a> {
         let key = key(&self.session, &volume);
         let name = self.shared.state().name(&key.id);
         volume.set_name(&name);
+        self.shared.claim_label(&key);
         let shown = shown(&volume);
         tune(&shown, self.shared.tunables(&key), async |tunable, value| {
             volume.tunables().check(tunable, value).map_err(Failure::bad_value)?;
@@ -229,9 +242,7 @@ impl<'a> Host<'a> {
             }
             Order::Do(command, reply) => self.obey_command(&command, reply).await,
             Order::Figures(reply) => reply.send(Ok(self.engine_figures())),
-            Order::Buckets(reply) => {
-                reply.send(self.session.needs_set().map(engine::CacheSet::bucket_figures));
-            }
+            Order::Buckets(reply) => reply.send(self.session.needs_set().map(CacheSet::bucket_figures)),
             Order::BucketMap(cells, reply) => reply.send(match self.session.needs_set() {
                 Ok(set) => Ok(set.bucket_map(cells).await),
                 Err(e) => Err(e),
@@ -246,9 +257,10 @@ impl<'a> Host<'a> {
                 Err(e) => Err(e),
             }),
             Order::ClearDeviceStats(reply) => {
-                reply.send(self.session.needs_set().map(engine::CacheSet::clear_device_stats));
+                reply.send(self.session.needs_set().map(CacheSet::clear_device_stats));
             }
             Order::Add(path, reply) => reply.send(self.add(&path).await),
+            Order::Slot(uuid, reply) => reply.send(self.session.needs_set().map(|set| slot_of(set, &uuid))),
             Order::Create(wanted, reply) => reply.send(flash::create(self, &wanted).await),
             Order::DeleteVolume(name, reply) => {
                 let deleted = flash::delete(self, &name, || reply.is_awaited()).await;

@@ -129,6 +129,8 @@ pub(crate) enum Order {
     ClearDeviceStats(Reply<Result<(), Failure>>),
     /// Serve this backing device, too.
     Add(PathBuf, Reply<Result<(), Failure>>),
+    /// Request for the slot that the set has for the backing device with this UUID; `None` in the answer means no slot.
+    Slot(String, Reply<Result<Option<KnownSlot>, Failure>>),
     /// Make a flash-only volume, and serve it.
     Create(NewVolume, Reply<Result<CreatedVolume, Failure>>),
     /// Destroy a flash-only volume with its data, unless it is in use.
@@ -160,6 +162,13 @@ pub(crate) enum Order {
     /// Panic, as a bug would.
     #[cfg(test)]
     Panic,
+}
+
+/// The slot of a backing device in the table of its set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct KnownSlot {
+    /// Dirty data of the device in the cache.
+    pub(crate) dirty_bytes: u64,
 }
 
 /// A volume that keeps a stop waiting, because it is in use.

@@ -37,9 +37,9 @@ fn conflict(place: &Spec, has: &VolumeKey, wants: &VolumeKey) -> String {
     )
 }
 
-/// The export addresses that the configuration gives to a volume.
-fn wanted(config: &Config, (key, name): &VolumeKey) -> Vec<Spec> {
-    config.exports(key, name).iter().filter_map(|text| text.parse().ok()).collect()
+/// The export addresses that a configuration gives to a volume.
+fn wanted(shared: &Shared, config: &Config, (key, name): &VolumeKey) -> Vec<Spec> {
+    shared.exports_by(config, key, name).iter().filter_map(|text| text.parse().ok()).collect()
 }
 
 /// Whether two addresses exclude each other: they overlap and cannot be shared.
@@ -48,10 +48,10 @@ fn excludes(one: &Spec, other: &Spec) -> bool {
 }
 
 /// Finds two of these volumes whose configured addresses exclude each other.
-pub(crate) fn conflicts(config: &Config, volumes: &[VolumeKey]) -> Option<String> {
+pub(crate) fn conflicts(shared: &Shared, config: &Config, volumes: &[VolumeKey]) -> Option<String> {
     let mut before: Vec<(&VolumeKey, Spec)> = Vec::new();
     for volume in volumes {
-        for place in wanted(config, volume) {
+        for place in wanted(shared, config, volume) {
             if let Some((has, _)) = before.iter().find(|(_, there)| excludes(there, &place)) {
                 return Some(conflict(&place, has, volume));
             }
@@ -102,7 +102,7 @@ fn still(shared: &Shared, config: &Config, place: &str, owner: Owner) -> Option<
     let place: Spec = place.parse().ok()?;
     let name = shared.state().known_name(&owner.volume)?;
     let volume = (Key { id: owner.volume, label: owner.label, set: false }, name);
-    wanted(config, &volume).iter().any(|spec| spec.overlaps(&place)).then_some((volume, place))
+    wanted(shared, config, &volume).iter().any(|spec| spec.overlaps(&place)).then_some((volume, place))
 }
 
 #[cfg(test)]
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(role("u2"), Ok(Sharing::Guest));
         assert_eq!(role("u1"), Ok(Sharing::Owner));
         let both = [(key("u1", ""), "bcache0".into()), (key("u2", ""), "bcache1".into())];
-        assert_eq!(conflicts(&first.config(), &both), None);
+        assert_eq!(conflicts(&first, &first.config(), &both), None);
         first.state().forget_places("u1");
         assert_eq!(role("u2"), Ok(Sharing::Owner));
     }
@@ -184,6 +184,7 @@ mod tests {
             assert_eq!(comes_up(&shared, "u2", ""), None);
             assert_eq!(
                 conflicts(
+                    &shared,
                     &shared.config(),
                     &[(key("u1", ""), "bcache0".into()), (key("u2", ""), "bcache1".into())]
                 ),
@@ -191,7 +192,9 @@ mod tests {
             );
         }
         let one = Config::parse(ONE_DIR).unwrap();
-        let said = conflicts(&one, &[(key("u1", ""), "bcache0".into()), (key("u2", ""), "bcache1".into())]);
+        let shared = shared(dir.path().join("other").as_path(), ONE_DIR);
+        let said =
+            conflicts(&shared, &one, &[(key("u1", ""), "bcache0".into()), (key("u2", ""), "bcache1".into())]);
         assert!(said.unwrap().contains("bcache1 (UUID u2)"));
     }
 }

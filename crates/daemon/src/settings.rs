@@ -272,7 +272,7 @@ impl Settings {
         let in_superblock = target.figure(key)?.in_superblock;
         target.can_store(key)?;
         // At the next start the value of the configuration would override that of the superblock.
-        let configured = self.shared.config().tunables(&target.key).contains_key(key);
+        let configured = self.shared.configured(&self.shared.config(), &target.key).contains_key(key);
         let remembered = persistent && !NOT_REMEMBERED.contains(&key) && (!in_superblock || configured);
         if remembered {
             self.shared.state().ready()?;
@@ -291,9 +291,11 @@ impl Settings {
                 let name = if now.is_empty() { &target.name } else { &now };
                 self.shared.hub.label(&target.worker.plan.id, name);
             }
+            let had_section = self.shared.section_key(&self.shared.config(), &target.key);
             self.shared.state().relabel(&target.key.id, &now);
+            self.shared.claim_label(&Key { label: now.clone(), ..target.key.clone() });
             self.shared.links.relabel(&target.key.id, &now);
-            notes = self.follow_label(&target, &now).await;
+            notes = self.follow_label(&target, had_section, &now).await;
         }
         let text = format!("{}: {key} is {now} now", target.shown());
         self.shared.hub.publish(Kind::Configuration, Some(&target.worker.plan.id), "", &text);
@@ -310,12 +312,13 @@ impl Settings {
 
     /// Applies the section of the configuration that the new label selects, in place of that of the old label, so that the
     /// next start changes nothing. Returns what has changed.
-    async fn follow_label(&self, target: &Target, label: &str) -> Vec<String> {
+    async fn follow_label(&self, target: &Target, old: Key, label: &str) -> Vec<String> {
         let config = self.shared.config().clone();
-        let (old, mut new) = (&target.key, target.key.clone());
+        let mut new = target.key.clone();
         label.clone_into(&mut new.label);
+        let new = self.shared.section_key(&config, &new);
         let mut said = Vec::new();
-        if config.has_section_of_label(old) && old.label.to_lowercase() != label.to_lowercase() {
+        if config.has_section_of_label(&old) && old.label.to_lowercase() != label.to_lowercase() {
             said.push(format!(
                 "[volume.{}] of the configuration no longer applies to {}: name the section by the new label or by \
                  the UUID {}",
@@ -324,10 +327,10 @@ impl Settings {
                 old.id
             ));
         }
-        if config.exports(old, &target.name) != config.exports(&new, &target.name) {
+        if config.exports(&old, &target.name) != config.exports(&new, &target.name) {
             said.push(format!("{}: other exports take effect when it is served again", target.name));
         }
-        let before = self.shared.tunables_by(&config, old);
+        let before = self.shared.tunables_by(&config, &old);
         let after = self.shared.tunables_by(&config, &new);
         target.change(differences(&before, &after, &target.tunables), &mut said).await;
         said
@@ -337,7 +340,7 @@ impl Settings {
     pub(crate) async fn reset_tunable(&self, of: Of<'_>, key: &str) -> Result<Changed, Failure> {
         let target = self.target(of).await?;
         let figure = target.figure(key)?;
-        let configured = self.shared.config().tunables(&target.key).get(key).cloned();
+        let configured = self.shared.configured(&self.shared.config(), &target.key).get(key).cloned();
         let value = match configured {
             Some(value) => value,
             None if figure.in_superblock => {
@@ -375,7 +378,8 @@ impl Settings {
         }
         for volume in figures.volumes {
             let key = worker.volume_key(&volume);
-            if old.exports(&key, &volume.name) != next.exports(&key, &volume.name) {
+            let exports = |config| self.shared.exports_by(config, &key, &volume.name);
+            if exports(old) != exports(next) {
                 let shown = plain::named(&volume.label, &volume.name);
                 said.push(format!("{shown}: other exports take effect when it is served again"));
             }

@@ -2,8 +2,10 @@
 //! whether the daemon stops.
 //!
 //! Owns the locks around this state, which are held only for moments, and the precedence of tunables: a value set at run
-//! time, then the configuration, then the default. Must not know which devices are served.
+//! time, then the configuration, then the default. Owns the rule that a label selects a section of the configuration for one
+//! volume: any disk can have the label of another. Must not know which devices are served.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -28,10 +30,12 @@ pub(crate) struct Shared {
     pub(crate) remote: watch::Sender<Option<Arc<Remote>>>,
     /// Access rules of NBD; all sets share its memory budget.
     nbd: Mutex<NbdAccess>,
-    /// Held during the decision which volume owns an address.
+    /// Held during the decision which volume owns an address or a label.
     claiming: Mutex<()>,
     /// Whether the daemon stops.
     stopping: AtomicBool,
+    /// UUIDs of the devices that the operator has named, and of the sets of the cache devices among them.
+    named: Mutex<BTreeSet<String>>,
 }
 
 impl Shared {
@@ -52,6 +56,7 @@ impl Shared {
             hub,
             claiming: Mutex::default(),
             stopping: AtomicBool::new(false),
+            named: Mutex::default(),
             remote: watch::Sender::new(None),
         }
     }
@@ -91,6 +96,50 @@ impl Shared {
         self.claiming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// UUIDs of the devices that the operator has named, and of the sets of the cache devices among them.
+    pub(crate) fn named(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.named.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a volume that is being served the owner of its label, unless another volume owns the label.
+    ///
+    /// The first volume that was served with a label owns it until its device is unregistered. A volume that the operator has
+    /// named takes the label of one that no operator has named. A volume whose section has its UUID needs no label.
+    pub(crate) fn claim_label(&self, key: &Key) {
+        let config = self.config().clone();
+        let Some(label) = key.section_label().filter(|_| !config.has_own_section(&key.id)) else { return };
+        let _one = self.claim_places();
+        let is_named = |id: &str| id.split('/').next().is_some_and(|device| self.named().contains(device));
+        let owner = self.state().label_owner(&label);
+        let keeps = |owner: &String| {
+            *owner != key.id && !config.has_own_section(owner) && (is_named(owner) || !is_named(&key.id))
+        };
+        if !owner.as_ref().is_some_and(keeps) {
+            self.state().set_label_owner(&label, &key.id);
+        }
+    }
+
+    /// The volume that owns the label of this volume, if it is another one and the label names a section.
+    pub(crate) fn other_owner(&self, config: &Config, key: &Key) -> Option<String> {
+        let label = key.section_label().filter(|_| config.has_section_of_label(key))?;
+        let owner = self.state().label_owner(&label)?;
+        (owner != key.id && !config.has_own_section(&owner)).then_some(owner)
+    }
+
+    /// The key by which the configuration applies to a set or volume: without the label if another volume owns it.
+    pub(crate) fn section_key(&self, config: &Config, key: &Key) -> Key {
+        let mut key = key.clone();
+        if self.other_owner(config, &key).is_some() {
+            key.label.clear();
+        }
+        key
+    }
+
+    /// The tunables of a set or volume in a configuration.
+    pub(crate) fn configured(&self, config: &Config, key: &Key) -> Values {
+        config.tunables(&self.section_key(config, key))
+    }
+
     /// The tunables that are to be set on a set or volume.
     pub(crate) fn tunables(&self, key: &Key) -> Values {
         self.tunables_by(&self.config(), key)
@@ -98,14 +147,86 @@ impl Shared {
 
     /// The tunables of a set or volume under another configuration.
     pub(crate) fn tunables_by(&self, config: &Config, key: &Key) -> Values {
-        let mut values = config.tunables(key);
+        let mut values = self.configured(config, key);
         values.extend(self.state().tunables(&key.id));
         values
     }
 
+    /// The export addresses that a configuration gives to a volume, as text.
+    pub(crate) fn exports_by(&self, config: &Config, key: &Key, name: &str) -> Vec<String> {
+        config.exports(&self.section_key(config, key), name)
+    }
+
+    /// The key of the configuration that has the exports of a volume, as text.
+    pub(crate) fn exports_key(&self, key: &Key) -> String {
+        let config = self.config();
+        config.exports_key(&self.section_key(&config, key))
+    }
+
     /// The export addresses that the configuration gives to a volume.
     pub(crate) fn exports(&self, key: &Key, name: &str) -> Result<Vec<Spec>, Failure> {
-        let specs = self.config().exports(key, name);
+        let specs = self.exports_by(&self.config(), key, name);
         specs.iter().map(|s| s.parse().map_err(|e: SpecError| Failure::of(e))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DATA: &str =
+        "[volume.Data]\nexports = [\"nbd=/run/data.sock\"]\n[volume.Data.tunables]\nwriteback_percent = 20\n";
+
+    fn shared(dir: &std::path::Path) -> Shared {
+        Shared::new(Config::parse(DATA).unwrap(), State::open(dir).unwrap())
+    }
+
+    fn key(id: &str) -> Key {
+        Key { id: id.into(), label: "data".into(), set: false }
+    }
+
+    /// The volumes among these to which the section applies, by the tunables and by the exports.
+    fn with_section<'a>(shared: &Shared, ids: &[&'a str]) -> Vec<&'a str> {
+        let applies = |id: &&&str| {
+            let exports = shared.exports(&key(id), "bcache0").unwrap();
+            let has_tunable = shared.tunables(&key(id)).contains_key("writeback_percent");
+            assert_eq!(exports[0].to_string() == "nbd=/run/data.sock", has_tunable, "{id}");
+            has_tunable
+        };
+        ids.iter().filter(applies).copied().collect()
+    }
+
+    /// Every volume with the label got the exports and tunables of the section, also that of a stranger's disk.
+    #[test]
+    fn a_section_by_label_applies_to_one_volume() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = ["u1", "u2", "s/3"];
+        let first = shared(dir.path());
+        all.iter().for_each(|id| first.claim_label(&key(id)));
+        assert_eq!(with_section(&first, &all), ["u1"], "it was served first");
+        let config = first.config().clone();
+        assert_eq!(first.other_owner(&config, &key("u2")).as_deref(), Some("u1"));
+        assert_eq!(first.other_owner(&config, &key("u1")), None);
+        assert_eq!(first.other_owner(&Config::default(), &key("u2")), None, "there is no section");
+        drop(first);
+        let second = shared(dir.path());
+        second.claim_label(&key("u2"));
+        assert_eq!(with_section(&second, &all), ["u1"], "also after a restart at which another one is first");
+        // The operator has named one of them.
+        second.named().insert("u2".into());
+        all.iter().for_each(|id| second.claim_label(&key(id)));
+        assert_eq!(with_section(&second, &all), ["u2"]);
+        second.named().insert("s".into());
+        all.iter().for_each(|id| second.claim_label(&key(id)));
+        assert_eq!(with_section(&second, &all), ["u2"], "of two that are named the first one keeps it");
+        // The label is free after its owner is unregistered, or gets another label.
+        second.state().forget_places("u2");
+        second.claim_label(&key("s/3"));
+        assert_eq!(with_section(&second, &all), ["s/3"]);
+        let by_uuid = Config::parse(&format!("{DATA}[volume.\"s/3\"]\npreset = \"latency\"\n")).unwrap();
+        assert_eq!(second.other_owner(&by_uuid, &key("u1")), None, "the owner has a section of its own");
+        second.state().relabel("s/3", "other");
+        second.claim_label(&key("u1"));
+        assert_eq!(with_section(&second, &all), ["u1"]);
     }
 }

@@ -76,6 +76,9 @@ struct Remembered {
     /// Owners of export addresses, by the address as the configuration writes it.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     places: BTreeMap<String, Owner>,
+    /// Volumes that own a label, by the label in small letters. The section that the label names applies to no other volume.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    labels: BTreeMap<String, String>,
     /// Directory of the links to block devices, if it is not the default one.
     #[serde(skip_serializing_if = "Option::is_none")]
     links: Option<PathBuf>,
@@ -425,6 +428,7 @@ impl State {
         self.change(|s| {
             if let Some(known) = s.devices.remove(path) {
                 s.places.retain(|_, owner| owner.volume != known.uuid);
+                s.labels.retain(|_, owner| *owner != known.uuid);
             }
         });
     }
@@ -449,11 +453,32 @@ impl State {
         });
     }
 
-    /// Removes the addresses of a volume, or of all flash-only volumes of a set.
+    /// Removes the addresses and the label of a volume, or of all flash-only volumes of a set.
     pub(crate) fn forget_places(&mut self, id: &str) {
         let flash_only = format!("{id}/");
-        let is_it = |owner: &Owner| owner.volume == id || owner.volume.starts_with(&flash_only);
-        self.change(|s| s.places.retain(|_, owner| !is_it(owner)));
+        let is_it = |volume: &str| volume == id || volume.starts_with(&flash_only);
+        self.change(|s| {
+            s.places.retain(|_, owner| !is_it(&owner.volume));
+            s.labels.retain(|_, owner| !is_it(owner));
+        });
+    }
+
+    /// The volume that owns a label; the label is in small letters.
+    pub(crate) fn label_owner(&self, label: &str) -> Option<String> {
+        self.now.labels.get(label).cloned()
+    }
+
+    /// Makes a volume own no label.
+    pub(crate) fn forget_label(&mut self, id: &str) {
+        self.change(|s| s.labels.retain(|_, owner| owner != id));
+    }
+
+    /// Makes a volume the owner of this label, which is in small letters, and of no other.
+    pub(crate) fn set_label_owner(&mut self, label: &str, id: &str) {
+        self.change(|s| {
+            s.labels.retain(|of, owner| owner != id || of == label);
+            s.labels.insert(label.to_owned(), id.to_owned());
+        });
     }
 
     /// Removes everything that is stored of a volume, because it was destroyed.
@@ -462,11 +487,13 @@ impl State {
             s.names.remove(id);
             s.tunables.remove(id);
             s.places.retain(|_, owner| owner.volume != id);
+            s.labels.retain(|_, owner| owner != id);
         });
     }
 
-    /// Stores the new label of a volume with its addresses.
+    /// Stores the new label of a volume with its addresses. The volume does not own the former label any more.
     pub(crate) fn relabel(&mut self, id: &str, label: &str) {
+        self.forget_label(id);
         self.change(|s| {
             s.places.values_mut().filter(|o| o.volume == id).for_each(|o| label.clone_into(&mut o.label));
         });

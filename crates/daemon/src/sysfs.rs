@@ -12,7 +12,7 @@ use engine::figures::BucketFigures;
 use export_fuse::{MountBy, Tree};
 use format::Uuid;
 use serve::{Command, Failure, message};
-use sysfs_view::{DeviceOrder, Errno, Order, Owner, SetOrder, Snapshot, SysfsView, VolumeId};
+use sysfs_view::{DeviceOrder, Errno, Order, Owner, SetOrder, Snapshot, SysfsView, VolumeId, Writer};
 use tokio::runtime::Handle;
 
 use crate::asked::Asked;
@@ -75,9 +75,9 @@ impl Owner for Control {
         .map_err(|_: Failure| Errno::EIO)
     }
 
-    fn obey(&self, order: Order) -> Result<(), Errno> {
+    fn obey(&self, order: Order, by: Writer) -> Result<(), Errno> {
         let registry = self.registry.clone();
-        self.wait(async move { obey(&registry, order).await })?
+        self.wait(async move { obey(&registry, order, by).await })?
     }
 }
 
@@ -88,8 +88,8 @@ fn refused(failure: Failure, errno: Errno) -> Errno {
     errno
 }
 
-/// Carries out the order of a write and logs it. The process that writes is not known here.
-async fn obey(registry: &Arc<Registry>, order: Order) -> Result<(), Errno> {
+/// Carries out the order of a write and logs it with the process that writes.
+async fn obey(registry: &Arc<Registry>, order: Order, by: Writer) -> Result<(), Errno> {
     if matches!(order, Order::Nothing) {
         return Ok(());
     }
@@ -107,7 +107,8 @@ async fn obey(registry: &Arc<Registry>, order: Order) -> Result<(), Errno> {
     let in_words = |e: Errno| std::io::Error::from_raw_os_error(e.0).to_string();
     let outcome = result.map(|()| "done").map_err(in_words);
     let outcome = outcome.as_ref().map(|done| *done).map_err(String::as_str);
-    audit::tell(&registry.shared.hub, Peer::Other("the sysfs view"), &action, &on, outcome);
+    let Writer { uid, gid, pid } = by;
+    audit::tell(&registry.shared.hub, Peer::View { uid, gid, pid }, &action, &on, outcome);
     result
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use format::superblock::{BackingFormat, CacheFormat};
-use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
+use format::{BackingState, BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
 
 /// Makes a file with the superblock of a new cache device of 8 MiB, of a set whose UUID is all `n`.
 pub(crate) fn cache_device(dir: &Path, n: u8) -> PathBuf {
@@ -24,7 +24,23 @@ pub(crate) fn cache_device(dir: &Path, n: u8) -> PathBuf {
 /// Makes a file with the superblock of a new backing device of 8 MiB, for the set whose UUID is all `n`.
 pub(crate) fn backing_device(dir: &Path, n: u8) -> PathBuf {
     let path = dir.join(format!("backing-{n}"));
-    let want = BackingFormat {
+    write(&path, &BackingSuper::format(&backing_format(n)).unwrap().encode());
+    path
+}
+
+/// Makes a file with the superblock of a backing device in this state, of the set whose UUID is all `n`. Its own UUID is all
+/// `own`.
+pub(crate) fn backing_device_in(dir: &Path, n: u8, own: u8, state: BackingState) -> PathBuf {
+    let path = dir.join(format!("backing-{n}-{own}"));
+    let mut superblock =
+        BackingSuper::format(&BackingFormat { uuid: Uuid([own; 16]), ..backing_format(n) }).unwrap();
+    superblock.set_state(state);
+    write(&path, &superblock.encode());
+    path
+}
+
+fn backing_format(n: u8) -> BackingFormat {
+    BackingFormat {
         uuid: Uuid([n ^ 0x40; 16]),
         set_uuid: Uuid([n; 16]),
         device_sectors: Sectors(16384),
@@ -33,9 +49,7 @@ pub(crate) fn backing_device(dir: &Path, n: u8) -> PathBuf {
         data_offset: Sector(16),
         cache_mode: CacheMode::Writethrough,
         label: [0; 32],
-    };
-    write(&path, &BackingSuper::format(&want).unwrap().encode());
-    path
+    }
 }
 
 /// Writes a file of 8 MiB with this superblock.

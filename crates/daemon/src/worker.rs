@@ -26,7 +26,7 @@ use crate::host::{Host, Tasks};
 use crate::hub::Kind;
 use crate::jobs::{Job, Jobs, RunningJob};
 use crate::names::Named;
-use crate::order::{CreatedVolume, Cut, DiskTrace, Holder, NewVolume, Order, Plan, StartedVolume};
+use crate::order::{CreatedVolume, Cut, DiskTrace, Holder, KnownSlot, NewVolume, Order, Plan, StartedVolume};
 use crate::shared::Shared;
 use crate::why::SharedFailure;
 
@@ -219,6 +219,11 @@ impl Worker {
     /// Makes the thread serve this backing device, too.
     pub(crate) async fn add(&self, path: PathBuf) -> Result<(), Failure> {
         self.ask(ANSWER_WITHIN, |reply| Order::Add(path, reply)).await
+    }
+
+    /// The slot that the set has for the backing device with this UUID.
+    pub(crate) async fn slot_of(&self, uuid: &str) -> Result<Option<KnownSlot>, Failure> {
+        self.ask(ANSWER_WITHIN, |reply| Order::Slot(uuid.to_owned(), reply)).await
     }
 
     /// Begins the stop of the thread. If a volume is in use, nothing is stopped.

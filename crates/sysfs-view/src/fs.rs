@@ -15,7 +15,7 @@ use fuser::{
     ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
-use crate::owner::{Errno, Order, Owner, Snapshot};
+use crate::owner::{Errno, Order, Owner, Snapshot, Writer};
 use crate::tree::{Found, Kind, Located, Tree};
 
 /// Devices appear and disappear, so the kernel must ask again each time.
@@ -172,7 +172,7 @@ impl SysfsView {
         Ok(FileHandle(state.next_handle))
     }
 
-    fn write_file(&self, inode: INodeNo, data: &[u8]) -> Result<(), Errno> {
+    fn write_file(&self, inode: INodeNo, data: &[u8], by: Writer) -> Result<(), Errno> {
         let text = std::str::from_utf8(data).map_err(|_| Errno::EINVAL)?;
         let order = self.at(&self.path(inode)?, |l| match &l.found {
             Found::File(file, place) => file.write(*place, &l.subject(&*self.owner), text),
@@ -180,9 +180,21 @@ impl SysfsView {
         })?;
         match order {
             Order::Nothing => Ok(()),
-            order => self.owner.obey(order),
+            order => self.owner.obey(order, by),
         }
     }
+}
+
+/// The process of a request. The kernel names the thread, and 0 if it is not visible here.
+fn writer(request: &Request) -> Writer {
+    let thread = i32::try_from(request.pid()).ok().filter(|thread| *thread != 0);
+    Writer { uid: request.uid(), gid: request.gid(), pid: thread.map(|t| process_of(t).unwrap_or(t)) }
+}
+
+/// The process of a thread.
+fn process_of(thread: i32) -> Option<i32> {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
 fn refused(e: Errno) -> fuser::Errno {
@@ -274,7 +286,7 @@ impl Filesystem for SysfsView {
 
     fn write(
         &self,
-        _request: &Request,
+        request: &Request,
         inode: INodeNo,
         _handle: FileHandle,
         _offset: u64,
@@ -284,7 +296,7 @@ impl Filesystem for SysfsView {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        match self.write_file(inode, data) {
+        match self.write_file(inode, data, writer(request)) {
             Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)),
             Err(e) => reply.error(refused(e)),
         }

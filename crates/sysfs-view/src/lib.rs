@@ -19,5 +19,5 @@ mod tree;
 mod values;
 
 pub use fs::SysfsView;
-pub use owner::{DeviceOrder, Errno, Order, Owner, SetOrder, Snapshot, VolumeId};
+pub use owner::{DeviceOrder, Errno, Order, Owner, SetOrder, Snapshot, VolumeId, Writer};
 pub use table::{Place, files};

@@ -118,6 +118,17 @@ pub enum Order {
     Set(Uuid, SetOrder),
 }
 
+/// The process that writes to a file, as the kernel says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Writer {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Number of the process; `None` if this process cannot see it.
+    pub pid: Option<i32>,
+}
+
 /// The owner of the sets. The threads of the view call it and wait for the answer, so every call must end.
 pub trait Owner: Send + Sync + 'static {
     /// All sets and volumes at this moment.
@@ -132,9 +143,9 @@ pub trait Owner: Send + Sync + 'static {
     /// If the set is not served any more or does not answer.
     fn buckets(&self, set: Uuid) -> Result<BucketFigures, Errno>;
 
-    /// Carries out an order. On return the order is done or, where the kernel does not wait either, has begun.
+    /// Carries out an order of this process. On return the order is done or, where the kernel does not wait either, has begun.
     ///
     /// # Errors
     /// The error number that the kernel would answer.
-    fn obey(&self, order: Order) -> Result<(), Errno>;
+    fn obey(&self, order: Order, by: Writer) -> Result<(), Errno>;
 }

@@ -1,9 +1,17 @@
 //! Devices that appear while the daemon runs: real block devices, and the kernel's own events.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
+
+use format::superblock::{RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
+use format::{BackingState, SECTOR_BYTES, Sectors, Uuid};
 
 use crate::place::*;
 use crate::world::*;
+
+/// Held by a test with a daemon that takes what appears: it would take the devices of the other tests, too.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// A block device in memory; gone when dropped.
 struct Zram(String);
@@ -48,6 +56,7 @@ impl Drop for Zram {
 
 #[test]
 fn what_appears_is_registered_where_that_is_wanted() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (Some(ssd), Some(hdd), Some(other)) = (Zram::new(), Zram::new(), Zram::new()) else { return };
     let place = Place::new();
     place.configure("scan_on_events = true\n");
@@ -93,4 +102,69 @@ fn what_appears_is_registered_where_that_is_wanted() {
     assert_eq!(daemon.devices().len(), 1);
     daemon.stop();
     run(&["check", &ssd.path(), &hdd.path()]).ok();
+}
+
+/// Makes a disk that says of itself that it was attached to this set.
+fn stranger(path: &str, set: &str, state: BackingState) {
+    run(&["make", "-B", path]).ok();
+    let disk = fs::File::options().read(true).write(true).open(path).unwrap();
+    let (at, mut bytes) = (SUPERBLOCK_SECTOR.0 * SECTOR_BYTES, [0; SUPERBLOCK_BYTES]);
+    disk.read_exact_at(&mut bytes, at).unwrap();
+    let raw = RawSuperblock::from_prefix(&bytes).unwrap();
+    let mut superblock = raw.check_backing(Sectors(8192), 0).unwrap();
+    superblock.set_set_uuid(set.parse::<Uuid>().unwrap());
+    superblock.set_state(state);
+    disk.write_all_at(&superblock.encode(), at).unwrap();
+    disk.sync_all().unwrap();
+}
+
+/// Only a disk that was made for a set waited. A stranger's disk that claimed to be attached got a slot of the set.
+#[test]
+fn a_disk_that_claims_to_be_attached_waits_until_it_is_named() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    for state in [BackingState::Clean, BackingState::Stale] {
+        let (Some(before), Some(after)) = (Zram::new(), Zram::new()) else { return };
+        let place = Place::new();
+        place.configure("scan_on_events = true\n");
+        let daemon = place.start();
+        daemon.run(&["register", &place.ssd]).ok();
+        let set = daemon.json(&["status"])["sets"][0]["id"].as_str().unwrap().to_owned();
+        daemon.run(&["unregister", &place.ssd]).ok();
+        let appears = |zram: &Zram| {
+            zram.says("add");
+            let is_there = || daemon.devices().iter().any(|d| d["path"] == zram.path());
+            wait_until("the disk", is_there);
+        };
+        // One comes before the set. A clean one waits for the set, a stale one is served without it.
+        stranger(&before.path(), &set, state);
+        appears(&before);
+        daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+        stranger(&after.path(), &set, state);
+        appears(&after);
+        let mut strangers = vec![after.path()];
+        match state {
+            BackingState::Clean => strangers.push(before.path()),
+            _ => assert_eq!(daemon.volume("bcache0")["attached"], false),
+        }
+        for path in &strangers {
+            assert_eq!(daemon.state_of(path), "waiting");
+            let problems = daemon.json(&["status"])["problems"].clone();
+            let problem = problems.as_array().unwrap().iter().find(|p| p["device"] == **path).unwrap();
+            let text = problem["text"].as_str().unwrap();
+            assert!(text.contains("has no slot for it, and no operator has named it"), "{text}");
+            assert_eq!(problem["command"], format!("ubcache register {path}"));
+        }
+        daemon.stop();
+        // It is remembered, and still nobody has named it. The disk of the operator is attached at once.
+        let daemon = place.start();
+        assert_eq!(daemon.state_of(&place.hdd), "served");
+        for path in &strangers {
+            assert_eq!(daemon.state_of(path), "waiting");
+            daemon.run(&["register", path]).ok().says(&["served"]);
+        }
+        daemon.stop();
+        let daemon = place.start();
+        strangers.iter().for_each(|path| assert_eq!(daemon.state_of(path), "served", "it has a slot"));
+        daemon.stop();
+    }
 }

@@ -25,6 +25,7 @@ fn a_superblock_that_wants_too_much_memory_is_refused_alone() {
     run(&["up", "-C", &huge, "--export", &format!("nbd={}", place.dir.path("up.sock"))])
         .refused(&["bytes of memory"]);
     run(&["super", &huge]).ok();
-    run(&["check", &huge]);
+    let said = run(&["check", &huge]);
+    assert!(said.code >= 0, "a signal has ended it: {said}");
     daemon.stop();
 }

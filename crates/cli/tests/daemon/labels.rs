@@ -127,3 +127,50 @@ fn a_label_that_is_an_option_or_hides_is_refused() {
     daemon.run(&["set-label", "one", "übung 2"]).ok().says(&[": übung 2"]);
     daemon.stop();
 }
+
+/// A stranger's disk with the label of a volume got the exports and tunables of that volume's section.
+#[test]
+fn a_section_by_label_applies_to_one_volume() {
+    let place = Place::new();
+    place.configure("[volume.one.tunables]\nwriteback_percent = 20\n");
+    let other = place.dir.sparse("other", 8 << 20);
+    run(&["make", "-B", &other, "--label", "one"]).ok();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["register", &other]).ok();
+    let percents = |daemon: &Daemon| {
+        ["bcache0", "bcache1"].map(|name| {
+            let tunables = daemon.volume(name)["tunables"].as_array().unwrap().clone();
+            let found = tunables.iter().find(|t| t["key"] == "writeback_percent").unwrap();
+            found["value"].as_str().unwrap().to_owned()
+        })
+    };
+    let problem = |daemon: &Daemon| {
+        let status = daemon.json(&["status"]);
+        let problems = status["problems"].as_array().unwrap();
+        problems.iter().find(|p| p["kind"] == "label_shared").cloned()
+    };
+    assert_eq!(percents(&daemon), ["20", "10"]);
+    let found = problem(&daemon).unwrap();
+    assert!(
+        found["text"]
+            .as_str()
+            .unwrap()
+            .contains("[volume.one] of the configuration applies to bcache0 alone")
+    );
+    assert_eq!(found["command"], "ubcache set-label bcache1 one-2");
+    daemon.stop();
+    // While the owner is absent, the other one does not get the section either.
+    let away = place.dir.path("away");
+    std::fs::rename(&place.hdd, &away).unwrap();
+    let daemon = place.start();
+    daemon.run(&["get", "bcache1", "writeback_percent"]).ok().says(&["10"]);
+    let text = problem(&daemon).unwrap()["text"].as_str().unwrap().to_owned();
+    assert!(text.contains("bcache1 has the label one, which bcache0 had first"), "{text}");
+    std::fs::rename(&away, &place.hdd).unwrap();
+    daemon.run(&["register", &place.hdd]).ok();
+    assert_eq!(percents(&daemon), ["20", "10"]);
+    daemon.run(&["set-label", "bcache1", "one-2"]).ok();
+    assert_eq!(problem(&daemon), None);
+    daemon.stop();
+}

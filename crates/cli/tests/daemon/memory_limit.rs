@@ -123,3 +123,35 @@ fn clients_that_ask_for_more_than_the_limit_are_held_back() {
     is_served(&mut client);
     daemon.stop();
 }
+
+/// Threads of two sets prepare themselves for short memory, and the warnings are about the process.
+#[test]
+fn what_is_missing_for_short_memory_is_said_once() {
+    if !rustix::process::geteuid().is_root() {
+        rig::skipped("only root has these capabilities to give up");
+        return;
+    }
+    let place = Place::new();
+    let (ssd, hdd) = (place.dir.sparse("ssd1", 8 << 20), place.dir.sparse("hdd1", 8 << 20));
+    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "8k", "--label", "two"]).ok();
+    let without = ["prlimit", "--memlock=0", "setpriv", "--bounding-set=-sys_resource,-ipc_lock"];
+    let daemon = place.start_by(&without, |_| ());
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["register", &ssd, &hdd]).ok();
+    for volume in ["bcache0", "bcache1"] {
+        place.client(volume).write(0, &[1; 4096]).unwrap();
+    }
+    let said = daemon.said();
+    for (words, remedy) in [
+        (
+            "cannot mark this process as one that block devices depend on (PR_SET_IO_FLUSHER: ",
+            "CAP_SYS_RESOURCE",
+        ),
+        ("cannot lock memory (", "CAP_IPC_LOCK, or `ulimit -l unlimited`"),
+    ] {
+        let lines: Vec<&str> = said.lines().filter(|line| line.contains(words)).collect();
+        assert_eq!(lines.len(), 1, "{words}: {said}");
+        assert!(lines[0].starts_with("ubcache: warning: ") && lines[0].contains(remedy), "{}", lines[0]);
+    }
+    daemon.stop();
+}

@@ -43,6 +43,16 @@ fn files_like_the_kernels() {
     // The audit had the number of the error without words.
     assert_eq!(put(&format!("fs/bcache/{set}/unregister"), "1"), Err(95), "EOPNOTSUPP");
     assert!(daemon.said().contains("refused: Operation not supported (os error 95)"), "{}", daemon.said());
+    // The audit had no process: it is this one.
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let who = format!("ubcache: audit: uid {uid} gid {gid} pid {} by the sysfs view: ", std::process::id());
+    let said = daemon.said();
+    for (action, outcome) in [("Register {", "done"), ("Register {", "refused"), ("ClearDeviceStats", "done")]
+    {
+        let is_it =
+            |l: &str| l.starts_with(&who) && l.contains(action) && l.contains(&format!(": {outcome}"));
+        assert!(said.lines().any(is_it), "{action} {outcome}: {said}");
+    }
     drop(client);
     assert_eq!(put("block/bcache0/bcache/detach", "1"), Ok(()));
     wait_until("the detach", || get("block/bcache0/bcache/state") == "no cache\n");

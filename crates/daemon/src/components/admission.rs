@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serve::Failure;
+use serve::amount::human;
 
 use super::devices::{DeviceState, WaitsFor};
 use super::inventory::Inventory;
@@ -20,6 +21,7 @@ use crate::identity::Likeness;
 use crate::probe::{Attachment, Probe, Role, probe_device};
 use crate::shared::Shared;
 use crate::state::{Known, Mark};
+use crate::worker::Worker;
 
 /// Why a device is registered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,8 +55,6 @@ const ACCEPT: &str = "ubcache register --accept-replacement";
 pub(crate) struct Admission {
     shared: Arc<Shared>,
     inventory: Inventory,
-    /// UUIDs of devices that the operator has named.
-    named: Mutex<BTreeSet<String>>,
     /// UUIDs of devices that an operator has unregistered, or that were refused when they were plugged in. An uevent of
     /// such a device does not register it again.
     released: Mutex<BTreeSet<String>>,
@@ -66,7 +66,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Admission {
     pub(crate) fn new(shared: Arc<Shared>, inventory: Inventory) -> Admission {
-        Admission { shared, inventory, named: Mutex::default(), released: Mutex::default() }
+        Admission { shared, inventory, released: Mutex::default() }
     }
 
     /// The stored devices, by their paths.
@@ -76,12 +76,37 @@ impl Admission {
 
     /// Marks a device as named by the operator.
     pub(crate) fn name(&self, uuid: String) {
-        locked(&self.named).insert(uuid);
+        self.shared.named().insert(uuid);
     }
 
     /// Marks devices as named by the operator.
     pub(crate) fn name_all(&self, uuids: impl Iterator<Item = String>) {
-        locked(&self.named).extend(uuids);
+        self.shared.named().extend(uuids);
+    }
+
+    /// Marks the set of a cache device as named if the device is: the operator has named its flash-only volumes, too.
+    pub(crate) fn name_set(&self, device: &Probe) {
+        if self.is_named(device) {
+            self.name(device.key().to_owned());
+        }
+    }
+
+    /// Marks devices as named by the operator, with their paths.
+    ///
+    /// If another device had such a path, it is not expected there any more, and owns its label no longer.
+    pub(crate) fn name_at_paths(&self, probes: &[Probe]) {
+        self.name_all(probes.iter().map(|p| p.uuid.clone()));
+        let known = self.remembered();
+        for probe in probes {
+            if let Some(before) = known.get(&probe.path).filter(|before| before.uuid != probe.uuid) {
+                self.shared.state().forget_label(&before.uuid);
+            }
+        }
+    }
+
+    /// Whether the operator has named the device.
+    fn is_named(&self, device: &Probe) -> bool {
+        self.shared.named().contains(&device.uuid)
     }
 
     /// Keeps a device from being registered because of a later uevent.
@@ -102,7 +127,7 @@ impl Admission {
     /// Releases a device that the operator unregisters: its volume, or the volumes of its set, own no export addresses any
     /// more.
     pub(crate) fn release(&self, device: &Probe) {
-        locked(&self.named).remove(&device.uuid);
+        self.shared.named().retain(|uuid| *uuid != device.uuid && uuid != device.key());
         self.refuse(&device.uuid);
         self.shared.state().forget_places(device.key());
     }
@@ -114,7 +139,7 @@ impl Admission {
 
     /// Stores a device with its path.
     pub(crate) fn remember(&self, probe: &Probe) {
-        let named = locked(&self.named).contains(&probe.uuid);
+        let named = self.is_named(probe);
         self.shared.state().add_device(&probe.path, &probe.uuid, named);
     }
 
@@ -156,11 +181,6 @@ impl Admission {
     pub(crate) fn is_surely(&self, probe: &Probe) -> bool {
         let mark = self.shared.state().mark(probe.key());
         mark.is_some_and(|m| m.identity.compare(&probe.identity) == Likeness::Same)
-    }
-
-    /// Whether no identity is stored for the UUID of the device.
-    pub(crate) fn is_unknown(&self, probe: &Probe) -> bool {
-        self.shared.state().mark(probe.key()).is_none()
     }
 
     /// Whether the configuration permits scans for devices that no operator has named.
@@ -294,17 +314,42 @@ impl Admission {
         state.set_mark(probe.key(), mark);
     }
 
-    /// Whether this device may be attached to a set that it was never attached to.
+    /// Why this device may not join a set without a command that names it; `None` if it may.
     ///
-    /// The superblock names the set that the device was made for, but a person other than the operator may have written it.
-    pub(crate) fn may_be_attached(&self, probe: &Probe) -> bool {
-        !matches!(probe.role, Role::Backing { attachment: Attachment::Made, .. })
-            || locked(&self.named).contains(&probe.uuid)
+    /// The superblock names the set, but a person other than the operator may have written it. The set itself knows which
+    /// devices were attached to it: it has a slot for each. A device that was served without its set loses the data that the
+    /// set has of it, so it does not join while some of that data is dirty.
+    ///
+    /// # Errors
+    /// If the thread of the set does not answer.
+    pub(crate) async fn why_to_wait(
+        &self,
+        probe: &Probe,
+        worker: &Worker,
+    ) -> Result<Option<String>, Failure> {
+        let Role::Backing { attachment, .. } = &probe.role else { return Ok(None) };
+        if self.is_named(probe) {
+            return Ok(None);
+        }
+        let set = &worker.plan.id;
+        let what = match attachment {
+            // The set itself refuses dirty data that it does not know.
+            Attachment::Free | Attachment::Dirty => return Ok(None),
+            Attachment::Made => format!("was made for cache set {set}"),
+            Attachment::Clean | Attachment::Stale => match worker.slot_of(&probe.uuid).await? {
+                None => format!("says that it was attached to cache set {set}, which has no slot for it"),
+                Some(slot) if *attachment == Attachment::Stale && slot.dirty_bytes > 0 => format!(
+                    "was used without cache set {set}, which loses {} of dirty data of it if it is attached again",
+                    human(slot.dirty_bytes)
+                ),
+                Some(_) => return Ok(None),
+            },
+        };
+        Ok(Some(format!("{what}, and no operator has named it")))
     }
 
     /// Marks a device that may not be attached as waiting for the operator.
-    pub(crate) fn wait_for_operator(&self, probe: &Probe, set: &str) {
-        let why = format!("was made for cache set {set}, and no operator has named it");
+    pub(crate) fn wait_for_operator(&self, probe: &Probe, why: String) {
         self.inventory.devices.set(probe, DeviceState::Waiting(WaitsFor::Operator, why));
     }
 }

@@ -69,7 +69,7 @@ impl Exports {
 
     /// Why a configuration cannot be used for the served volumes; `None` if it can.
     pub(crate) async fn conflicts(&self, next: &Config) -> Option<String> {
-        places::conflicts(next, &self.volumes().await)
+        places::conflicts(&self.shared, next, &self.volumes().await)
     }
 
     /// Sections of a configuration that apply to no registered set or volume.

@@ -141,10 +141,9 @@ impl Hotplug {
         came || (same.iter().all(|d| d.probe.is_none()) && !self.admission.is_released(&probe.uuid))
     }
 
-    /// Whether this is the unplugged device: it has the stored identity or the path from before, or no identity is stored.
+    /// Whether this is the unplugged device: it has the stored identity, or the path from before.
     fn is_expected(&self, probe: &Probe) -> bool {
         self.admission.is_surely(probe)
-            || self.admission.is_unknown(probe)
             || self.inventory.devices.unplugged_as(probe).as_ref() == Some(&probe.path)
     }
 }
@@ -153,12 +152,14 @@ impl Hotplug {
 mod tests {
     use std::path::Path;
 
+    use format::BackingState;
+
     use super::*;
     use crate::config::Config;
     use crate::registry::Registry;
     use crate::shared::Shared;
     use crate::state::State;
-    use crate::testing::cache_device;
+    use crate::testing::{backing_device, backing_device_in, cache_device};
 
     #[tokio::test]
     async fn a_missing_device_is_found_when_it_comes() {
@@ -229,5 +230,35 @@ mod tests {
             assert_eq!((served(&registry), errors()), (1, wanted), "{came}");
         }
         registry.inventory.workers.stop_all().await.unwrap();
+    }
+
+    /// Only a disk that was made for the set waited. A disk that claimed to be attached got a slot.
+    #[tokio::test]
+    async fn a_disk_that_the_set_does_not_know_waits_for_the_operator() {
+        let dir = tempfile::tempdir().unwrap();
+        let (cache, own) = (cache_device(dir.path(), 2), backing_device(dir.path(), 2));
+        let first = registry(dir.path());
+        let asked = Asked::inside("a test");
+        first.registration.register(vec![cache.clone(), own.clone()], By::NAME, &asked).await.unwrap();
+        let strangers = [(7, BackingState::Clean), (8, BackingState::Stale), (9, BackingState::None)]
+            .map(|(uuid, state)| backing_device_in(dir.path(), 2, uuid, state));
+        first.hotplug.hotplugged(strangers.clone().map(|path| (path, true)).into(), true).await;
+        let waiting = |registry: &Registry| {
+            let all = registry.views.devices().into_iter().filter(|d| d.state == "waiting");
+            all.map(|d| d.path).collect::<Vec<_>>()
+        };
+        assert_eq!(waiting(&first), strangers);
+        first.inventory.workers.stop_all().await.unwrap();
+        drop(first);
+        // The set knows a disk that was attached once, also if the state is lost.
+        std::fs::remove_dir_all(dir.path().join("state")).unwrap();
+        let second = registry(dir.path());
+        let mut all = vec![(own, true), (cache, true)];
+        all.extend(strangers.clone().map(|path| (path, true)));
+        second.hotplug.hotplugged(all, true).await;
+        assert_eq!((served(&second), waiting(&second).len()), (2, 3));
+        second.registration.register(strangers.to_vec(), By::NAME, &asked).await.unwrap();
+        assert_eq!((served(&second), waiting(&second).len()), (5, 0));
+        second.inventory.workers.stop_all().await.unwrap();
     }
 }

@@ -70,6 +70,7 @@ impl Placement {
     /// If the device is refused, or cannot be served.
     pub(crate) async fn place_one(self: &Arc<Self>, probe: &Probe) -> Result<(), Failure> {
         self.admission.admit(probe)?;
+        self.admission.name_set(probe);
         self.inventory.workers.refuse_while_stopping()?;
         match &probe.role {
             Role::Cache { set, .. } => {
@@ -120,8 +121,8 @@ impl Placement {
             // The start of the set has added it, because it was waiting for the set.
             return Ok(());
         }
-        if !self.admission.may_be_attached(probe) {
-            self.admission.wait_for_operator(probe, &worker.plan.id);
+        if let Some(why) = self.admission.why_to_wait(probe, worker).await? {
+            self.admission.wait_for_operator(probe, why);
             return Ok(());
         }
         worker.add(probe.path.clone()).await?;
@@ -180,11 +181,14 @@ impl Placement {
                 Err(e) => Err(e),
             };
             let added = match now {
-                Ok(now) if !self.admission.may_be_attached(&now) => {
-                    self.admission.wait_for_operator(&now, set);
-                    continue;
-                }
-                Ok(_) => worker.add(path).await,
+                Ok(now) => match self.admission.why_to_wait(&now, &worker).await {
+                    Ok(Some(why)) => {
+                        self.admission.wait_for_operator(&now, why);
+                        continue;
+                    }
+                    Ok(None) => worker.add(path).await,
+                    Err(e) => Err(e),
+                },
                 Err(e) => Err(e),
             };
             match added {

@@ -100,7 +100,7 @@ impl Registration {
         let accepted = self.admission.admit_all(&probes, by).map_err(|e| none_of(&paths, e))?;
         accepted.iter().for_each(message::note);
         if by.is_operator() {
-            self.admission.name_all(probes.iter().map(|p| p.uuid.clone()));
+            self.admission.name_at_paths(&probes);
         }
         let paths: Vec<PathBuf> = probes.iter().map(|p| p.path.clone()).collect();
         let (back, probes): (Vec<Probe>, Vec<Probe>) =

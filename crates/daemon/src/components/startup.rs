@@ -2,9 +2,10 @@
 //!
 //! Owns the search for a device that is not at its stored path. The kernel assigns names such as `/dev/sdb` at each boot,
 //! so the daemon searches all block devices for the UUID of a stored device. A device with this UUID is accepted if its
-//! serial number (or its inode) is the stored one. If the system reports no such identity, the device could be a copy. It
-//! is then accepted at a path that the operator has named, and elsewhere only if the configuration permits scans. Another
-//! device at the stored path is refused, and so is a copy. Must not know the client.
+//! serial number (or its inode) is the stored one. If the system reports no such identity, or none is stored because the
+//! device was never served, the device could be a copy. It is then accepted at a path that the operator has named, and
+//! elsewhere only if the configuration permits scans. Another device at the stored path is refused, and so is a copy. Must
+//! not know the client.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -198,7 +199,7 @@ impl Startup {
         // A device without an identity is accepted at a path that the operator has named.
         let configured = self.shared.config().devices.clone();
         let is_named = |s: &Probe| known.contains_key(&s.path) || configured.contains(&s.path);
-        let may = |s: &Probe| self.admission.searches() || self.admission.is_unknown(s) || is_named(s);
+        let may = |s: &Probe| self.admission.searches() || is_named(s);
         let fitting = || places.iter().filter(fits).filter(|s| may(s)).copied().collect();
         let left: Vec<&Probe> = if sure.is_empty() { fitting() } else { sure };
         match (&left[..], places) {
@@ -207,7 +208,8 @@ impl Startup {
             ([], [first, ..]) => Err(match self.admission.admit(first) {
                 Err(e) => e,
                 Ok(()) => Failure::Failed(format!(
-                    "{} has this UUID, but it may be a copy: register it if it is the right device",
+                    "{0} has this UUID, but nothing shows that it is the device that was registered, and it may be a copy; \
+                     if it is the right device: ubcache register {0}",
                     first.path.display()
                 )),
             }),
@@ -463,6 +465,34 @@ mod tests {
             assert_eq!(in_state(&third, "served"), wanted, "{config}");
             third.inventory.workers.stop_all().await.unwrap();
         }
+    }
+
+    /// A device that was registered and never served has no stored identity. Any device with its UUID was served, wherever it
+    /// was.
+    #[tokio::test]
+    async fn a_device_without_a_stored_identity_is_taken_where_the_operator_said_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let one = cache_device(dir.path(), 2);
+        let uuid = format::Uuid([2 ^ 0x80; 16]).to_string();
+        let elsewhere = dir.path().join("elsewhere");
+        registry(dir.path(), "").shared.state().add_device(&one, &uuid, true);
+        let begin = async |config: &str| {
+            let (registry, place) = (registry(dir.path(), config), elsewhere.clone());
+            registry.startup.begin(Vec::new(), move || vec![place]).await;
+            let said = registry.shared.hub.last(9, |e| e.level == "error");
+            let served = in_state(&registry, "served");
+            registry.inventory.workers.stop_all().await.unwrap();
+            (served, said.iter().map(|e| e.text.clone()).collect::<String>())
+        };
+        std::fs::rename(&one, &elsewhere).unwrap();
+        let (served, said) = begin("").await;
+        assert_eq!(served, Vec::<PathBuf>::new());
+        let command = format!("ubcache register {}", elsewhere.display());
+        assert!(said.contains("may be a copy") && said.contains(&command), "{said}");
+        assert_eq!(begin(&format!("devices = {:?}", [&elsewhere])).await.0, std::slice::from_ref(&elsewhere));
+        std::fs::remove_dir_all(dir.path().join("state")).unwrap();
+        registry(dir.path(), "").shared.state().add_device(&one, &uuid, true);
+        assert_eq!(begin("scan_on_events = true").await.0, std::slice::from_ref(&elsewhere));
     }
 
     /// Two unknown devices with the same UUID at the same time.

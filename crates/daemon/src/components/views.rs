@@ -15,7 +15,7 @@ use super::inventory::Inventory;
 use crate::order::Holder;
 use crate::probe::{Probe, Role, size_bytes};
 use crate::shared::Shared;
-use crate::worker::Phase;
+use crate::worker::{Phase, Worker};
 
 /// A device as clients see it.
 #[derive(Clone, Serialize)]
@@ -67,6 +67,10 @@ pub(crate) struct SetView {
     /// The last paths of disks with dirty data in the set, by UUID.
     #[serde(skip)]
     pub(crate) disks: BTreeMap<String, PathBuf>,
+    /// The volumes whose label names a section of the configuration that applies to another volume: the name of that one, by
+    /// the name of the volume.
+    #[serde(skip)]
+    pub(crate) without_section: BTreeMap<String, String>,
     /// Figures; empty unless the thread serves.
     #[serde(flatten)]
     pub(crate) figures: Snapshot,
@@ -97,6 +101,17 @@ fn grown(device_bytes: u64, data_offset_bytes: u64, served_bytes: u64) -> Option
     (more >= LEAST_GROWTH_BYTES).then_some(more)
 }
 
+/// The volumes of a thread whose label names a section that applies to another volume, with the name of that one.
+fn without_section(shared: &Shared, worker: &Worker, figures: &Snapshot) -> BTreeMap<String, String> {
+    let config = shared.config().clone();
+    let volumes = figures.volumes.iter().filter_map(|volume| {
+        let owner = shared.other_owner(&config, &worker.volume_key(volume))?;
+        let name = shared.state().known_name(&owner).unwrap_or(owner);
+        Some((volume.name.clone(), name))
+    });
+    volumes.collect()
+}
+
 /// Makes the views of devices and threads.
 #[derive(Clone)]
 pub(crate) struct Views {
@@ -119,6 +134,7 @@ impl Views {
             .all()
             .into_iter()
             .map(|worker| {
+                let shared = self.shared.clone();
                 tokio::spawn(async move {
                     let phase = worker.phase();
                     let mut view = SetView {
@@ -128,6 +144,7 @@ impl Views {
                         why: None,
                         holders: Vec::new(),
                         disks: BTreeMap::new(),
+                        without_section: BTreeMap::new(),
                         figures: Snapshot::default(),
                     };
                     if phase == Phase::Stopping {
@@ -135,7 +152,10 @@ impl Views {
                     }
                     match phase {
                         Phase::Serving | Phase::Stopping => match worker.snapshot().await {
-                            Ok(figures) => view.figures = figures,
+                            Ok(figures) => {
+                                view.without_section = without_section(&shared, &worker, &figures);
+                                view.figures = figures;
+                            }
                             Err(_) if worker.phase().is_over() => view.state = worker.phase().name(),
                             Err(e) => view.why = e.message().map(str::to_owned),
                         },

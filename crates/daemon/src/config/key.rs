@@ -15,7 +15,7 @@ pub(crate) struct Key {
 
 impl Key {
     /// The label by which a section can name the volume; `None` if the label looks like the name of a volume.
-    pub(super) fn section_label(&self) -> Option<String> {
+    pub(crate) fn section_label(&self) -> Option<String> {
         let label = self.label.to_lowercase();
         (!label.is_empty() && !plain::is_volume_name(&label)).then_some(label)
     }

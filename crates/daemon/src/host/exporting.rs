@@ -95,10 +95,7 @@ pub(super) async fn export_rest(host: &Host<'_>, volume: &Rc<Volume>) -> Vec<Str
 
 /// The failure of an export, with the key of the configuration that gives it another place.
 fn elsewhere(host: &Host<'_>, key: &Key, e: Failure) -> Failure {
-    let text = format!(
-        "{e}; correct this, or change {} of the configuration",
-        host.shared.config().exports_key(key)
-    );
+    let text = format!("{e}; correct this, or change {} of the configuration", host.shared.exports_key(key));
     Failure::caused(text, e)
 }
 

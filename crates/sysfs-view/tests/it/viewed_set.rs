@@ -11,7 +11,7 @@ use engine::{CacheSet, Volume};
 use export_fuse::{MountBy, Tree};
 use format::{Sectors, Uuid};
 use rig::Shape;
-use sysfs_view::{DeviceOrder, Errno, Order, Owner, SetOrder, Snapshot, SysfsView, VolumeId};
+use sysfs_view::{DeviceOrder, Errno, Order, Owner, SetOrder, Snapshot, SysfsView, VolumeId, Writer};
 
 pub const SET: &str = "07070707-0707-0707-0707-070707070707";
 
@@ -47,7 +47,12 @@ impl Owner for Remote {
         self.ask(Job::Buckets)
     }
 
-    fn obey(&self, order: Order) -> Result<(), Errno> {
+    fn obey(&self, order: Order, by: Writer) -> Result<(), Errno> {
+        // The tests and their shells are processes of this user.
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        if (by.uid, by.gid) != (uid, gid) || by.pid.is_none() {
+            return Err(Errno(1));
+        }
         self.orders.lock().unwrap().push(order.clone());
         self.ask(|reply| Job::Obey(order, reply))?
     }

@@ -1,4 +1,4 @@
-//! Labels that name several served volumes and sets.
+//! Labels that name several served volumes and sets, or a volume in place of the one that had the label first.
 //!
 //! Owns their problem. It lists all that have the label: nothing on a device says which of them is older, so the operator chooses the
 //! one that gets another label. Must not know how a label is set.
@@ -9,17 +9,26 @@ use format::counted;
 use serve::plain;
 
 use super::{DeviceView, Problem, SetView, label_of};
+use crate::config::section;
 
 /// The volumes and sets that have one label, as messages name them.
 #[derive(Default)]
-struct Bearers {
+struct Bearers<'a> {
     volumes: Vec<String>,
     sets: Vec<String>,
+    /// The last volume to which the section of the label does not apply, and the volume to which it does.
+    without_section: Option<(&'a str, &'a str)>,
+}
+
+impl Bearers<'_> {
+    fn len(&self) -> usize {
+        self.volumes.len() + self.sets.len()
+    }
 }
 
 /// Every label of served volumes and sets.
-fn by_label<'a>(sets: &'a [SetView], devices: &'a [DeviceView]) -> BTreeMap<&'a str, Bearers> {
-    let mut all: BTreeMap<&str, Bearers> = BTreeMap::new();
+fn by_label<'a>(sets: &'a [SetView], devices: &'a [DeviceView]) -> BTreeMap<&'a str, Bearers<'a>> {
+    let mut all: BTreeMap<&str, Bearers<'_>> = BTreeMap::new();
     for set in sets {
         let is_cache = |d: &&DeviceView| d.kind == Some("cache") && d.set.as_ref() == Some(&set.id);
         let cache = devices.iter().find(is_cache);
@@ -29,39 +38,64 @@ fn by_label<'a>(sets: &'a [SetView], devices: &'a [DeviceView]) -> BTreeMap<&'a 
         }
         for volume in &set.figures.volumes {
             let path = volume.backing_device.as_ref().map_or_else(String::new, |path| format!(" ({path})"));
-            all.entry(&volume.label).or_default().volumes.push(format!("{}{path}", volume.name));
+            let of_label = all.entry(&volume.label).or_default();
+            of_label.volumes.push(format!("{}{path}", volume.name));
+            if let Some(owner) = set.without_section.get(&volume.name) {
+                of_label.without_section = Some((&volume.name, owner));
+            }
         }
     }
     all.remove("");
     all
 }
 
-/// The problem of each label that names several.
+/// The problem of each label that names several, or a volume in place of another.
 pub(super) fn shared(sets: &[SetView], devices: &[DeviceView]) -> Vec<Problem> {
     let all = by_label(sets, devices);
-    let several = all.iter().filter(|(_, of)| of.volumes.len() + of.sets.len() > 1);
-    several
-        .map(|(label, Bearers { volumes, sets })| {
-            let kinds = [(volumes, "volume"), (sets, "set")];
-            let counts = kinds.iter().filter(|(of, _)| !of.is_empty());
-            let counts: Vec<String> = counts.map(|(of, kind)| counted(of.len() as u64, kind)).collect();
-            let link = match volumes.len() {
-                0 | 1 => "",
-                _ => ", and /dev/ubcache has no link of this name",
-            };
-            let text = format!(
-                "{} have the label {} ({}): it names none of them{link}; give another label to the one that you choose",
-                counts.join(" and "),
-                plain::label(label),
-                [volumes.as_slice(), sets.as_slice()].concat().join(", ")
-            );
-            Problem::new("label_shared", text, format!("ubcache set-label NAME {}", another(&all, label)))
+    let shared = all.iter().filter(|(_, of)| of.len() > 1 || of.without_section.is_some());
+    shared
+        .map(|(label, bearers)| {
+            let renamed = bearers.without_section.map_or("NAME", |(volume, _)| volume);
+            let command = format!("ubcache set-label {renamed} {}", another(&all, label));
+            Problem::new("label_shared", text(label, bearers), command)
         })
         .collect()
 }
 
+/// What is wrong with a label.
+fn text(label: &str, bearers: &Bearers<'_>) -> String {
+    let Bearers { volumes, sets, without_section } = bearers;
+    let shown = plain::label(label);
+    let applies = without_section.map_or_else(String::new, |(_, owner)| {
+        let section = section(&label.to_lowercase());
+        format!("; {section} of the configuration applies to {owner} alone")
+    });
+    if let (1, Some((volume, owner))) = (bearers.len(), without_section) {
+        return format!(
+            "{volume} has the label {shown}, which {owner} had first; if {owner} does not come back, forget it with `ubcache \
+             unregister {owner}`{applies}"
+        );
+    }
+    let kinds = [(volumes, "volume"), (sets, "set")];
+    let counts = kinds.iter().filter(|(of, _)| !of.is_empty());
+    let counts: Vec<String> = counts.map(|(of, kind)| counted(of.len() as u64, kind)).collect();
+    let link = match volumes.len() {
+        0 | 1 => "",
+        _ => ", and /dev/ubcache has no link of this name",
+    };
+    let choice = match without_section {
+        Some(_) => "",
+        None => "; give another label to the one that you choose",
+    };
+    format!(
+        "{} have the label {shown} ({}): it names none of them{link}{applies}{choice}",
+        counts.join(" and "),
+        [volumes.as_slice(), sets.as_slice()].concat().join(", ")
+    )
+}
+
 /// A label that nothing has, made of `label`.
-fn another(all: &BTreeMap<&str, Bearers>, label: &str) -> String {
+fn another(all: &BTreeMap<&str, Bearers<'_>>, label: &str) -> String {
     let base = if plain::typed(label, "").is_empty() || label.len() > 28 { "other" } else { label };
     let mut new = (2..=99).map(|n| format!("{base}-{n}"));
     new.find(|new| !all.contains_key(&**new)).unwrap_or_else(|| "NEW-LABEL".to_owned())

@@ -31,6 +31,7 @@ fn set(volumes: Vec<VolumeFigures>) -> SetView {
         why: None,
         holders: Vec::new(),
         disks: BTreeMap::new(),
+        without_section: BTreeMap::new(),
         figures,
     }
 }
@@ -237,6 +238,30 @@ fn a_label_of_two_sets_is_a_problem() {
     );
     assert_eq!(found[0].command, "ubcache set-label NAME fast-2-2");
     assert_eq!(problems(&[labelled("s", "a", Vec::new()), labelled("t", "b", Vec::new())], &devices), []);
+}
+
+/// Each volume with a label got the section of the configuration that the label names.
+#[test]
+fn a_section_that_applies_to_another_volume_is_a_problem() {
+    let mut shared =
+        set(vec![volume("bcache0", "data"), volume("bcache1", "data"), volume("bcache2", "films")]);
+    shared.without_section = [("bcache0", "bcache1"), ("bcache2", "bcache9")]
+        .map(|(volume, owner)| (volume.to_owned(), owner.to_owned()))
+        .into();
+    let found = problems(&[shared], &[]);
+    assert_eq!(found.iter().map(|p| p.kind).collect::<Vec<_>>(), ["label_shared"; 2]);
+    assert!(
+        found[0].text.starts_with("2 volumes have the label data (bcache0 (/dev/hdd), bcache1 (/dev/hdd))"),
+        "{found:?}"
+    );
+    assert!(
+        found[0].text.ends_with("; [volume.data] of the configuration applies to bcache1 alone"),
+        "{found:?}"
+    );
+    assert_eq!(found[0].command, "ubcache set-label bcache0 data-2");
+    assert!(found[1].text.starts_with("bcache2 has the label films, which bcache9 had first"), "{found:?}");
+    assert!(found[1].text.contains("`ubcache unregister bcache9`"), "{found:?}");
+    assert_eq!(found[1].command, "ubcache set-label bcache2 films-2");
 }
 
 /// The command to attach a stale disk had `CACHE-DEVICE` in the place of the only set.
