@@ -119,7 +119,23 @@ fn a_flash_only_volume_is_made_offline() {
     client.write(0, &[7; 4096]).unwrap();
     assert_eq!(client.read(0, 4096).unwrap(), [7; 4096]);
     drop(client);
+
+    // No disk is out of date without this data, and no drain writes it back.
+    let stays = "): unregistered; 4.0 KiB of data of flash-only volumes stay on it\n";
+    wait_until("the end of the client", || daemon.run(&["unregister", ssd]).out.ends_with(stays));
     daemon.stop();
+    let volume = run(&["dump", ssd, "uuids", "--json"]).ok().json();
+    let is_volume = |s: &&serde_json::Value| s["label"] == "scratch";
+    let slot = volume["slots"].as_array().unwrap().iter().find(is_volume).expect("a slot")["inode"].clone();
+    let copy = place.dir.path("copy");
+    let said = run(&["make", "-C", ssd, "--wipe"]);
+    let said = said.refused(&[
+        "no backing device has the data of flash-only volumes: copy each with ",
+        &format!("`ubcache extract -C {ssd} --volume {slot} -o FILE`, or lose the data with --wipe-dirty"),
+    ]);
+    assert!(!said.err.contains("drain"), "{said}");
+    run(&["extract", "-C", ssd, "--volume", &slot.to_string(), "-o", &copy]).ok();
+    assert_eq!(read(&copy)[..4096], [7; 4096]);
 }
 
 /// A stopped flash-only volume was in no list until the next start: no command knew it, its size and its label did not count,
