@@ -285,6 +285,8 @@ fn a_disk_moves_between_two_sets_as_often_as_one_likes() {
     run(&["make", "-C", &other, "--bucket", "8k"]).ok();
     let daemon = place.start();
     daemon.run(&["register", &place.ssd, &other, &place.hdd]).ok();
+    let refused = daemon.run(&["attach", &other, "one"]);
+    refused.refused(&["which is served: run `ubcache detach one` first; see the page move of the guide"]);
     for _ in 0..5 {
         for to in [&other, &place.ssd] {
             daemon.run(&["detach", "one"]).ok();

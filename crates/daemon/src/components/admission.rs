@@ -201,7 +201,7 @@ impl Admission {
         match self.difference(probe) {
             None => Ok(()),
             Some(why) => Err(Failure::Failed(format!(
-                "{path}: {why}; to accept it as the replacement: {ACCEPT} {path}"
+                "{path}: {why}; to accept it as the replacement: {ACCEPT} {path}; see the page move of the guide"
             ))),
         }
     }

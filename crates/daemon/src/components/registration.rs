@@ -323,7 +323,8 @@ impl Registration {
                 }
                 if self.inventory.workers.serving(other).is_some() {
                     return failed(format!(
-                        "{backing}: is attached to cache set {other}, which is served: run `ubcache detach {backing}` first"
+                        "{backing}: is attached to cache set {other}, which is served: run `ubcache detach {backing}` first; \
+                         see the page move of the guide"
                     ));
                 }
                 let dirty = *attachment == Attachment::Dirty;
