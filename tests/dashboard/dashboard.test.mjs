@@ -213,10 +213,10 @@ test("another cache mode: what happens to dirty data is said first", async () =>
 
 test("a job is begun, is seen, and ends", async () => {
   const { page, shoot, done } = await open(volumePage("archive"));
-  await page.getByRole("button", { name: "Write back now…" }).click();
+  await page.getByRole("button", { name: "Drain…" }).click();
   const dialog = page.getByRole("dialog");
   await dialog.getByText(/of dirty data are written to the backing device/).waitFor();
-  await dialog.getByRole("button", { name: "Write back now" }).click();
+  await dialog.getByRole("button", { name: "Drain" }).click();
   const jobs = page.getByRole("region", { name: "Jobs" });
   await jobs.getByText("drain", { exact: false }).first().waitFor();
   await shoot("job-desktop-light", false);
