@@ -44,7 +44,7 @@ fn flash_only_volumes_are_made_and_destroyed() {
     daemon.run(&["volume", "delete", "scratch"]).refused(&["8.0 KiB of data", "add --force"]);
     daemon.run(&["volume", "delete", "one", "--force"]).refused(&["is not a flash-only volume", "detach"]);
     let would = daemon.run(&["volume", "delete", "scratch", "--dry-run"]).ok();
-    assert_eq!(would.out, "bcache1, label scratch: would destroy a volume of 1.0 MiB with 8.0 KiB of data\n");
+    assert_eq!(would.out, "scratch, bcache1: would destroy a volume of 1.0 MiB with 8.0 KiB of data\n");
     assert_eq!(client.read(0, 8192).unwrap(), [7; 8192]);
     drop(client);
     daemon
@@ -74,7 +74,8 @@ fn a_new_volume_that_is_not_exported_is_a_failure() {
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();
     std::fs::write(place.dir.path("bcache1.sock"), "in the way").unwrap();
     let said = daemon.run(&["volume", "create", &place.ssd, "64k", "--label", "scratch"]);
-    let said = said.refused(&["bcache1: 64.0 KiB in", "scratch, bcache1: NOT EXPORTED: ", "bcache1.sock"]);
+    let said =
+        said.refused(&["scratch, bcache1: 64.0 KiB in", "scratch, bcache1: NOT EXPORTED: ", "bcache1.sock"]);
     assert!(said.err.contains("NOT EXPORTED"), "{said}");
     assert!(daemon.volume("scratch")["problem"].is_string());
     daemon.stop();
