@@ -223,7 +223,8 @@ impl Registration {
         if let Some(probe) = &known.probe {
             self.admission.release(probe);
         }
-        self.admission.forget(&path);
+        let key = known.probe.as_ref().map_or("", Probe::key);
+        self.admission.forget(&path, key, &named.label);
         Ok(named)
     }
 
