@@ -101,7 +101,7 @@ fn tunables_of_sets_and_volumes() {
     let near = daemon.run(&["get", "one", "journal_dealy_ms"]).usage();
     near.says(&["did you mean journal_delay_ms? ", &format!("run `ubcache get {set} journal_delay_ms ")]);
     let near = daemon.run(&["set", "one", "writeback_precent=5"]).usage();
-    near.says(&["did you mean writeback_percent?", "run `ubcache set one writeback_percent=5 "]);
+    near.says(&["did you mean writeback_percent? Run `ubcache set one writeback_percent=5 "]);
     daemon.run(&["set", &set, "label=x"]).usage().says(&["`ubcache set-label "]);
     daemon.run(&["get", &place.ssd, "journal_delay_ms"]).ok().says(&["20"]);
     daemon.run(&["get", "bcache0", "writeback_percent"]).ok().says(&["10\n"]);
