@@ -16,7 +16,7 @@ fn flash_only_volumes_are_made_and_destroyed() {
     // What does not fit is refused with figures, and a dry run makes nothing.
     daemon
         .run(&["volume", "create", ssd, "7M"])
-        .refused(&["a volume of 7168 KiB does not fit", "70 % of the cache"]);
+        .refused(&["a volume of 7.0 MiB does not fit", "70 % of the cache"]);
     daemon
         .run(&["volume", "create", ssd, "1M", "--label", "one"])
         .refused(&["label one: belongs to one, bcache0"]);
@@ -97,7 +97,7 @@ fn a_flash_only_volume_is_made_offline() {
     daemon.stop();
 
     let before = read(ssd);
-    create(&["7M"]).refused(&["a volume of 7168 KiB does not fit", "70 % of the cache"]);
+    create(&["7M"]).refused(&["a volume of 7.0 MiB does not fit", "70 % of the cache"]);
     create(&["100"]).usage().says(&["a multiple of 512 bytes, found 100"]);
     create(&["1M", "--label", "one"]).refused(&["label one: belongs to UUID"]);
     create(&["1M", "--label", "bcache3"]).usage();
