@@ -353,15 +353,16 @@ impl Events {
 /// An event as one line of text.
 fn line(event: &Value) -> String {
     let time = Utc(event["time_ms"].as_u64().unwrap_or(0));
-    let about = match (text(&event["label"]), event["set"].as_str()) {
-        ("", Some(set)) => set,
-        (label, _) => label,
+    let what = text(&event["text"]);
+    let what = match (text(&event["label"]), event["set"].as_str()) {
+        ("", Some(set)) if !what.contains(set) => format!("set {set}: {what}"),
+        (label, _) => plain::about(label, what),
     };
     let level = match text(&event["level"]) {
         "info" => String::new(),
         other => format!("{other}: "),
     };
-    format!("{time} {level}{}\n", plain::about(about, text(&event["text"])))
+    format!("{time} {level}{what}\n")
 }
 
 #[cfg(test)]
@@ -373,10 +374,16 @@ mod tests {
     fn an_event_is_a_line_with_its_time() {
         let event =
             json!({"seq": 7, "time_ms": 1_795_615_500_000_u64, "level": "error", "set": "s", "text": "oh"});
-        assert_eq!(line(&event), "2026-11-25T14:05:00Z error: s: oh\n");
+        assert_eq!(line(&event), "2026-11-25T14:05:00Z error: set s: oh\n");
         let labelled =
             json!({"time_ms": 0, "level": "info", "set": "s", "label": "fast", "text": "scrub done"});
         assert_eq!(line(&labelled), "1970-01-01T00:00:00Z fast: scrub done\n");
+        // The line began with the UUID in quotes, also if it was in the text.
+        let uuid = "11111111-1111-1111-1111-111111111111";
+        let of_set = |text: &str| line(&json!({"time_ms": 0, "level": "info", "set": uuid, "text": text}));
+        assert_eq!(of_set("gc done"), format!("1970-01-01T00:00:00Z set {uuid}: gc done\n"));
+        let named = format!("set {uuid} is served");
+        assert_eq!(of_set(&named), format!("1970-01-01T00:00:00Z {named}\n"));
     }
 
     fn one_set() -> Value {
