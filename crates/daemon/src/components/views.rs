@@ -39,6 +39,9 @@ pub(crate) struct DeviceView {
     /// Whether the cache device that it waits for is registered and has failed.
     #[serde(skip)]
     pub(crate) cache_failed: bool,
+    /// Whether the device can be read and has no superblock of bcache any more.
+    #[serde(skip)]
+    pub(crate) overwritten: bool,
     /// The path of the cache device of its set, present or last; `None` if the daemon has never served the set.
     #[serde(skip)]
     pub(crate) cache_path: Option<PathBuf>,
@@ -234,6 +237,7 @@ impl Views {
                 DeviceState::Waiting(what, _) => (Some(*what), of_cache(&device.probe)),
                 _ => (None, None),
             };
+            let overwritten = device.state.is_overwritten();
             let (state, why) = match device.state {
                 DeviceState::Served => match device.probe.as_ref().and_then(|probe| self.phase_of(probe)) {
                     Some(Phase::Failed(why)) => ("failed", Some(why.text())),
@@ -269,6 +273,7 @@ impl Views {
                 why,
                 waits_for,
                 cache_failed,
+                overwritten,
                 cache_path,
                 dirty_bytes: None,
                 grown_bytes: None,
