@@ -226,10 +226,11 @@ fn label(of: &Value) -> String {
 /// The row of a backing device that is not served.
 fn not_served(device: &Value) -> Vec<String> {
     let dash = || "-".to_owned();
-    let dirty = device["dirty_bytes"].as_u64().map_or_else(dash, size::human);
+    let amount = |key: &str| device[key].as_u64().map_or_else(dash, size::human);
     let name = device["name"].as_str().unwrap_or("-").to_owned();
     let (path, state) = (text(&device["path"]).to_owned(), text(&device["state"]).to_owned());
-    vec![label(device), name, path, dash(), dash(), dirty, dash(), state, dash(), dash(), dash()]
+    let (volume, dirty) = (amount("size_bytes"), amount("dirty_bytes"));
+    vec![label(device), name, path, volume, dash(), dirty, dash(), state, dash(), dash(), dash()]
 }
 
 /// The volumes of a set, and its backing devices that are not served; `listed` gets the paths of the latter.
@@ -401,7 +402,7 @@ mod tests {
             "devices": [
                 {"path": "/dev/w", "kind": "backing", "label": "", "set": "t", "state": "waiting", "why": "for its cache"},
                 {"path": "/dev/x", "kind": "backing", "label": "two", "name": "bcache1", "set": "s", "state": "stopped",
-                    "dirty_bytes": 1024}],
+                    "size_bytes": 2048, "dirty_bytes": 1024}],
             "jobs": [{"id": 3, "kind": "detach", "target": "bcache0", "percent": 9}],
             "last_errors": [{"level": "error", "text": "oh"}],
         })
@@ -428,7 +429,9 @@ mod tests {
             lines.iter().find(|l| l.get(1) == Some(&"bcache0")).unwrap()[..6],
             ["one", "bcache0", "/dev/b", "1.0", "KiB", "4.0"]
         );
-        let stopped = ["two", "bcache1", "/dev/x", "-", "-", "1.0", "KiB", "-", "stopped", "-", "-", "-"];
+        // Its size was left out.
+        let stopped =
+            ["two", "bcache1", "/dev/x", "2.0", "KiB", "-", "1.0", "KiB", "-", "stopped", "-", "-", "-"];
         assert_eq!(*line("two"), stopped);
         assert_eq!(lines.iter().filter(|l| l.first() == Some(&"two")).count(), 1, "{said}");
         assert_eq!(line("-")[2], "/dev/w", "in a list of its own");

@@ -6,6 +6,7 @@ use serve::Snapshot;
 use serve::exports::{Opens, Way, WayKind};
 
 use super::*;
+use crate::components::views::DeviceSizes;
 use crate::order::Holder;
 
 fn volume(name: &str, label: &str) -> VolumeFigures {
@@ -50,8 +51,7 @@ fn device(path: &str, kind: &'static str, state: &'static str, why: &str) -> Dev
         cache_path: Some(PathBuf::from("/dev/ssd")),
         dirty: false,
         dirty_bytes: None,
-        grown_bytes: None,
-        data_offset_bytes: 0,
+        sizes: DeviceSizes::default(),
     }
 }
 
