@@ -101,6 +101,52 @@ test("charts of a volume draw what happens", async () => {
   await done();
 });
 
+test("rare peaks leave the scale, are named, and are shown on demand", async () => {
+  const { page, done } = await open("");
+  const scales = await page.evaluate(async () => {
+    const { Chart } = await import("/assets/charts.js");
+    const draw = async (values) => {
+      const chart = new Chart("Test", { show: String, clip: true, series: [{ label: "Values", column: "values", colour: "read" }] });
+      document.body.append(chart.element);
+      const end = Math.floor(Date.now() / 1000);
+      const samples = { time_ms: values.map((_, n) => (end - values.length + n) * 1000), step_ms: values.map(() => 1000), values };
+      chart.draw(samples, end - values.length, end);
+      // The chart library draws after the running code.
+      const seen = async () => {
+        await new Promise(requestAnimationFrame);
+        return { top: chart.plot.scales.y.max, button: chart.peaks.hidden ? null : chart.peaks.textContent };
+      };
+      const first = await seen();
+      chart.showPeaks();
+      const whole = await seen();
+      chart.element.remove();
+      return [first, whole];
+    };
+    const usual = Array.from({ length: 200 }, (_, n) => 90 + (n % 10));
+    return { rare: await draw(usual.with(150, 5000)), steady: await draw(usual), few: await draw([...usual.slice(0, 40), 5000]) };
+  });
+  const [cut, whole] = scales.rare;
+  assert.ok(cut.top > 100 && cut.top < 200, `a scale up to ${cut.top} for values up to 99`);
+  assert.equal(cut.button, "peaks to 5000 cut off: show");
+  assert.ok(whole.top >= 5000, `a scale up to ${whole.top} for a peak of 5000`);
+  assert.equal(whole.button, "cut peaks off");
+  assert.equal(scales.steady[0].button, null);
+  assert.ok(scales.steady[0].top < 120);
+  assert.ok(scales.few[0].button === null && scales.few[0].top >= 5000, "among few samples nothing is rare");
+  await done();
+});
+
+/** The page had the backticks of messages. */
+test("commands in messages are code", async () => {
+  const { page, done } = await open("");
+  const parts = await page.evaluate(async () => {
+    const { el, prose } = await import("/assets/format.js");
+    return ["run `ubcache reload`, then wait", "no command", "one ` alone"].map((text) => el("p", {}, prose(text)).innerHTML);
+  });
+  assert.deepEqual(parts, ["run <code>ubcache reload</code>, then wait", "no command", "one ` alone"]);
+  await done();
+});
+
 test("a set shows its buckets and the cache device", async () => {
   const { page, shoot, done } = await open(setPage());
   await drawn(page, "Buckets", ["dirty", "metadata", "unused"]);
@@ -213,10 +259,10 @@ test("another cache mode: what happens to dirty data is said first", async () =>
 
 test("a job is begun, is seen, and ends", async () => {
   const { page, shoot, done } = await open(volumePage("archive"));
-  await page.getByRole("button", { name: "Write back now…" }).click();
+  await page.getByRole("button", { name: "Drain…" }).click();
   const dialog = page.getByRole("dialog");
   await dialog.getByText(/of dirty data are written to the backing device/).waitFor();
-  await dialog.getByRole("button", { name: "Write back now" }).click();
+  await dialog.getByRole("button", { name: "Drain" }).click();
   const jobs = page.getByRole("region", { name: "Jobs" });
   await jobs.getByText("drain", { exact: false }).first().waitFor();
   await shoot("job-desktop-light", false);

@@ -116,7 +116,7 @@ test("the page has the problems of the status", async () => {
     await page.getByRole("banner").getByText("1 problem").waitFor();
     const problems = page.getByRole("region", { name: "Problems" });
     await problems.getByRole("heading", { name: "orders is disabled" }).waitFor();
-    assert.equal(await problems.locator("code").textContent(), problem.command);
+    assert.equal(await problems.locator("code.next").textContent(), problem.command);
     await world.ask("PUT", `/v1/volumes/${world.volumes.orders}/tunables/io_disable`, { value: "0" });
     await page.getByRole("banner").getByText("No problems").waitFor();
     await done();

@@ -58,9 +58,17 @@ impl DaemonReply {
         let mut why =
             self.body["error"].as_str().map_or_else(|| format!("status {}", self.status), str::to_owned);
         if let Some(command) = command_instead(&std::env::args().collect::<Vec<_>>(), &self.body["instead"]) {
-            why.push_str(&format!("; run `{command}`"));
+            why = then_run(&why, &command);
         }
         Err(if self.status == 400 { Failure::Usage(why) } else { Failure::Failed(why) })
+    }
+}
+
+/// A message, and the command that comes next; a question has its mark already.
+fn then_run(why: &str, command: &str) -> String {
+    match why.ends_with('?') {
+        true => format!("{why} Run `{command}`"),
+        false => format!("{why}; run `{command}`"),
     }
 }
 
@@ -474,6 +482,13 @@ mod tests {
         assert_eq!(command("ubcache get fast a", key).unwrap(), "ubcache get fast b");
         assert_eq!(command("ubcache get fast", "null"), None);
         assert_eq!(quoted("it's"), "'it'\\''s'");
+    }
+
+    /// A question ended with `?;`.
+    #[test]
+    fn a_question_has_one_mark() {
+        assert_eq!(then_run("did you mean b?", "ubcache get b"), "did you mean b? Run `ubcache get b`");
+        assert_eq!(then_run("it is not", "ubcache get b"), "it is not; run `ubcache get b`");
     }
 
     #[test]

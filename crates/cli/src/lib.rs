@@ -23,6 +23,7 @@ mod when;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 pub use daemon::{CONFIG_KEYS, ConfigKey};
 pub use serve::failure::EXIT_CODES;
@@ -55,14 +56,35 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(multicall::Call::Help(text)) => return end(out::print(text)),
         Err(failure) => return end(Err(failure)),
     };
-    match Cli::try_parse_from(args) {
+    match Cli::try_parse_from(&args) {
         Ok(cli) => end(cli.command.run()),
+        Err(e) if e.use_stderr() && e.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            out::wrong_usage(&wrong_usage(&e, &args));
+            ExitCode::from(Failure::USAGE)
+        }
         Err(e) => {
             // Help and version are no errors and go to stdout. A failed print cannot be reported.
             let _ = e.print();
             ExitCode::from(if e.use_stderr() { Failure::USAGE } else { 0 })
         }
     }
+}
+
+/// What the parser says of wrong arguments, and the command that explains them.
+fn wrong_usage(error: &clap::Error, args: &[OsString]) -> String {
+    let mut command = Cli::command();
+    let mut words = vec!["ubcache".to_owned()];
+    for arg in args.iter().skip(1) {
+        let Some(sub) = arg.to_str().and_then(|arg| command.find_subcommand(arg)).cloned() else { break };
+        words.push(sub.get_name().to_owned());
+        command = sub;
+    }
+    let help = format!("`{} --help` explains the arguments", words.join(" "));
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+    let text = text.strip_suffix("For more information, try '--help'.").unwrap_or(text).trim_end();
+    let blank = if text.contains('\n') { "\n\n" } else { "; " };
+    format!("{text}{blank}{help}")
 }
 
 fn end(result: Result<(), Failure>) -> ExitCode {

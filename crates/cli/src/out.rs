@@ -25,6 +25,14 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     })
 }
 
+/// Writes that the command was called in a wrong way. The parser says in several lines what would be right.
+pub(crate) fn wrong_usage(text: &str) {
+    let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
+    message("error", first);
+    // If a write to stderr fails, the failure cannot be reported.
+    rest.lines().for_each(|line| drop(writeln!(io::stderr().lock(), "{}", plain::escaped(line))));
+}
+
 /// Prints a document as JSON or as text.
 pub(crate) fn document(json: bool, doc: &(impl Serialize + std::fmt::Display)) -> Result<(), Failure> {
     if json { print_json(doc) } else { print(&doc.to_string()) }

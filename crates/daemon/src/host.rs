@@ -390,6 +390,11 @@ impl<'a> Host<'a> {
         self.let_go(volume).await
     }
 
+    /// Whether a volume is served by the thread of its former set: it was detached.
+    fn is_left(&self, volume: &Volume) -> bool {
+        self.session.set.is_some() && volume.inode().is_none()
+    }
+
     /// Ends the exports of a volume, or of all, if none is in use, and if that is still wanted in the end; else every one of
     /// them serves on.
     async fn release(&self, only: Option<&Rc<Volume>>, is_wanted: impl Fn() -> bool) -> Result<(), Failure> {
@@ -401,7 +406,7 @@ impl<'a> Host<'a> {
             let ways = self.with(volume, |s| s.exports.iter().flat_map(|e| e.export.ways(&name)).collect());
             let users = self.users_of(ways.unwrap_or_default()).await;
             if !users.is_empty() {
-                return Err(in_use(&shown(volume), &users::in_words(&users)));
+                return Err(in_use(volume, self.is_left(volume), &users::in_words(&users)));
             }
         }
         let mut ended = Vec::new();
@@ -411,7 +416,8 @@ impl<'a> Host<'a> {
                 if let Err(Occupied { export, why }) = export.stop_if_free().await {
                     self.with(volume, |s| s.exports.push(RunningExport { spec, sharing, export }));
                     exporting::export_again(self, ended).await;
-                    return Err(in_use(&shown(volume), why.message().unwrap_or_default()));
+                    let users = why.message().unwrap_or_default();
+                    return Err(in_use(volume, self.is_left(volume), users));
                 }
                 ended.push((volume.clone(), spec, sharing));
             }
@@ -529,10 +535,16 @@ fn users_of(way: &Way) -> Vec<User> {
     }
 }
 
-/// The refusal of a stop.
-fn in_use(volume: &str, users: &str) -> Failure {
+/// The refusal of a stop, with the page of the guide: of a volume that the set has only because it was detached in use, or of
+/// one whose users an upgrade does not disturb.
+fn in_use(volume: &Volume, is_left: bool, users: &str) -> Failure {
+    let page = match is_left {
+        true => "it was detached while it was in use, see the page give-up of the guide",
+        false => "for an upgrade without that see the page upgrade of the guide",
+    };
     Failure::Failed(format!(
-        "{volume} is in use and stays served: {users}; unmount or close it, then try again"
+        "{} is in use and stays served: {users}; unmount or close it, then try again; {page}",
+        shown(volume)
     ))
 }
 

@@ -3,6 +3,7 @@
 //! Owns the reading of a superblock and the scan of the host's block devices. Nothing here writes. Every probe has a thread
 //! of its own and a deadline, so a device that hangs delays no other. Must not know what a probe is used for.
 
+use std::error::Error;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -115,6 +116,19 @@ pub(crate) fn size_bytes(path: &Path) -> Option<u64> {
     sectors.trim().parse::<u64>().ok()?.checked_mul(SECTOR_BYTES)
 }
 
+/// The error of a device that can be read and has no superblock of bcache.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+struct Overwritten {
+    text: String,
+    source: inspect::SuperblockError,
+}
+
+/// Whether this is the failure of a device without a superblock of bcache, which fails each time that it is registered.
+pub(crate) fn is_overwritten(failure: &(dyn Error + 'static)) -> bool {
+    std::iter::successors(Some(failure), |&e| e.source()).any(|e| e.is::<Overwritten>())
+}
+
 /// What to say of a device without a superblock of bcache; `None` if it has one.
 fn without_superblock(path: &Path, source: &FileSource) -> Option<String> {
     let mut bytes = [0; SUPERBLOCK_BYTES];
@@ -139,7 +153,7 @@ fn probe_now(path: &Path) -> Result<Probe, Failure> {
     serve::superblock::has_room(&source)?;
     let superblock =
         inspect::read_superblock(&source).map_err(|e| match without_superblock(&path, &source) {
-            Some(text) => Failure::caused(text, e),
+            Some(text) => Failure::of(Overwritten { text, source: e }),
             None => Failure::because(path.display(), e),
         })?;
     let mut identity = Identity::of(&path);
@@ -256,12 +270,15 @@ mod tests {
     /// The finding about a superblock was turned into text.
     #[test]
     fn a_bad_superblock_is_the_cause() {
-        use std::error::Error;
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("hdd");
         std::fs::write(&path, vec![0; 1 << 20]).expect("the file is written");
         let failure = probe_now(&path).expect_err("it has no superblock");
-        let cause = failure.source().and_then(|e| e.downcast_ref::<inspect::SuperblockError>());
+        assert!(is_overwritten(&failure), "{failure:?}");
+        let of_file = probe_now(&dir.path().join("missing")).expect_err("there is no such file");
+        assert!(!is_overwritten(&of_file), "{of_file:?}");
+        let cause = failure.source().and_then(Error::source);
+        let cause = cause.and_then(|e| e.downcast_ref::<inspect::SuperblockError>());
         assert!(matches!(cause, Some(inspect::SuperblockError::Broken(_))), "{failure:?}");
         let words =
             "hdd: expected a superblock of bcache, found none; a new device gets one by `ubcache make`";

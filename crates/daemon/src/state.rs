@@ -62,6 +62,9 @@ pub(crate) struct Mark {
     /// The path at which it was served the last time. It names the device in commands, also after it was unregistered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) path: Option<PathBuf>,
+    /// The label that it had when it was unregistered; empty while it is registered.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) label: String,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -423,9 +426,12 @@ impl State {
         });
     }
 
-    /// Forgets a device, and the addresses of its volume.
-    pub(crate) fn remove_device(&mut self, path: &Path) {
+    /// Forgets a device, and the addresses of its volume. Its path stays known by its key, its label and the name of its volume.
+    pub(crate) fn remove_device(&mut self, path: &Path, key: &str, label: &str) {
         self.change(|s| {
+            if let Some(mark) = s.marks.get_mut(key) {
+                label.clone_into(&mut mark.label);
+            }
             if let Some(known) = s.devices.remove(path) {
                 s.places.retain(|_, owner| owner.volume != known.uuid);
                 s.labels.retain(|_, owner| *owner != known.uuid);
@@ -502,6 +508,18 @@ impl State {
     /// The identity of the device with this key.
     pub(crate) fn mark(&self, key: &str) -> Option<Mark> {
         self.now.marks.get(key).cloned()
+    }
+
+    /// The last paths of what had this key, label or name of a volume.
+    pub(crate) fn last_paths(&self, name: &str) -> Vec<PathBuf> {
+        let is_it = |key: &String, mark: &Mark| {
+            let volume = self.now.names.get(key).map(String::as_str);
+            *key == name.to_ascii_lowercase()
+                || volume == Some(name)
+                || (mark.label == name && !name.is_empty())
+        };
+        let found = self.now.marks.iter().filter(|(key, mark)| is_it(key, mark));
+        found.filter_map(|(_, mark)| mark.path.clone()).collect()
     }
 
     pub(crate) fn set_mark(&mut self, key: &str, mark: Mark) {

@@ -98,7 +98,7 @@ export function stopVolume(volume) {
     danger: true,
     sentences: [
       "Clients are disconnected, and the volume is not served any more. A volume that is mounted or otherwise in use is refused and stays served.",
-      dirty ? `${bytes(volume.dirty_bytes)} stay dirty on the cache device: the backing device alone has not the newest data. “Write back now” before the stop writes them back.`
+      dirty ? `${bytes(volume.dirty_bytes)} stay dirty on the cache device: the backing device alone has not the newest data. “Drain…” before the stop writes them back.`
         : "No data is lost: all data stays on its devices.",
       volume.backing_device ? `It is served again when ${volume.backing_device} is registered again (“Register…” in the overview), or when the daemon starts again.`
         : "It stays in the list, keeps its room in the cache, and is served again by “Serve again…”, or when the daemon starts again.",
@@ -117,11 +117,11 @@ export function serveAgain(volume) {
   });
 }
 
-export function writeBack(of, name) {
+export function drain(of, name) {
   const dirty = (of.volume ?? of.set).dirty_bytes;
   return confirm({
-    title: `Write back everything of ${name}`,
-    action: "Write back now",
+    title: `Drain ${name}`,
+    action: "Drain",
     sentences: [
       `${bytes(dirty)} of dirty data are written to the backing device${of.volume ? "" : "s"} as fast as the devices allow, and stay in the cache as clean data.`,
       "Clients are served meanwhile; their reads from the backing device take longer. Data that they write meanwhile is written back, too.",

@@ -3,7 +3,7 @@
 import { askForToken, cancelJob } from "./actions.js";
 import { Refused, get, listen, setToken, takeToken } from "./api.js";
 import { redrawAll } from "./charts.js";
-import { bytes, clock, duration, el, say } from "./format.js";
+import { bytes, clock, duration, el, prose, say } from "./format.js";
 import { hrefOf, nameOf, named, setHrefOf, setNameOf, setStateOf, stateOf, titleOf } from "./names.js";
 import { Overview } from "./overview.js";
 import { problemCount, problemsOf } from "./problems.js";
@@ -90,7 +90,7 @@ function showEvent(event) {
   same?.remove();
   events.prepend(el("li", { class: event.level, "data-text": event.text, "data-times": times },
     el("time", { class: "quiet num", dateTime: new Date(event.time_ms).toISOString() }, clock(event.time_ms)),
-    el("span", {}, named(event.text, status), times > 1 && el("span", { class: "quiet" }, ` (${times} times)`))));
+    el("span", {}, prose(named(event.text, status)), times > 1 && el("span", { class: "quiet" }, ` (${times} times)`))));
   while (events.children.length > EVENTS) events.lastChild.remove();
 }
 

@@ -13,7 +13,7 @@ function takes(dirty, volume) {
   const speed = volume.writeback.rate_bytes_per_s;
   if (!dirty) return null;
   const slow = speed > 0 ? `at the current rate of ${rate(speed)} this takes about ${duration(dirty / speed)}; ` : "";
-  return `${slow}“Write back now” writes as fast as the devices allow`;
+  return `${slow}“Drain…” writes as fast as the devices allow`;
 }
 
 function modeConsequences(from, to, volume) {

@@ -1,7 +1,7 @@
 // The dialog before every change: what will happen, and two buttons, of which the harmless one has the focus.
 
 import { Refused } from "./api.js";
-import { el } from "./format.js";
+import { el, prose } from "./format.js";
 
 const dialog = () => document.getElementById("ask");
 
@@ -16,7 +16,7 @@ export function confirm({ title, body, sentences, action, danger = false, act, f
   const list = el("ul", { class: "says" });
   const will = el("div", { class: "will", "aria-live": "polite" }, el("h3", {}, "What will happen"), list);
   const tell = (some) => {
-    list.replaceChildren(...some.map((s) => el("li", {}, s)));
+    list.replaceChildren(...some.map((s) => el("li", {}, typeof s === "string" ? prose(s) : s)));
     will.hidden = !some.length;
   };
   const go = el("button", { type: "submit", class: danger ? "danger" : "main" }, action);
@@ -40,7 +40,7 @@ export function confirm({ title, body, sentences, action, danger = false, act, f
         await act();
         box.close("yes");
       } catch (e) {
-        error.textContent = e instanceof Refused ? e.message : `unexpected: ${e.message}`;
+        error.replaceChildren(...prose(e instanceof Refused ? e.message : `unexpected: ${e.message}`));
         error.hidden = false;
         go.disabled = false;
         error.scrollIntoView({ block: "nearest" });

@@ -85,6 +85,11 @@ export function el(name, props = {}, ...children) {
   return element;
 }
 
+/** A message as the parts of an element: what is between backticks is code. */
+export function prose(text) {
+  return text.split("`").map((part, n, all) => (n % 2 === 0 ? part : n < all.length - 1 ? el("code", {}, part) : `\`${part}`));
+}
+
 /** Sets text only where it is another, so that nothing is drawn anew and no selection is lost. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;

@@ -1,6 +1,6 @@
 // What needs an operator: the problems of the status answer, so that the page and `ubcache status` count the same. Must not find problems of its own.
 
-import { el, say } from "./format.js";
+import { el, prose, say } from "./format.js";
 import { deviceNameOf, hrefOf, nameOf, named, setHrefOf, setNameOf } from "./names.js";
 
 /** Kinds that stop no requests. */
@@ -75,7 +75,7 @@ export class Problems {
     this.element.hidden = !problems.length;
     say(this.heading, problemCount(problems.length));
     this.list.replaceChildren(...problems.map((p) => el("li", { class: p.kind },
-      el("div", { class: "grow" }, el("h3", {}, p.href !== "#/" ? el("a", { href: p.href }, p.title) : p.title), el("p", { class: "small" }, p.text, " Next: ", el("code", {}, p.command))),
+      el("div", { class: "grow" }, el("h3", {}, p.href !== "#/" ? el("a", { href: p.href }, p.title) : p.title), el("p", { class: "small" }, prose(p.text), " Next: ", el("code", { class: "next" }, p.command))),
       p.register && el("button", { type: "button", "aria-label": `${p.action} (${p.title})`, onclick: () => this.register(p.register) }, p.action))));
   }
 }

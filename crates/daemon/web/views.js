@@ -1,6 +1,6 @@
 // What the page shows of one volume or one set. Each view makes its elements once and then only changes them.
 
-import { attachVolume, collectGarbage, createVolume, detach, serveAgain, stopVolume, writeBack } from "./actions.js";
+import { attachVolume, collectGarbage, createVolume, detach, serveAgain, stopVolume, drain } from "./actions.js";
 import { get } from "./api.js";
 import { changeMode, pathOf } from "./changes.js";
 import { Chart, hitRatio } from "./charts.js";
@@ -35,7 +35,7 @@ export class VolumeView {
     const act = (what) => async () => this.volume && (await what()) && changed();
     this.act = (what) => act(what)();
     const button = (text, what) => el("button", { type: "button", onclick: act(what) }, text);
-    this.cached = [button("Change mode…", () => changeMode(this.volume)), button("Write back now…", () => writeBack({ volume: this.volume }, nameOf(this.volume))), button("Detach…", () => detach(this.volume))];
+    this.cached = [button("Change mode…", () => changeMode(this.volume)), button("Drain…", () => drain({ volume: this.volume }, nameOf(this.volume))), button("Detach…", () => detach(this.volume))];
     this.attach = button("Attach…", () => attachVolume(this.caches, [this.volume]));
     this.stop = button("Stop…", () => stopVolume(this.volume));
     this.serve = button("Serve again…", () => serveAgain(this.volume));
@@ -146,7 +146,7 @@ export class SetView {
     this.act = async (what) => this.set && (await what()) && changed();
     const button = (text, what) => el("button", { type: "button", onclick: () => this.act(what) }, text);
     this.attach = button("Attach a volume…", () => attachVolume([this.home], this.free));
-    this.buttons = el("div", { class: "title" }, button("Write back now…", () => writeBack({ set: this.set }, this.shortName)), this.attach,
+    this.buttons = el("div", { class: "title" }, button("Drain…", () => drain({ set: this.set }, this.shortName)), this.attach,
       button("Create a volume…", () => createVolume(this.home)), button("Collect garbage…", () => collectGarbage(this.set)));
     this.facts = new Facts(["Cache device", "Size", "Buckets", "Hit ratio, 5 min", "Index in memory", "Free journal", "Written to the cache", "UUID"]);
     this.space = new Space();

@@ -208,10 +208,16 @@ pub enum DeviceRefusal {
         source: MemoryLimit,
     },
     /// Serving the device alone would lose its dirty data.
-    #[error("has dirty data in cache set {set}: serving it without that set would lose the data")]
+    #[error(
+        "has dirty data in cache set {set}, and how much is recorded on its cache device only: without that device the data \
+         is lost; `ubcache up -C CACHE-DEVICE -B {device}` serves both; if that device is lost, see the page dead-ssd-dirty \
+         of the guide"
+    )]
     DirtyInSet {
         /// The UUID of the set.
         set: Uuid,
+        /// The name of the device.
+        device: Arc<str>,
     },
     /// The cache device is in another state than the one that has the dirty data.
     #[error(
@@ -325,6 +331,11 @@ impl DeviceRefusal {
     /// The refusal of the device of this name.
     pub(crate) fn of(self, device: &Arc<str>) -> Refusal {
         Refusal::Device { device: device.clone(), why: self }
+    }
+
+    /// The refusal to serve this device without the set that has dirty data of it.
+    pub(crate) fn dirty_in_set(set: Uuid, device: &Arc<str>) -> Refusal {
+        DeviceRefusal::DirtyInSet { set, device: device.clone() }.of(device)
     }
 }
 

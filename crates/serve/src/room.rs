@@ -9,6 +9,7 @@ use std::fmt::Display;
 use format::Sectors;
 use serde::Serialize;
 
+use crate::amount::human;
 use crate::failure::Failure;
 
 /// The room of a set for flash-only volumes.
@@ -21,11 +22,6 @@ pub struct Room {
     /// The share of the cache that they may have.
     #[serde(skip)]
     pub percent: u8,
-}
-
-/// Bytes as a number of KiB; the buckets of a set are at least that large.
-fn kib(bytes: u64) -> String {
-    format!("{} KiB", bytes.div_ceil(1024))
 }
 
 impl Room {
@@ -45,13 +41,29 @@ impl Room {
             return Ok(());
         }
         Err(Failure::Failed(format!(
-            "set {set}: a volume of {} does not fit: {} are left; flash-only volumes may have {} % of the cache \
-             (cutoff_writeback_sync), which are {}, and have {}",
-            kib(bytes),
-            kib(left),
+            "set {set}: a volume of {} does not fit: {} are left, give at most {}k; flash-only volumes may have {} % of \
+             the cache (cutoff_writeback_sync), which are {}, and have {}",
+            human(bytes),
+            human(left),
+            left / 1024,
             self.percent,
-            kib(self.most_bytes),
-            kib(self.taken_bytes)
+            human(self.most_bytes),
+            human(self.taken_bytes)
         )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sizes were numbers of KiB, unlike everywhere else.
+    #[test]
+    fn sizes_are_as_elsewhere_and_the_largest_can_be_typed() {
+        let room = Room { most_bytes: 91_648 << 10, taken_bytes: 0, percent: 70 };
+        let said = room.check("s", 1000 << 20).expect_err("too large").to_string();
+        let expected = "set s: a volume of 1000.0 MiB does not fit: 89.5 MiB are left, give at most 91648k;";
+        assert!(said.starts_with(expected), "{said}");
+        room.check("s", 91_648 << 10).expect("what it says fits");
     }
 }

@@ -124,16 +124,7 @@ pub(crate) const PAGES: &[Page] = &[
             ),
         ],
         OFFLINE,
-        &["ubcache-check(8)", "ubcache-flush(8)", "day2/back-up.md", "day2/dead-ssd-dirty.md"],
-    ),
-    page(
-        "ubcache-flush",
-        &[(
-            "Write all dirty data back, offline; the disk is then complete without the cache:",
-            "ubcache flush -C /dev/nvme0n1p4 -B /dev/sdb",
-        )],
-        OFFLINE,
-        &["ubcache-drain(8)", "ubcache-check(8)", "day2/move.md", "day2/give-up.md"],
+        &["ubcache-check(8)", "ubcache-drain(8)", "day2/back-up.md", "day2/dead-ssd-dirty.md"],
     ),
     page(
         "ubcache-check",
@@ -282,7 +273,7 @@ pub(crate) const PAGES: &[Page] = &[
             ),
         ],
         CLIENT,
-        &["ubcache-detach(8)", "ubcache-jobs(8)", "ubcache-flush(8)", "day2/move.md"],
+        &["ubcache-detach(8)", "ubcache-check(8)", "ubcache-jobs(8)", "day2/move.md", "day2/give-up.md"],
     ),
     page(
         "ubcache-wipe",

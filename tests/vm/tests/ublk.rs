@@ -131,6 +131,33 @@ fn requests_of_every_kind() {
     guest.no_complaints();
 }
 
+/// A discard once allocated the whole file below it, over FUSE and over NBD.
+#[test]
+fn discards_free_space_in_the_file_of_the_backing_device() {
+    use std::os::unix::fs::MetadataExt;
+    if skipped("discards_free_space_in_the_file_of_the_backing_device") {
+        return;
+    }
+    let dir = Dir::new();
+    let disks = [dir.disk("cache", 64 * MIB), dir.disk("backing", 256 * MIB)];
+    let mut guest = boot_on("ublk-discards", &disks, &["blkdiscard"]);
+    let allocated = || std::fs::metadata(&disks[1].path).expect("our file").blocks() * 512;
+    // Every write reaches the backing device.
+    guest.sh("up --set cache_mode=writethrough").ok();
+    let empty = allocated();
+    let rest = 64 * 512;
+    guest.sh("/usr/bin/blkdiscard /dev/ublkb0").ok();
+    assert!(allocated() <= empty + rest, "{} bytes after a discard of all, {empty} before", allocated());
+    guest
+        .sh("tr '\\0' x </dev/zero | dd of=/dev/ublkb0 bs=1M count=16 seek=1 oflag=direct iflag=fullblock conv=fsync")
+        .ok();
+    assert!(allocated() >= empty + 16 * MIB, "{} bytes with data, {empty} before", allocated());
+    guest.sh("/usr/bin/blkdiscard -o 1048576 -l 16777216 /dev/ublkb0").ok();
+    assert!(allocated() <= empty + rest, "{} bytes after a discard of the data, {empty} before", allocated());
+    guest.sh("down && ubcache check /dev/disk/cache /dev/disk/backing").ok();
+    guest.no_complaints();
+}
+
 /// The kernel drops flushes of a device without a write cache, so ubcache does not send them. An operator may bring such a cache
 /// back while the device is in use: what is acknowledged from then on must be flushed again.
 #[test]

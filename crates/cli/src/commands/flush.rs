@@ -1,4 +1,4 @@
-//! `ubcache flush`, and `ubcache drain -C`: writes all dirty data back while the set is not in use.
+//! `ubcache drain -C`, formerly `ubcache flush`: writes all dirty data back while the set is not in use.
 //!
 //! The command first checks the set read-only. It refuses before anything is written, and does not write to a set without
 //! dirty data.
@@ -26,11 +26,7 @@ use crate::failure::Failure;
 use crate::session::{self, Devices, OpenBacking, Simulation};
 use crate::{interrupt, out, size};
 
-/// Write all dirty data back and mark it clean, offline: the same as `drain -C`
-///
-/// Opens the set, writes the dirty data of the given backing devices to them (without -B: of all that it finds
-/// among the block devices and, if the cache is a file, beside it), and stops. Exit status 1 if dirty data is left
-/// because its backing device is missing.
+/// Write all dirty data back and mark it clean, offline: the former name of `drain -C`
 #[derive(Args, Debug)]
 pub(crate) struct Flush {
     /// Cache device

@@ -28,6 +28,8 @@ pub(crate) enum Command {
     Super(superblock::Super),
     Up(up::Up),
     Extract(extract::Extract),
+    // For scripts that know `drain -C` by its former name.
+    #[command(hide = true)]
     Flush(flush::Flush),
     Check(check::Check),
     Repair(repair::Repair),

@@ -273,7 +273,7 @@ impl Up {
         }
         session.log_events();
         for volume in &volumes {
-            let name = volume.name();
+            let (name, label) = (volume.name(), volume.tunables().label);
             let ways: Vec<exports::Way> = running.iter().flat_map(|r| r.ways(&name)).collect();
             if self.json {
                 let ways: Vec<_> =
@@ -282,6 +282,7 @@ impl Up {
                     "schema_version": 1,
                     "event": "ready",
                     "volume": name,
+                    "label": label,
                     "size_bytes": volume.size().bytes(),
                     "backing": volume.backing_name(),
                     "backing_uuid": volume.backing_uuid().map(|u| u.to_string()),
@@ -289,7 +290,8 @@ impl Up {
                     "exports": ways,
                 }))?;
             } else {
-                out::print(&format!("{name} ready: {}\n", exports::in_words(&ways)))?;
+                let shown = serve::plain::named(&label, &name);
+                out::print(&format!("{shown} ready: {}\n", exports::in_words(&ways)))?;
             }
         }
         Ok(())

@@ -135,7 +135,9 @@ fn a_volume_in_use_is_neither_stopped_nor_unregistered_and_its_users_are_named()
         (&["stop", &lone], &lone),
         (&["attach", &place.ssd, &other], &lone),
     ] {
-        daemon.run(args).refused(&[volume, "is in use", &me, "stays served"]);
+        // The message named no page of the guide.
+        let page = "see the page upgrade of the guide";
+        daemon.run(args).refused(&[volume, "is in use", &me, "stays served", page]);
         assert_eq!(daemon.volume(volume)["problem"], Value::Null, "{args:?}");
         assert!(daemon.metrics().contains(&format!("\"{volume}\"")), "{args:?}");
     }
@@ -148,6 +150,12 @@ fn a_volume_in_use_is_neither_stopped_nor_unregistered_and_its_users_are_named()
     }
     daemon.run(&["attach", &place.ssd, &other]).ok();
     daemon.run(&["stop", &cached]).ok();
+    // A volume that was detached while it was in use is on another page.
+    let lone = of(&other);
+    let user = open(&lone);
+    daemon.run(&["detach", &lone]).ok();
+    daemon.run(&["unregister", &place.ssd]).refused(&[&lone, &me, "see the page give-up of the guide"]);
+    drop(user);
     daemon.run(&["unregister", &place.ssd]).ok();
     daemon.stop();
 }

@@ -81,7 +81,8 @@ fn a_copy_takes_the_place_with_the_word_of_the_operator() {
     std::fs::remove_file(&place.hdd).unwrap();
     let daemon = place.start();
     assert_eq!(daemon.state_of(&place.hdd), "failed");
-    let differs = ["is not the device", "inode: expected", "--accept-replacement"];
+    let differs =
+        ["is not the device", "inode: expected", "--accept-replacement", "; see the page move of the guide"];
     daemon.run(&["register", &new]).refused(&differs);
     daemon.run(&["register", "--quiet", &new]).refused(&differs);
     daemon.run(&["attach", &place.ssd, &new]).refused(&differs);

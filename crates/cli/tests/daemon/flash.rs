@@ -16,7 +16,7 @@ fn flash_only_volumes_are_made_and_destroyed() {
     // What does not fit is refused with figures, and a dry run makes nothing.
     daemon
         .run(&["volume", "create", ssd, "7M"])
-        .refused(&["a volume of 7168 KiB does not fit", "70 % of the cache"]);
+        .refused(&["a volume of 7.0 MiB does not fit", "70 % of the cache"]);
     daemon
         .run(&["volume", "create", ssd, "1M", "--label", "one"])
         .refused(&["label one: belongs to one, bcache0"]);
@@ -44,7 +44,7 @@ fn flash_only_volumes_are_made_and_destroyed() {
     daemon.run(&["volume", "delete", "scratch"]).refused(&["8.0 KiB of data", "add --force"]);
     daemon.run(&["volume", "delete", "one", "--force"]).refused(&["is not a flash-only volume", "detach"]);
     let would = daemon.run(&["volume", "delete", "scratch", "--dry-run"]).ok();
-    assert_eq!(would.out, "bcache1, label scratch: would destroy a volume of 1.0 MiB with 8.0 KiB of data\n");
+    assert_eq!(would.out, "scratch, bcache1: would destroy a volume of 1.0 MiB with 8.0 KiB of data\n");
     assert_eq!(client.read(0, 8192).unwrap(), [7; 8192]);
     drop(client);
     daemon
@@ -74,7 +74,8 @@ fn a_new_volume_that_is_not_exported_is_a_failure() {
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();
     std::fs::write(place.dir.path("bcache1.sock"), "in the way").unwrap();
     let said = daemon.run(&["volume", "create", &place.ssd, "64k", "--label", "scratch"]);
-    let said = said.refused(&["bcache1: 64.0 KiB in", "scratch, bcache1: NOT EXPORTED: ", "bcache1.sock"]);
+    let said =
+        said.refused(&["scratch, bcache1: 64.0 KiB in", "scratch, bcache1: NOT EXPORTED: ", "bcache1.sock"]);
     assert!(said.err.contains("NOT EXPORTED"), "{said}");
     assert!(daemon.volume("scratch")["problem"].is_string());
     daemon.stop();
@@ -96,7 +97,7 @@ fn a_flash_only_volume_is_made_offline() {
     daemon.stop();
 
     let before = read(ssd);
-    create(&["7M"]).refused(&["a volume of 7168 KiB does not fit", "70 % of the cache"]);
+    create(&["7M"]).refused(&["a volume of 7.0 MiB does not fit", "70 % of the cache"]);
     create(&["100"]).usage().says(&["a multiple of 512 bytes, found 100"]);
     create(&["1M", "--label", "one"]).refused(&["label one: belongs to UUID"]);
     create(&["1M", "--label", "bcache3"]).usage();
@@ -119,7 +120,23 @@ fn a_flash_only_volume_is_made_offline() {
     client.write(0, &[7; 4096]).unwrap();
     assert_eq!(client.read(0, 4096).unwrap(), [7; 4096]);
     drop(client);
+
+    // No disk is out of date without this data, and no drain writes it back.
+    let stays = "): unregistered; 4.0 KiB of data of flash-only volumes stay on it\n";
+    wait_until("the end of the client", || daemon.run(&["unregister", ssd]).out.ends_with(stays));
     daemon.stop();
+    let volume = run(&["dump", ssd, "uuids", "--json"]).ok().json();
+    let is_volume = |s: &&serde_json::Value| s["label"] == "scratch";
+    let slot = volume["slots"].as_array().unwrap().iter().find(is_volume).expect("a slot")["inode"].clone();
+    let copy = place.dir.path("copy");
+    let said = run(&["make", "-C", ssd, "--wipe"]);
+    let said = said.refused(&[
+        "no backing device has the data of flash-only volumes: copy each with ",
+        &format!("`ubcache extract -C {ssd} --volume {slot} -o FILE`, or lose the data with --wipe-dirty"),
+    ]);
+    assert!(!said.err.contains("drain"), "{said}");
+    run(&["extract", "-C", ssd, "--volume", &slot.to_string(), "-o", &copy]).ok();
+    assert_eq!(read(&copy)[..4096], [7; 4096]);
 }
 
 /// A stopped flash-only volume was in no list until the next start: no command knew it, its size and its label did not count,

@@ -74,9 +74,13 @@ fn a_volume_is_stopped_and_comes_back() {
     let daemon = place.start();
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();
     place.client("bcache0").write(8192, &[3; 4096]).unwrap();
+    let size = daemon.volume("one")["size_bytes"].clone();
     daemon.run(&["stop", "one"]).ok();
     assert_eq!(daemon.state_of(&place.hdd), "stopped");
     assert_eq!(daemon.http("GET", "/v1/volumes/bcache0", "").0, 404);
+    let devices = daemon.json(&["status"])["devices"].as_array().unwrap().clone();
+    let stopped = devices.iter().find(|d| d["path"] == place.hdd.as_str()).unwrap();
+    assert_eq!(stopped["size_bytes"], size, "the size of a stopped volume is known");
     // The set serves on, and the device is free.
     daemon.run(&["show"]).ok().says(&["active"]);
     run(&["super", &place.hdd]).ok().says(&["dirty"]);
@@ -285,6 +289,8 @@ fn a_disk_moves_between_two_sets_as_often_as_one_likes() {
     run(&["make", "-C", &other, "--bucket", "8k"]).ok();
     let daemon = place.start();
     daemon.run(&["register", &place.ssd, &other, &place.hdd]).ok();
+    let refused = daemon.run(&["attach", &other, "one"]);
+    refused.refused(&["run `ubcache detach one`, then this command; see the page move of the guide"]);
     for _ in 0..5 {
         for to in [&other, &place.ssd] {
             daemon.run(&["detach", "one"]).ok();

@@ -113,6 +113,35 @@ fn a_served_disk_is_not_detached_by_force() {
     daemon.stop();
 }
 
+/// The answer was that nothing has this name.
+#[test]
+fn the_last_path_of_an_unregistered_disk_is_in_the_answer() {
+    let place = Place::new();
+    let mut daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let uuid = daemon.volume("one")["backing_uuid"].as_str().expect("a UUID").to_owned();
+    daemon.run(&["unregister", "one"]).ok();
+    for _ in 0..2 {
+        let next = format!("; it was {}, which is not registered: run `ubcache register {0}`", place.hdd);
+        for command in [
+            &["detach", "one", "--force"][..],
+            &["attach", &place.ssd, "one"],
+            &["get", "one"],
+            &["get", "bcache0"],
+            &["drain", &uuid],
+        ] {
+            daemon.run(command).refused(&[&next]);
+        }
+        // The daemon knows it also after a restart.
+        daemon.stop();
+        daemon = place.start();
+    }
+    daemon.run(&["get", "two"]).refused(&["no registered device with this label\n"]);
+    daemon.run(&["register", &place.hdd]).ok();
+    daemon.run(&["get", "one", "cache_mode"]).ok();
+    daemon.stop();
+}
+
 /// A cache device that fails every request while a file exists: a file of nbdfuse over nbdkit.
 struct FaultySsd {
     fuse: Child,

@@ -101,10 +101,28 @@ fn tunables_of_sets_and_volumes() {
     let near = daemon.run(&["get", "one", "journal_dealy_ms"]).usage();
     near.says(&["did you mean journal_delay_ms? ", &format!("run `ubcache get {set} journal_delay_ms ")]);
     let near = daemon.run(&["set", "one", "writeback_precent=5"]).usage();
-    near.says(&["did you mean writeback_percent?", "run `ubcache set one writeback_percent=5 "]);
+    near.says(&["did you mean writeback_percent? Run `ubcache set one writeback_percent=5 "]);
     daemon.run(&["set", &set, "label=x"]).usage().says(&["`ubcache set-label "]);
     daemon.run(&["get", &place.ssd, "journal_delay_ms"]).ok().says(&["20"]);
     daemon.run(&["get", "bcache0", "writeback_percent"]).ok().says(&["10\n"]);
+    // Of a volume the tunables of the volume are printed, and of a set those of the set.
+    let keys = |whose: &str| -> Vec<String> {
+        let said = daemon.run(&["get", whose]).ok();
+        let keys = said.out.lines().map(|line| line.split_once(" = ").expect("KEY = VALUE").0.to_owned());
+        keys.collect()
+    };
+    let (of_volume, of_set) = (keys("one"), keys(&set));
+    for (key, in_volume) in [
+        ("writeback_percent", true),
+        ("cache_mode", true),
+        ("journal_delay_ms", false),
+        ("congested_read_threshold_us", false),
+    ] {
+        assert_eq!(of_volume.iter().any(|k| k == key), in_volume, "{key}: {of_volume:?}");
+        assert_eq!(of_set.iter().any(|k| k == key), !in_volume, "{key}: {of_set:?}");
+    }
+    let of_both: Vec<_> = of_volume.iter().filter(|key| of_set.contains(key)).collect();
+    assert_eq!(of_both, ["io_error_limit", "io_disable"], "each has its own");
     daemon.run(&["set", "bcache0", "writeback_percent"]).usage();
     daemon.run(&["set", "bcache9", "writeback_percent=4"]).refused(&["no volume bcache9"]);
     daemon.run(&["reset", "bcache0", "cache_mode"]).usage().says(&["superblock"]);

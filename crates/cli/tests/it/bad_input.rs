@@ -107,7 +107,16 @@ fn a_dirty_device_is_not_served_alone() {
     let socket = format!("nbd={}", dir.path("sock"));
     let args = ["up", "-B", &hdd, "--export", &socket];
     run(&args).usage().says(&["--without-cache"]);
-    run(&[&args[..], &["--without-cache"]].concat()).refused(&[&hdd, "dirty data", "lose"]);
+    // The message ended with what would be lost.
+    let set = run(&["super", &hdd, "--json"]).ok().json()["set_uuid"].as_str().unwrap().to_owned();
+    run(&[&args[..], &["--without-cache"]].concat()).refused(&[
+        &format!(
+            "{hdd}: has dirty data in cache set {set}, and how much is recorded on its cache device only"
+        ),
+        "without that device the data is lost",
+        &format!("`ubcache up -C CACHE-DEVICE -B {hdd}` serves both"),
+        "see the page dead-ssd-dirty of the guide",
+    ]);
     assert!(read(&hdd) == dirty_set()[1]);
 }
 

@@ -49,6 +49,31 @@ fn a_call_without_a_command_prints_the_usage() {
     run(&["--version"]).ok();
 }
 
+/// One action has one name. The former one of `drain -C` works, and is in no list.
+#[test]
+fn flush_is_a_hidden_name_of_drain() {
+    let help = run(&["--help"]).ok();
+    assert!(help.out.contains("\n  drain ") && !help.out.contains("flush "), "{help}");
+    let help = run(&["drain", "--help"]).ok().says(&["-C", "without -B"]);
+    assert!(!help.out.contains("flush"), "{help}");
+    run(&["flush", "--help"]).ok().says(&["former name of `drain -C`"]);
+}
+
+/// Messages of the parser had another prefix, and named no command.
+#[test]
+fn wrong_arguments_are_told_like_everything_else() {
+    let said = run(&["cancel", "x"]).usage();
+    assert!(said.err.starts_with("ubcache: error: invalid value 'x' for '<JOB>': "), "{said}");
+    assert!(said.err.ends_with("; `ubcache cancel --help` explains the arguments\n"), "{said}");
+    assert_eq!(said.err.lines().count(), 1, "{said}");
+    let said = run(&["volume", "create", "--colour"]).usage();
+    assert!(said.err.starts_with("ubcache: error: unexpected argument '--colour' found\n"), "{said}");
+    assert!(said.err.contains("\nUsage: ubcache volume create"), "{said}");
+    assert!(said.err.ends_with("\n`ubcache volume create --help` explains the arguments\n"), "{said}");
+    let said = run(&["cancel", "\u{1b}[31m"]).usage();
+    assert!(!said.err.contains('\u{1b}'), "{said}");
+}
+
 /// Scripts parse `Set UUID:` of make-bcache, and other lines; ours printed a text of its own.
 #[test]
 fn the_output_that_scripts_parse() {

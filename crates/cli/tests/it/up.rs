@@ -364,6 +364,20 @@ fn the_end_of_the_input_stops_it() {
     Said::of(output(command)).ok().says(&["bcache0 ready"]);
 }
 
+/// The line of a disk with a label began with its number.
+#[test]
+fn the_ready_line_begins_with_the_label() {
+    let dir = Dir::new();
+    let (ssd, hdd) = (dir.sparse("ssd", 8 << 20), dir.sparse("hdd", 16 << 20));
+    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "8k", "--label", "data"]).ok();
+    let export = format!("--export=nbd={}", dir.path("s"));
+    for (more, ready) in [(&[][..], "data, bcache0 ready: nbd+unix:"), (&["--json"], "\"label\":\"data\"")] {
+        let mut command = Command::new(program());
+        command.args(["up", "-C", &ssd, "-B", &hdd, &export, "--stdin"]).args(more);
+        Said::of(output(command)).ok().says(&[ready]);
+    }
+}
+
 #[test]
 fn slow_disks_are_slow() {
     let dir = Dir::new();

@@ -185,6 +185,8 @@ async fn with_what_stays(
 struct Stays {
     /// In bytes; `None` if the set is not served, so that the amount is not known.
     dirty_bytes: Option<u64>,
+    /// The part of it that belongs to flash-only volumes, which no backing device has.
+    flash_only_bytes: u64,
     /// Path of the cache device; `None` if it is not registered.
     cache_device: Option<PathBuf>,
     set: String,
@@ -197,12 +199,17 @@ impl Stays {
         let is_cache = |d: &&DeviceView| d.kind == Some("cache") && d.set.as_ref() == Some(&id);
         let cache_device = known.iter().find(is_cache).map(|d| d.path.clone());
         let mut served = sets.into_iter().filter_map(|sets| sets.iter().find(|s| s.id == id && s.has_cache));
-        let dirty_bytes = served.find_map(|set| match device.kind {
-            Some("cache") => Some(set.figures.set.as_ref()?.held.dirty_bytes),
-            _ => set.figures.dirty_of(device.uuid.as_deref()),
+        let amounts = served.find_map(|set| match device.kind {
+            Some("cache") => {
+                let flash_only = set.figures.volumes.iter().filter(|v| v.flash.flash_only);
+                let flash_only_bytes = flash_only.map(|v| v.held.dirty_bytes).sum();
+                Some((set.figures.set.as_ref()?.held.dirty_bytes, flash_only_bytes))
+            }
+            _ => Some((set.figures.dirty_of(device.uuid.as_deref())?, 0)),
         });
+        let (dirty_bytes, flash_only_bytes) = amounts.map_or((None, 0), |(all, part)| (Some(all), part));
         let is_dirty = dirty_bytes.map_or(device.dirty, |bytes| bytes > 0);
-        is_dirty.then_some(Stays { dirty_bytes, cache_device, set: id })
+        is_dirty.then_some(Stays { dirty_bytes, flash_only_bytes, cache_device, set: id })
     }
 }
 

@@ -132,9 +132,9 @@ impl Admission {
         self.shared.state().forget_places(device.key());
     }
 
-    /// Removes a path from the stored devices.
-    pub(crate) fn forget(&self, path: &Path) {
-        self.shared.state().remove_device(path);
+    /// Removes a path from the stored devices. What was there had this key and label.
+    pub(crate) fn forget(&self, path: &Path, key: &str, label: &str) {
+        self.shared.state().remove_device(path, key, label);
     }
 
     /// Stores a device with its path.
@@ -221,7 +221,7 @@ impl Admission {
         match self.difference(probe) {
             None => Ok(()),
             Some(why) => Err(Failure::Failed(format!(
-                "{path}: {why}; to accept it as the replacement: {ACCEPT} {path}"
+                "{path}: {why}; to accept it as the replacement: {ACCEPT} {path}; see the page move of the guide"
             ))),
         }
     }
@@ -244,8 +244,12 @@ impl Admission {
         }
         self.can_remember_all(probe)?;
         for (one, _) in &accepted {
-            let mark =
-                Mark { identity: one.identity.clone(), sequence: one.sequence, path: Some(one.path.clone()) };
+            let mark = Mark {
+                identity: one.identity.clone(),
+                sequence: one.sequence,
+                path: Some(one.path.clone()),
+                label: String::new(),
+            };
             self.shared.state().set_mark(one.key(), mark);
         }
         Ok(accepted
@@ -302,14 +306,14 @@ impl Admission {
         {
             sequence = sequence.max(now.sequence);
         }
-        let path = Some(probe.path.clone());
+        let (path, label) = (Some(probe.path.clone()), String::new());
         let mut state = self.shared.state();
         let mark = match state.mark(probe.key()) {
             Some(mark) => {
                 let (identity, sequence) = (mark.identity.and(&probe.identity), mark.sequence.max(sequence));
-                Mark { identity, sequence, path }
+                Mark { identity, sequence, path, label }
             }
-            None => Mark { identity: probe.identity.clone(), sequence, path },
+            None => Mark { identity: probe.identity.clone(), sequence, path, label },
         };
         state.set_mark(probe.key(), mark);
     }

@@ -58,6 +58,11 @@ impl DeviceState {
     pub(crate) fn has_thread(&self) -> bool {
         matches!(self, DeviceState::Served | DeviceState::Unplugged(_) | DeviceState::Replugged(_))
     }
+
+    /// Whether the device can be read and has no superblock of bcache any more.
+    pub(crate) fn is_overwritten(&self) -> bool {
+        matches!(self, DeviceState::Failed(why) if crate::probe::is_overwritten(why))
+    }
 }
 
 /// A registered device.

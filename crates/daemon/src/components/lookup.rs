@@ -86,7 +86,27 @@ impl Lookup {
 
     /// The registered device or served volume with this name.
     pub(crate) async fn named(&self, name: &str) -> Result<Named, Unresolved> {
-        resolve(name, &self.all_named().await).cloned()
+        resolve(name, &self.all_named().await).cloned().map_err(|e| self.with_last_path(name, e))
+    }
+
+    /// A name that nothing has: adds the command that registers what had it, if the daemon knows where that was.
+    fn with_last_path(&self, name: &str, unresolved: Unresolved) -> Unresolved {
+        let Unresolved::Unknown(why) = unresolved else { return unresolved };
+        let registered = self.inventory.devices.all();
+        let mut paths = self.shared.state().last_paths(name);
+        paths.retain(|path| !registered.contains_key(path));
+        let shown: Vec<String> =
+            paths.iter().map(|path| plain::in_shell(&path.to_string_lossy()).into_owned()).collect();
+        Unresolved::Unknown(match shown.as_slice() {
+            [] => why,
+            [one] => format!("{why}; it was {one}, which is not registered: run `ubcache register {one}`"),
+            several => {
+                format!(
+                    "{why}; several devices were: {}; run `ubcache register` with one of them",
+                    several.join(", ")
+                )
+            }
+        })
     }
 
     /// The label of a device has changed since it was probed.

@@ -148,6 +148,7 @@ fn state_and_command(device: &DeviceView) -> (String, String) {
     });
     let command = match (device.state, device.waits_for) {
         ("waiting", None) => format!("ubcache unregister {path}"),
+        _ if device.overwritten => format!("ubcache unregister {path}"),
         (_, Some(WaitsFor::Cache | WaitsFor::DirtyCache)) if device.cache_failed => {
             "ubcache status".to_owned()
         }

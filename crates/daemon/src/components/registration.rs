@@ -245,7 +245,8 @@ impl Registration {
         if let Some(probe) = &known.probe {
             self.admission.release(probe);
         }
-        self.admission.forget(&path);
+        let key = known.probe.as_ref().map_or("", Probe::key);
+        self.admission.forget(&path, key, &named.label);
         Ok(named)
     }
 
@@ -391,7 +392,9 @@ impl Registration {
             true => String::new(),
             false => format!("ubcache register {} && ", probe.path.display()),
         };
-        format!("{backing}: {what}; run `{register}ubcache detach {backing}`{then}")
+        format!(
+            "{backing}: {what}; run `{register}ubcache detach {backing}`{then}; see the page move of the guide"
+        )
     }
 
     /// Makes a backing device leave the set of a lost cache device, and serves it alone. Returns the device and the set.

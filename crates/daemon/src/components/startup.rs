@@ -427,7 +427,7 @@ mod tests {
 
     /// Stores an empty identity, as of a disk without a serial number.
     fn without_identity(registry: &Registry, uuid: &str) {
-        let mark = Mark { identity: Identity::default(), sequence: 0, path: None };
+        let mark = Mark { identity: Identity::default(), sequence: 0, path: None, label: String::new() };
         registry.shared.state().set_mark(uuid, mark);
     }
 

@@ -39,11 +39,23 @@ pub(crate) struct DeviceView {
     /// Whether the cache device that it waits for is registered and has failed.
     #[serde(skip)]
     pub(crate) cache_failed: bool,
+    /// Whether the device can be read and has no superblock of bcache any more.
+    #[serde(skip)]
+    pub(crate) overwritten: bool,
     /// The path of the cache device of its set, present or last; `None` if the daemon has never served the set.
     #[serde(skip)]
     pub(crate) cache_path: Option<PathBuf>,
     /// Dirty data of this backing device in the cache, in bytes; `None` if its set is not served.
     pub(crate) dirty_bytes: Option<u64>,
+    #[serde(flatten)]
+    pub(crate) sizes: DeviceSizes,
+}
+
+/// The sizes of a backing device as clients see it.
+#[derive(Clone, Default, Serialize)]
+pub(crate) struct DeviceSizes {
+    /// Bytes of the volume that this device is or would be served as; `None` if that was not looked at.
+    pub(crate) size_bytes: Option<u64>,
     /// Bytes by which this device is larger than what is served of it; `None` if it is not, or was not looked at.
     pub(crate) grown_bytes: Option<u64>,
     #[serde(skip)]
@@ -196,13 +208,15 @@ impl Views {
         views
     }
 
-    /// Every registered device as by [`Views::devices_with`], with the growth of those that are served.
+    /// Every registered device as by [`Views::devices_with`], with the sizes of backing devices, and the growth of those that
+    /// are served.
     ///
     /// The size of a file can be on a file system that hangs. So one task at a time asks for sizes, and has a deadline.
     pub(crate) async fn devices_with_growth(&self, sets: &[SetView]) -> Vec<DeviceView> {
         let mut views = self.devices_with(sets);
-        let is_served = |v: &&DeviceView| v.kind == Some("backing") && v.state == "served";
-        let paths: Vec<PathBuf> = views.iter().filter(is_served).map(|v| v.path.clone()).collect();
+        // Another disk may be at the path of one that has failed.
+        let is_there = |v: &&DeviceView| v.kind == Some("backing") && v.state != "failed";
+        let paths: Vec<PathBuf> = views.iter().filter(is_there).map(|v| v.path.clone()).collect();
         let one = self.sizing.clone();
         let sizes = async move {
             let one = one.lock_owned().await;
@@ -218,7 +232,10 @@ impl Views {
             let Some(view) = views.iter_mut().find(|v| v.path == path) else { continue };
             let mut volumes = sets.iter().flat_map(|set| &set.figures.volumes);
             let volume = volumes.find(|v| v.backing_uuid.is_some() && v.backing_uuid == view.uuid);
-            view.grown_bytes = volume.and_then(|v| grown(size, view.data_offset_bytes, v.size_bytes));
+            view.sizes.grown_bytes =
+                volume.and_then(|v| grown(size, view.sizes.data_offset_bytes, v.size_bytes));
+            let data = size.checked_sub(view.sizes.data_offset_bytes);
+            view.sizes.size_bytes = volume.map(|v| v.size_bytes).or(data);
         }
         views
     }
@@ -254,6 +271,7 @@ impl Views {
                 DeviceState::Waiting(what, _) => (Some(*what), of_cache(&device.probe)),
                 _ => (None, None),
             };
+            let overwritten = device.state.is_overwritten();
             let (state, why) = match device.state {
                 DeviceState::Served => match device.probe.as_ref().and_then(|probe| self.phase_of(probe)) {
                     Some(Phase::Failed(why)) => ("failed", Some(why.text())),
@@ -289,10 +307,10 @@ impl Views {
                 why,
                 waits_for,
                 cache_failed,
+                overwritten,
                 cache_path,
                 dirty_bytes: None,
-                grown_bytes: None,
-                data_offset_bytes,
+                sizes: DeviceSizes { data_offset_bytes, ..DeviceSizes::default() },
             }
         });
         views.collect()

@@ -15,7 +15,8 @@ fn the_first_version_is_read_and_closed_to_others() {
     assert_eq!(mode(), 0o600);
     assert!(state.devices()[Path::new("/dev/x")].named && state.mark("u1").is_none());
     std::fs::write(dir.path().join("state.new"), "left behind").unwrap();
-    state.set_mark("u1", Mark { identity: Identity::default(), sequence: 7, path: None });
+    let mark = Mark { identity: Identity::default(), sequence: 7, path: None, label: String::new() };
+    state.set_mark("u1", mark);
     assert_eq!(mode(), 0o600);
     drop(state);
     assert_eq!(State::open(dir.path()).unwrap().mark("u1").unwrap().sequence, 7);

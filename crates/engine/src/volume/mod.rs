@@ -176,7 +176,7 @@ impl Volume {
         match backing.state() {
             BackingState::Dirty if !lose_dirty => {
                 mark(Mark::AloneRefused);
-                return Err(DeviceRefusal::DirtyInSet { set: backing.set_uuid() }.of(&name).into());
+                return Err(DeviceRefusal::dirty_in_set(backing.set_uuid(), &name).into());
             }
             BackingState::Clean | BackingState::Dirty => {
                 mark(Mark::AloneStale);
@@ -197,7 +197,7 @@ impl Volume {
         let backing = BackingDevice::open(disk).await?;
         let set = backing.set_uuid();
         if backing.state() == BackingState::Dirty {
-            return Err(DeviceRefusal::DirtyInSet { set }.of(&backing.disk().info().name).into());
+            return Err(DeviceRefusal::dirty_in_set(set, &backing.disk().info().name).into());
         }
         let free = |sb: &mut format::BackingSuper| {
             sb.set_set_uuid(Uuid::NIL);

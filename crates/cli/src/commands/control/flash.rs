@@ -140,7 +140,9 @@ impl Create {
             );
             let size = size::human(self.size);
             match body["volume"].as_str() {
-                Some(name) => format!("{name}: {size} in {set}; {taken}\n"),
+                Some(name) => {
+                    format!("{}: {size} in {set}; {taken}\n", serve::plain::named(&self.label, name))
+                }
                 None if self.offline && !self.dry_run => {
                     format!("{set}: made a volume of {size}, which is served when the set is; {taken}\n")
                 }
@@ -174,13 +176,9 @@ impl Delete {
         let body = self.control.post(&path, &json!({"force": self.force, "dry_run": self.dry_run}))?;
         answer(&self.control, &body, || {
             let destroys = &body["destroys"];
-            let label = match text(&destroys["label"]) {
-                "" => String::new(),
-                label => format!(", label {}", serve::plain::label(label)),
-            };
             format!(
-                "{}{label}: {} a volume of {} with {} of data\n",
-                text(&destroys["volume"]),
+                "{}: {} a volume of {} with {} of data\n",
+                serve::plain::named(text(&destroys["label"]), text(&destroys["volume"])),
                 if self.dry_run { "would destroy" } else { "destroyed" },
                 bytes(&destroys["size_bytes"]),
                 bytes(&destroys["data_bytes"])

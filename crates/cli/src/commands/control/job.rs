@@ -246,7 +246,9 @@ fn would_scrub(set: &Value) -> String {
 
 /// Write all dirty data of a volume or a set back
 ///
-/// With -C it works offline, on a set that no process serves, as `ubcache flush` does.
+/// With -C it works offline, on a set that no process serves: it opens the set, writes the dirty data of the given backing
+/// devices to them (without -B: of all that it finds among the block devices and, if the cache is a file, beside it), and
+/// stops. Exit status 1 if dirty data is left because its backing device is missing.
 #[derive(Args, Debug)]
 pub(crate) struct Drain {
     /// Volume (name, label or device) or set (UUID or cache device) of the daemon

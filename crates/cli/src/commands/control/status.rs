@@ -226,10 +226,11 @@ fn label(of: &Value) -> String {
 /// The row of a backing device that is not served.
 fn not_served(device: &Value) -> Vec<String> {
     let dash = || "-".to_owned();
-    let dirty = device["dirty_bytes"].as_u64().map_or_else(dash, size::human);
+    let amount = |key: &str| device[key].as_u64().map_or_else(dash, size::human);
     let name = device["name"].as_str().unwrap_or("-").to_owned();
     let (path, state) = (text(&device["path"]).to_owned(), text(&device["state"]).to_owned());
-    vec![label(device), name, path, dash(), dash(), dirty, dash(), state, dash(), dash(), dash()]
+    let (volume, dirty) = (amount("size_bytes"), amount("dirty_bytes"));
+    vec![label(device), name, path, volume, dash(), dirty, dash(), state, dash(), dash(), dash()]
 }
 
 /// The volumes of a set, and its backing devices that are not served; `listed` gets the paths of the latter.
@@ -353,15 +354,16 @@ impl Events {
 /// An event as one line of text.
 fn line(event: &Value) -> String {
     let time = Utc(event["time_ms"].as_u64().unwrap_or(0));
-    let about = match (text(&event["label"]), event["set"].as_str()) {
-        ("", Some(set)) => set,
-        (label, _) => label,
+    let what = text(&event["text"]);
+    let what = match (text(&event["label"]), event["set"].as_str()) {
+        ("", Some(set)) if !what.contains(set) => format!("set {set}: {what}"),
+        (label, _) => plain::about(label, what),
     };
     let level = match text(&event["level"]) {
         "info" => String::new(),
         other => format!("{other}: "),
     };
-    format!("{time} {level}{}\n", plain::about(about, text(&event["text"])))
+    format!("{time} {level}{what}\n")
 }
 
 #[cfg(test)]
@@ -373,10 +375,16 @@ mod tests {
     fn an_event_is_a_line_with_its_time() {
         let event =
             json!({"seq": 7, "time_ms": 1_795_615_500_000_u64, "level": "error", "set": "s", "text": "oh"});
-        assert_eq!(line(&event), "2026-11-25T14:05:00Z error: s: oh\n");
+        assert_eq!(line(&event), "2026-11-25T14:05:00Z error: set s: oh\n");
         let labelled =
             json!({"time_ms": 0, "level": "info", "set": "s", "label": "fast", "text": "scrub done"});
         assert_eq!(line(&labelled), "1970-01-01T00:00:00Z fast: scrub done\n");
+        // The line began with the UUID in quotes, also if it was in the text.
+        let uuid = "11111111-1111-1111-1111-111111111111";
+        let of_set = |text: &str| line(&json!({"time_ms": 0, "level": "info", "set": uuid, "text": text}));
+        assert_eq!(of_set("gc done"), format!("1970-01-01T00:00:00Z set {uuid}: gc done\n"));
+        let named = format!("set {uuid} is served");
+        assert_eq!(of_set(&named), format!("1970-01-01T00:00:00Z {named}\n"));
     }
 
     fn one_set() -> Value {
@@ -394,7 +402,7 @@ mod tests {
             "devices": [
                 {"path": "/dev/w", "kind": "backing", "label": "", "set": "t", "state": "waiting", "why": "for its cache"},
                 {"path": "/dev/x", "kind": "backing", "label": "two", "name": "bcache1", "set": "s", "state": "stopped",
-                    "dirty_bytes": 1024}],
+                    "size_bytes": 2048, "dirty_bytes": 1024}],
             "jobs": [{"id": 3, "kind": "detach", "target": "bcache0", "percent": 9}],
             "last_errors": [{"level": "error", "text": "oh"}],
         })
@@ -421,7 +429,9 @@ mod tests {
             lines.iter().find(|l| l.get(1) == Some(&"bcache0")).unwrap()[..6],
             ["one", "bcache0", "/dev/b", "1.0", "KiB", "4.0"]
         );
-        let stopped = ["two", "bcache1", "/dev/x", "-", "-", "1.0", "KiB", "-", "stopped", "-", "-", "-"];
+        // Its size was left out.
+        let stopped =
+            ["two", "bcache1", "/dev/x", "2.0", "KiB", "-", "1.0", "KiB", "-", "stopped", "-", "-", "-"];
         assert_eq!(*line("two"), stopped);
         assert_eq!(lines.iter().filter(|l| l.first() == Some(&"two")).count(), 1, "{said}");
         assert_eq!(line("-")[2], "/dev/w", "in a list of its own");

@@ -56,9 +56,20 @@ pub(super) fn stays_dirty(stays: &Value, is_cache: bool) -> String {
         Some(path) => path.to_owned(),
         None => format!("the cache device of set {}, which is not registered", text(&stays["set"])),
     };
+    let flash_only = stays["flash_only_bytes"].as_u64().unwrap_or(0);
+    let of_disks = stays["dirty_bytes"].as_u64().map(|all| all.saturating_sub(flash_only));
     match is_cache {
+        true if of_disks == Some(0) => {
+            format!("; {} of data of flash-only volumes stay on it", size::human(flash_only))
+        }
         true => {
-            format!("; {amount} on it, and its backing devices are out of date until it is registered again")
+            let flash_only = match flash_only {
+                0 => String::new(),
+                bytes => format!(" ({} of it of flash-only volumes)", size::human(bytes)),
+            };
+            format!(
+                "; {amount} on it{flash_only}, and its backing devices are out of date until it is registered again"
+            )
         }
         false => format!("; {amount} on {cache}, and this disk is out of date until it is registered again"),
     }
@@ -80,6 +91,14 @@ mod tests {
             stays_dirty(&stays, false).starts_with("; 4.0 KiB of dirty data stay on /dev/c, and this disk")
         );
         assert!(stays_dirty(&stays, true).starts_with("; 4.0 KiB of dirty data stay on it, and its backing"));
+        // Backing devices were called out of date that had nothing dirty.
+        let mut volumes = json!({"dirty_bytes": 4096, "flash_only_bytes": 4096, "cache_device": "/dev/c"});
+        let expected = "; 4.0 KiB of data of flash-only volumes stay on it";
+        assert_eq!(stays_dirty(&volumes, true), expected);
+        volumes["dirty_bytes"] = json!(8192);
+        let expected =
+            "; 8.0 KiB of dirty data stay on it (4.0 KiB of it of flash-only volumes), and its backing";
+        assert!(stays_dirty(&volumes, true).starts_with(expected));
         let unknown = json!({"dirty_bytes": null, "cache_device": null, "set": "s"});
         let expected =
             "; dirty data stays on the cache device of set s, which is not registered, and this disk";

@@ -1,6 +1,6 @@
 //! `ubcache demo`: a demonstration in 90 seconds on sparse files, which removes all of its files.
 //!
-//! Runs the program's own commands as an operator would (`make`, `up`, `check`, `extract`, `flush`), with a backing device
+//! Runs the program's own commands as an operator would (`make`, `up`, `check`, `extract`, `drain`), with a backing device
 //! that is slowed down to a disk with a moving head, and a load generator of its own.
 //!
 //! Invariants: the demonstration ends by itself. However it ends, it removes its files and ends its processes: each of them
@@ -251,7 +251,7 @@ fn prove(devices: &Devices<'_>, way: Way, load: &Load) -> Result<(), Failure> {
         Way::Ext4 => verify_file_system(place, load, &copy_arg)?,
     };
     remove(&copy)?;
-    run(place, &["flush", "-C", ssd, "-B", hdd])?;
+    run(place, &["drain", "-C", ssd, "-B", hdd])?;
     run(place, &["check", ssd, hdd])?;
     match way {
         Way::Nbd => verify(load, Path::new(hdd), DATA_OFFSET_BYTES)?,
@@ -264,7 +264,7 @@ fn prove(devices: &Devices<'_>, way: Way, load: &Load) -> Result<(), Failure> {
         load.verified_reads()
     ))?;
     say(&format!("  - cache merged over HDD (extract) has the last write of all {blocks} blocks"))?;
-    say("  - after flush the HDD alone has them too")?;
+    say("  - after the drain the HDD alone has them too")?;
     if way == Way::Ext4 {
         say("  - both times e2fsck found nothing wrong with the file system")?;
     }

@@ -33,10 +33,15 @@ impl Contents {
 }
 
 /// Whether data would be lost that exists nowhere else.
-#[derive(Clone, Copy)]
 enum Dirty {
     No,
-    Yes,
+    /// This cache device has data that belongs on backing devices.
+    OfDisks,
+    /// It has data of the flash-only volumes in these slots, and also of backing devices or not.
+    OfVolumes {
+        slots: Vec<Inode>,
+        and_disks: bool,
+    },
     /// The cache device of this backing device has it.
     InItsCache {
         data_offset: Sector,
@@ -94,11 +99,12 @@ impl Make {
         let advice = match dirty {
             Dirty::No if self.wipe || self.force => return Ok(None),
             Dirty::No => "overwrite it with --wipe".to_owned(),
-            Dirty::Yes => {
+            Dirty::OfDisks => {
                 format!(
                     "write the dirty data back with `ubcache drain -C {path_text}`, or lose it with --wipe-dirty"
                 )
             }
+            Dirty::OfVolumes { slots, and_disks } => of_volumes(path, &slots, and_disks),
             Dirty::InItsCache { data_offset } => format!(
                 "with that cache device `ubcache drain -C CACHE-DEVICE -B {path_text}` writes it back; if that device is lost, \
                  `--wipe-dirty --data-offset {data_offset}` gives it up and leaves the other data as it is; see the page \
@@ -116,6 +122,26 @@ impl Make {
             None => Failure::Failed(text),
         }))
     }
+}
+
+/// What saves the data of flash-only volumes, which no backing device can get.
+fn of_volumes(path: &Path, slots: &[Inode], and_disks: bool) -> String {
+    let path = path.display();
+    let drain = match and_disks {
+        true => format!("write the dirty data of its disks back with `ubcache drain -C {path}`, then "),
+        false => String::new(),
+    };
+    let (slot, which) = match slots {
+        [one] => (one.0.to_string(), String::new()),
+        several => {
+            let all: Vec<String> = several.iter().map(|slot| slot.0.to_string()).collect();
+            ("SLOT".to_owned(), format!(" (SLOT is one of {})", all.join(", ")))
+        }
+    };
+    format!(
+        "no backing device has the data of flash-only volumes: {drain}copy each with `ubcache extract -C {path} --volume {slot} \
+         -o FILE`{which}, or lose the data with --wipe-dirty"
+    )
 }
 
 /// What a device holds, as far as it is known.
@@ -154,7 +180,7 @@ fn describe(path: &Path, bytes: &[u8]) -> Contents {
                             "{name}; {} may have acknowledged writes of a process that was killed",
                             log.display()
                         );
-                        Contents::known(text, Dirty::Yes)
+                        Contents::known(text, Dirty::OfDisks)
                     }
                 }
             }
@@ -192,18 +218,28 @@ fn with_dirty_data(path: &Path, name: String) -> Contents {
         }
     };
     let dirty = |inode: Inode| Sectors(view.totals_of(inode).dirty_sectors);
-    let parts: Vec<String> = view
-        .slots
+    let is_dirty = |inode: Inode, kind| kind != SlotKind::Invalidated && dirty(inode) != Sectors::ZERO;
+    let all: Vec<_> = view.slots.iter().filter(|(inode, slot)| is_dirty(**inode, slot.kind)).collect();
+    let parts: Vec<String> = all
         .iter()
-        .filter(|(inode, slot)| slot.kind != SlotKind::Invalidated && dirty(**inode) != Sectors::ZERO)
         .map(|(inode, slot)| {
             let of = if slot.label.is_empty() { slot.uuid.to_string() } else { format!("{:?}", slot.label) };
-            format!("{} of {of}", size::human(dirty(*inode).bytes()))
+            format!("{} of {of}", size::human(dirty(**inode).bytes()))
         })
         .collect();
     if parts.is_empty() {
         return Contents::known(name, Dirty::No);
     }
     let text = format!("{name}, with dirty data that exists nowhere else: {}", parts.join(", "));
-    Contents::known(text, Dirty::Yes)
+    let (volumes, disks): (Vec<_>, Vec<_>) =
+        all.iter().partition(|(_, slot)| matches!(slot.kind, SlotKind::Volume(_)));
+    let slots: Vec<Inode> = volumes.iter().map(|(inode, _)| **inode).collect();
+    Contents::known(
+        text,
+        if slots.is_empty() {
+            Dirty::OfDisks
+        } else {
+            Dirty::OfVolumes { slots, and_disks: !disks.is_empty() }
+        },
+    )
 }

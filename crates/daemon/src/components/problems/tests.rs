@@ -7,6 +7,7 @@ use serve::Snapshot;
 use serve::exports::{Opens, Way, WayKind};
 
 use super::*;
+use crate::components::views::DeviceSizes;
 use crate::order::Holder;
 
 fn volume(name: &str, label: &str) -> VolumeFigures {
@@ -48,11 +49,11 @@ fn device(path: &str, kind: &'static str, state: &'static str, why: &str) -> Dev
         why: Some(why.to_owned()).filter(|w| !w.is_empty()),
         waits_for: None,
         cache_failed: false,
+        overwritten: false,
         cache_path: Some(PathBuf::from("/dev/ssd")),
         dirty: false,
         dirty_bytes: None,
-        grown_bytes: None,
-        data_offset_bytes: 0,
+        sizes: DeviceSizes::default(),
     }
 }
 
@@ -457,4 +458,13 @@ fn the_path_of_a_device_is_said_once() {
         device("/dev/ssd", "cache", "failed", "/dev/ssd: cannot be found: No such file or directory");
     let found = problems(&[], &[missing]);
     assert_eq!(found[0].text, "/dev/ssd failed: cannot be found: No such file or directory");
+}
+
+/// A disk without a superblock was to be registered again, which had the same end each time.
+#[test]
+fn a_disk_that_was_overwritten_is_let_go_of() {
+    let mut disk = device("/dev/slow", "backing", "failed", "expected a superblock of bcache, found ext4");
+    assert_eq!(problems(&[], std::slice::from_ref(&disk))[0].command, "ubcache register /dev/slow");
+    disk.overwritten = true;
+    assert_eq!(problems(&[], &[disk])[0].command, "ubcache unregister /dev/slow");
 }
