@@ -93,6 +93,7 @@ impl Order {
             Order::Create(_, reply) => reply.send(Err(why)),
             Order::Users(_, reply) => reply.send(Err(why)),
             Order::Holders(reply) => reply.send(Err(why)),
+            Order::Slot(_, reply) => reply.send(Err(why)),
             Order::StartVolume(_, reply) => reply.send(Err(why)),
             Order::ExportAgain(reply) => reply.send(Err(why)),
             Order::Label(_, reply)
