@@ -126,6 +126,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let hub = shared.hub.clone();
     let paths = Paths { socket: &socket, state_dir: &state_dir };
     let result = runtime.block_on(control(options, &paths, access, shared));
+    runtime.spawn(free_unused_memory());
     // The probe of a device that hangs must not delay the end of the process.
     runtime.shutdown_timeout(Duration::from_millis(100));
     hub.close_log();
@@ -220,6 +221,17 @@ fn last_store(shared: &Shared) -> Result<(), Failure> {
 }
 
 /// Tells the service manager that the control thread works.
+/// How often memory is freed that exports did not use since the last time.
+const FREES_EVERY: Duration = Duration::from_secs(5);
+
+/// Frees memory from time to time that exports have not used since the last time.
+async fn free_unused_memory() {
+    loop {
+        tokio::time::sleep(FREES_EVERY).await;
+        serve::pressure::free_unused();
+    }
+}
+
 async fn notify_watchdog() {
     let Some(every) = notify::watchdog() else { return };
     loop {

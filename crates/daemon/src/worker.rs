@@ -354,6 +354,7 @@ fn run(
         _ => ("", format!("{} has stopped", label.title(plan))),
     };
     phase.set(end.clone());
+    serve::pressure::give_back_heap();
     // The event is published below; without this, the message would be published a second time.
     message::listen(|_, _| ());
     message::speak_for("");
