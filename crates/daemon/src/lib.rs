@@ -5,7 +5,7 @@
 //!
 //! Modules: `config` has the configuration and `state` the stored state; `probe` reads superblocks and `uevents` receives
 //! hotplug events; `registry` decides what is served; `worker` is the thread of a set and `host` the volumes on it; `names`
-//! resolves the names of devices and `identity` distinguishes a device from its copies; `links` makes links to block devices;
+//! resolves the names of devices and `identity` distinguishes a device from its copies; `links` makes links to block devices, and `published` tells udev their labels;
 //! `settings` and `reload` change tunables; `jobs` has long operations, `hub` events and `event_log` those of the past, `audit`
 //! the record of changes; `server` and `tcp` accept clients and `api` answers them, and
 //! `expected` has the words for what is malformed; `stop` ends the daemon; `why` has the
@@ -34,6 +34,7 @@ mod order;
 mod places;
 mod probe;
 mod process;
+mod published;
 mod registry;
 mod reload;
 mod remote;
@@ -125,8 +126,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     remove_left_links(&shared);
     let hub = shared.hub.clone();
     let paths = Paths { socket: &socket, state_dir: &state_dir };
-    let result = runtime.block_on(control(options, &paths, access, shared));
     runtime.spawn(free_unused_memory());
+    let result = runtime.block_on(control(options, &paths, access, shared));
     // The probe of a device that hangs must not delay the end of the process.
     runtime.shutdown_timeout(Duration::from_millis(100));
     hub.close_log();
@@ -220,7 +221,6 @@ fn last_store(shared: &Shared) -> Result<(), Failure> {
     }
 }
 
-/// Tells the service manager that the control thread works.
 /// How often memory is freed that exports did not use since the last time.
 const FREES_EVERY: Duration = Duration::from_secs(5);
 
@@ -232,6 +232,7 @@ async fn free_unused_memory() {
     }
 }
 
+/// Tells the service manager that the control thread works.
 async fn notify_watchdog() {
     let Some(every) = notify::watchdog() else { return };
     loop {
