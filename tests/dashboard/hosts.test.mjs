@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import fs from "node:fs";
 import { after, before, test } from "node:test";
 
-import { DESKTOP, PHONE, drawn, fitsThePhone, focused, isAccessible, launch, open } from "./page.mjs";
+import { DESKTOP, DRAWS, LOOKS, PHONE, drawForTheGuide, drawn, fitsThePhone, focused, hasSamples, isAccessible, keep, launch, open } from "./page.mjs";
 import { World, until } from "./world.mjs";
 
 let browser;
@@ -35,17 +35,56 @@ const TWO_CACHES = {
   alone: [["photos", 64], ["spare", 64]],
 };
 
-/** Screenshots of a page in both sizes, each in its theme, with the checks that hold for all. */
-async function look(world, name, where, ready) {
-  for (const [size, viewport, colorScheme] of [["desktop", DESKTOP, "light"], ["phone", PHONE, "dark"]]) {
+/**
+ * Screenshots of a page in both sizes and both themes, with the checks that hold for all. Clients of the volumes `busy` work
+ * meanwhile, so that the charts have lines. The screenshots are kept in `docs/dashboard` if they are drawn again.
+ */
+async function look(world, name, where, ready, busy = []) {
+  const stop = world.busy(busy);
+  if (busy.length) await world.samples(DRAWS ? 62 : 5);
+  for (const [size, viewport, colorScheme] of LOOKS) {
     const { page, shoot, done } = await open(browser, world.origin, where, { viewport, colorScheme });
     await ready(page);
+    if (busy.length) {
+      await page.getByRole("button", { name: "1 min" }).click();
+      await hasSamples(page);
+    }
     if (viewport === PHONE) await fitsThePhone(page);
-    await isAccessible(page, `${name} ${size}`);
-    await shoot(`${name}-${size}-${colorScheme}`);
+    await isAccessible(page, `${name} ${size} ${colorScheme}`);
+    // Rates are those between two answers of the daemon.
+    if (busy.length) await page.locator("table.volumes").getByText(/\d\/s/).first().waitFor();
+    // The bar at the top stays in view, and would lie over the middle of the picture.
+    await page.evaluate(() => scrollTo(0, 0));
+    await page.mouse.move(0, 0);
+    const picture = await shoot(`${name}-${size}-${colorScheme}`);
+    if (DRAWS && busy.length) await keep(browser, `${name}-${size}-${colorScheme}`, picture);
+    if (name === "waiting" && size === "desktop" && colorScheme === "light") await drawForTheGuide(page, "dashboard-waiting", { width: 1280, height: 800 });
+    if (name === "many" && size === "phone" && colorScheme === "dark") await drawForTheGuide(page, "dashboard-phone", PHONE);
     await done();
   }
+  await stop();
 }
+
+test("one volume on a quiet host", async () => {
+  await withHost({ caches: [{ name: "nvme", size: 64, volumes: [["data", 256]] }], alone: [] }, async (world) => {
+    await world.fill("data", 2);
+    await look(world, "one", "", async (page) => {
+      await page.getByRole("banner").getByText("No problems").waitFor();
+      await page.getByRole("region", { name: "Cache nvme" }).getByRole("link", { name: "data" }).waitFor();
+    }, ["data"]);
+    if (!DRAWS) return;
+    const stop = world.busy(["data"]);
+    const { page, done } = await open(browser, world.origin, `#/volume/${world.volumes.data}`);
+    await page.getByRole("button", { name: "1 min" }).click();
+    await hasSamples(page);
+    await drawn(page, "Throughput", ["write"]);
+    const facts = page.getByRole("region", { name: "Facts" });
+    await until("latencies", async () => ((await facts.textContent()).match(/p99\d[\d.]* (µs|ms|s)/g) ?? []).length === 2);
+    await drawForTheGuide(page, "dashboard-volume", { width: 1280, height: 800 });
+    await done();
+    await stop();
+  });
+});
 
 /**
  * After a start without a cache device, a disk waits with data whose newest version is on that cache device. An operator who
@@ -64,7 +103,7 @@ test("a waiting disk with dirty data is the first problem, then what has failed"
       const problems = page.getByRole("region", { name: "Problems" });
       assert.deepEqual(await problems.getByRole("heading", { level: 3 }).allTextContents(), ["orders waits, with dirty data", "optane has failed", "photos-disk has failed"]);
       assert.ok((await page.title()).startsWith("(3) "), await page.title());
-    });
+    }, ["mail", "spare"]);
 
     // The cache device is back: it is registered from the page, and nothing is wrong with orders any more.
     const { page, done } = await open(browser, world.origin, "");
@@ -98,7 +137,7 @@ test("a failed cache is a problem, and so are its dirty volumes", async () => {
       await page.getByRole("region", { name: "Cache nvme" }).locator(".chip", { hasText: "requests fail" }).waitFor();
       // The volumes of the other cache and without a cache are as before.
       await page.getByRole("region", { name: "Cache optane" }).locator(".chip", { hasText: "serving" }).waitFor();
-    });
+    }, ["orders", "photos"]);
     world.broken = true;
   });
 });
@@ -173,7 +212,7 @@ test("24 volumes are found by their labels", async () => {
       await until("all volumes", async () => (await table.getByRole("link").count()) === 24);
       // In the order of people, not of characters, and without the numbers of the daemon.
       assert.deepEqual((await table.getByRole("link").allTextContents()).slice(0, 3), ["vm-1", "vm-2", "vm-3"]);
-    });
+    }, labels);
     const { page, done } = await open(browser, world.origin, "", { viewport: PHONE });
     await page.getByLabel("Go to").selectOption({ label: "\u00a0\u00a0vm-17" });
     await page.getByRole("heading", { name: "vm-17", level: 1 }).waitFor();

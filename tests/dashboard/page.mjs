@@ -16,6 +16,12 @@ export const FILES = new URL("../../crates/daemon/web", import.meta.url).pathnam
 const TREE = process.env.UBCACHE_DASHBOARD_TREE === "1";
 export const DESKTOP = { width: 1440, height: 900 };
 export const PHONE = { width: 390, height: 844 };
+/** Both sizes in both themes. */
+export const LOOKS = [["desktop", DESKTOP, "light"], ["desktop", DESKTOP, "dark"], ["phone", PHONE, "light"], ["phone", PHONE, "dark"]];
+/** Whether the pictures of the documentation are drawn again (`docs/dashboard`, and those of the guide). */
+export const DRAWS = process.env.UBCACHE_DASHBOARD_DRAW === "1";
+const PICTURES = new URL("../../docs/dashboard", import.meta.url).pathname;
+const GUIDE = new URL("../../docs/book/src", import.meta.url).pathname;
 /** A browser in which no host name resolves, so a request to another host fails and is recorded. */
 export function launch() {
   fs.mkdirSync(artefacts, { recursive: true });
@@ -46,7 +52,7 @@ export async function open(browser, origin, where, { viewport = DESKTOP, colorSc
   });
   await page.goto(`${origin}/${where}`);
   if (live) await page.getByText("live", { exact: true }).waitFor();
-  const shoot = async (name, whole = true) => page.screenshot({ path: path.join(artefacts, `${name}.png`), fullPage: whole });
+  const shoot = async (name, whole = true) => page.screenshot({ path: path.join(artefacts, `${name}.png`), fullPage: whole, scale: DRAWS ? "css" : "device" });
   const done = async () => {
     await context.unrouteAll({ behavior: "ignoreErrors" });
     await context.close();
@@ -54,6 +60,33 @@ export async function open(browser, origin, where, { viewport = DESKTOP, colorSc
   };
   return { page, shoot, done, expected };
 }
+
+/** Stores a screenshot of the whole page for the documentation, as a small file. */
+export async function keep(browser, name, png) {
+  const page = await browser.newPage();
+  const encoded = await page.evaluate(async (data) => {
+    const image = new Image();
+    image.src = `data:image/png;base64,${data}`;
+    await image.decode();
+    const canvas = Object.assign(document.createElement("canvas"), { width: image.width, height: image.height });
+    canvas.getContext("2d").drawImage(image, 0, 0);
+    return canvas.toDataURL("image/webp", 0.8).split(",")[1];
+  }, png.toString("base64"));
+  await page.close();
+  fs.mkdirSync(PICTURES, { recursive: true });
+  fs.writeFileSync(path.join(PICTURES, `${name}.webp`), Buffer.from(encoded, "base64"));
+}
+
+/** Draws a picture of the guide again: the upper part of a page, on a screen of this size. */
+export async function drawForTheGuide(page, name, viewport) {
+  if (!DRAWS) return;
+  await page.setViewportSize(viewport);
+  await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+  await page.screenshot({ path: path.join(GUIDE, `${name}.png`), scale: "css" });
+}
+
+/** Waits until no chart of the page is empty. */
+export const hasSamples = (page) => until("samples in all charts", async () => (await page.locator(".chart").count()) > 0 && (await page.locator(".chart .empty:visible").count()) === 0);
 
 /** The number of pixels of a canvas that are close to a colour of the page; half transparent ones do not count. */
 const pixels = (canvas, colour) => canvas.evaluate((element, name) => {

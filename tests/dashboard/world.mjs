@@ -19,9 +19,9 @@ export function needed(name) {
   return value;
 }
 
-/** Waits for a condition, at most a minute. */
-export async function until(what, condition) {
-  const deadline = Date.now() + 60_000;
+/** Waits for a condition, at most a minute if nothing else is said. */
+export async function until(what, condition, ms = 60_000) {
+  const deadline = Date.now() + ms;
   for (;;) {
     const value = await condition();
     if (value) return value;
@@ -208,6 +208,38 @@ export class World {
       going.stop = true;
       await Promise.all(parts);
     };
+  }
+
+  /** One client for each of these volumes, until they are stopped. A client whose volume fails ends. */
+  busy(labels) {
+    let going = true;
+    const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+    const block = Buffer.alloc(16 << 10, 0x5a);
+    const client = async (label, nr) => {
+      const nbd = await connect(this.at(`${this.volumes[label]}.sock`), this.volumes[label]);
+      try {
+        for (let n = 0; going; n++) {
+          // The same places again and again, now and then another one; some clients do more than others.
+          const at = (n % 11 ? (n * 37) % 64 : (n * 101) % 512) * block.length;
+          await nbd.read(at, 4096);
+          if (n % 3 === 0) await nbd.write((at + (nr % 5) * (1 << 20)) % (nbd.size - block.length), block.subarray(0, 4096 << (n % 3)));
+          if (n % 60 === 59) await nbd.flush();
+          await pause(8 + 12 * (nr % 4) + (n % 200 > 140 ? 20 : 0));
+        }
+      } finally {
+        nbd.end();
+      }
+    };
+    const clients = labels.map((label, nr) => client(label, nr).catch(() => {}));
+    return async () => {
+      going = false;
+      await Promise.all(clients);
+    };
+  }
+
+  /** Waits until the history of the host has so many samples. */
+  samples(count) {
+    return until(`${count} samples`, async () => ((await this.ask("GET", "/v1/history")).columns?.time_ms ?? []).length >= count, 120_000);
   }
 
   /** Writes and flushes so many MiB of a volume. */

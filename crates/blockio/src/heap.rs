@@ -1,12 +1,14 @@
 //! Memory that a serving thread can use without a page fault.
 //!
 //! A page fault needs memory of the kernel. If swap or dirty pages are on a volume of this process, the kernel may have no memory
-//! before the process has answered. So the process takes memory early, touches it, and returns none of it to the kernel; the C
-//! library's allocator serves requests from it. Module [`crate::refill`] takes more when some of it is in use.
+//! before the process has answered. So the process takes memory early, touches it, and the C library's allocator, which serves
+//! requests from it, returns none of it to the kernel. Module [`crate::refill`] takes more when some of it is in use, and module
+//! [`crate::released`] returns memory that the allocator cannot use meanwhile.
 //!
 //! Owns the settings of that allocator, and the touching of heap and stack. Must not know what the memory is for.
 
 use std::hint::black_box;
+use std::io;
 use std::ops::Range;
 
 /// Length of a piece of reserved heap. If the system refuses one piece, the others stay. A piece is small enough for the heap.
@@ -30,7 +32,7 @@ pub fn retain_freed_memory() -> bool {
 
 #[cfg(target_env = "gnu")]
 mod settings {
-    use std::ops::Range;
+    use super::HeapUsage;
 
     /// Allocations below this size come from the heap. It is the largest value that glibc takes.
     ///
@@ -49,12 +51,25 @@ mod settings {
         libc::c_int::try_from(bytes).is_ok_and(|bytes| set(libc::M_TOP_PAD, bytes))
     }
 
-    pub(super) fn free_end() -> Option<Range<usize>> {
-        // SAFETY: `mallinfo2` takes no argument, and locks the heap while it counts.
-        let free_at_end = unsafe { libc::mallinfo2() }.keepcost;
-        // SAFETY: `sbrk(0)` changes nothing and returns the end of the heap.
-        let end = unsafe { libc::sbrk(0) }.addr();
-        Some(end.checked_sub(free_at_end)?..end)
+    pub(super) fn usage() -> Option<HeapUsage> {
+        // Another thread can grow the heap between the calls. The start of its free end would then be wrong by the growth.
+        let (counts, end) = loop {
+            let end = self::end();
+            // SAFETY: `mallinfo2` takes no argument, and locks the heap while it counts.
+            let counts = unsafe { libc::mallinfo2() };
+            if self::end() == end {
+                break (counts, end);
+            }
+        };
+        let free_end = end.checked_sub(counts.keepcost)?..end;
+        let gaps = counts.fordblks.saturating_sub(counts.keepcost);
+        Some(HeapUsage { used_bytes: counts.uordblks, gap_bytes: gaps, free_end })
+    }
+
+    /// The end of the heap.
+    fn end() -> usize {
+        // SAFETY: `sbrk(0)` changes nothing.
+        unsafe { libc::sbrk(0) }.addr()
     }
 
     fn set(what: libc::c_int, value: libc::c_int) -> bool {
@@ -66,7 +81,7 @@ mod settings {
 
 #[cfg(not(target_env = "gnu"))]
 mod settings {
-    use std::ops::Range;
+    use super::HeapUsage;
 
     pub(super) fn retain_freed_memory() -> bool {
         false
@@ -76,7 +91,7 @@ mod settings {
         false
     }
 
-    pub(super) fn free_end() -> Option<Range<usize>> {
+    pub(super) fn usage() -> Option<HeapUsage> {
         None
     }
 }
@@ -88,11 +103,24 @@ pub(crate) fn grow_in_steps_of(bytes: usize) -> bool {
     settings::grow_in_steps_of(bytes)
 }
 
+/// How much of the heap is in use, and where it is free.
+pub(crate) struct HeapUsage {
+    /// Bytes in use.
+    pub(crate) used_bytes: usize,
+    /// Free bytes between pieces in use. An allocation that fits there comes from there.
+    pub(crate) gap_bytes: usize,
+    /// The free addresses at the end of the heap. All other allocations come from there.
+    pub(crate) free_end: Range<usize>,
+}
+
+/// The usage of the heap; `None` if the allocator does not report it. Other threads may change it before the call returns.
+pub(crate) fn usage() -> Option<HeapUsage> {
+    settings::usage()
+}
+
 /// The free addresses at the end of the heap; `None` if the allocator does not report them.
-///
-/// Allocations that fit into no free piece come from there. Other threads may use some before the call returns.
 pub(crate) fn free_end() -> Option<Range<usize>> {
-    settings::free_end()
+    usage().map(|usage| usage.free_end)
 }
 
 /// Grows the heap: allocates memory that is larger than the free end, and touches it. `None` if the system refuses it.
@@ -113,6 +141,17 @@ pub fn reserve(bytes: usize) -> usize {
         pieces.push(piece);
     }
     bytes.min(pieces.len() * PIECE_BYTES)
+}
+
+/// Makes the pages of a range resident, and changes none of their contents.
+///
+/// # Errors
+/// If memory is short, or the kernel cannot do this (before Linux 5.14).
+pub(crate) fn populate(address: usize, bytes: usize) -> io::Result<()> {
+    let start = std::ptr::without_provenance_mut(address);
+    // SAFETY: for any range, the call changes neither contents nor mappings; the kernel checks the addresses.
+    let result = unsafe { libc::madvise(start, bytes, libc::MADV_POPULATE_WRITE) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Allocates memory and writes to each of its pages; `None` if the system refuses it.

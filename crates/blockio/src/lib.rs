@@ -38,6 +38,7 @@ mod polled;
 mod reactor;
 pub mod refill;
 mod registered;
+mod released;
 mod signals;
 mod signature;
 mod slots;

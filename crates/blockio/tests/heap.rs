@@ -33,7 +33,7 @@ fn until_filled_up(refill: &Refill) {
     }
 }
 
-/// Much more is used than what is kept ahead, and each page is there before it is used.
+/// Much more is used than what is kept ahead, and each page is there before it is used, also after it was given back.
 fn main() {
     if !heap::retain_freed_memory() {
         return println!("NOT CHECKED: another C library than glibc");
@@ -53,4 +53,32 @@ fn main() {
     // 72 MiB are 18432 pages; 16 MiB of them are there without the thread that fills up.
     assert!(faults < 500, "{faults} page faults while {} pieces were used", used.len());
     println!("{faults} page faults for 72 MiB");
+
+    // What is freed between pieces in use goes back, and is there again before it is used again.
+    let kept: Vec<Vec<u8>> = used.drain(..).skip(8).step_by(9).collect();
+    assert_eq!(kept.len(), 12, "a piece of each round stays in use");
+    let full = resident();
+    refill.give_back();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while resident() + 56 * MIB > full {
+        assert!(Instant::now() < deadline, "{} of {full} bytes are resident", resident());
+        std::thread::yield_now();
+    }
+    until_filled_up(&refill);
+    let before = minor_faults();
+    for n in 0..12 {
+        used.extend((0..4).map(|_| vec![n; MIB]));
+        until_filled_up(&refill);
+    }
+    let faults = minor_faults() - before;
+    assert!(faults < 500, "{faults} page faults while memory that was given back was used again");
+    assert!(resident() < full + 2 * RESERVE, "{} bytes instead of {full}", resident());
+    println!("{faults} page faults for 48 MiB that were given back");
+}
+
+/// Resident memory of this process, in bytes.
+fn resident() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("procfs");
+    let pages = statm.split(' ').nth(1).and_then(|word| word.parse::<usize>().ok());
+    pages.unwrap_or_else(|| panic!("{statm}")) * 4096
 }

@@ -5,7 +5,7 @@
 //!
 //! Modules: `config` has the configuration and `state` the stored state; `probe` reads superblocks and `uevents` receives
 //! hotplug events; `registry` decides what is served; `worker` is the thread of a set and `host` the volumes on it; `names`
-//! resolves the names of devices and `identity` distinguishes a device from its copies; `links` makes links to block devices;
+//! resolves the names of devices and `identity` distinguishes a device from its copies; `links` makes links to block devices, and `published` tells udev their labels;
 //! `settings` and `reload` change tunables; `jobs` has long operations, `hub` events and `event_log` those of the past, `audit`
 //! the record of changes; `server` and `tcp` accept clients and `api` answers them, and
 //! `expected` has the words for what is malformed; `stop` ends the daemon; `why` has the
@@ -34,6 +34,7 @@ mod order;
 mod places;
 mod probe;
 mod process;
+mod published;
 mod registry;
 mod reload;
 mod remote;
@@ -125,6 +126,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     remove_left_links(&shared);
     let hub = shared.hub.clone();
     let paths = Paths { socket: &socket, state_dir: &state_dir };
+    runtime.spawn(free_unused_memory());
     let result = runtime.block_on(control(options, &paths, access, shared));
     // The probe of a device that hangs must not delay the end of the process.
     runtime.shutdown_timeout(Duration::from_millis(100));
@@ -216,6 +218,17 @@ fn last_store(shared: &Shared) -> Result<(), Failure> {
             "{why}; the next start of the daemon does not know the last changes"
         ))),
         None => Ok(()),
+    }
+}
+
+/// How often memory is freed that exports did not use since the last time.
+const FREES_EVERY: Duration = Duration::from_secs(5);
+
+/// Frees memory from time to time that exports have not used since the last time.
+async fn free_unused_memory() {
+    loop {
+        tokio::time::sleep(FREES_EVERY).await;
+        serve::pressure::free_unused();
     }
 }
 

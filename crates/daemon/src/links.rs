@@ -27,6 +27,8 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use serve::{exports, message, plain};
 
+use crate::published::PublishedLabels;
+
 /// Directory of the links, unless the configuration names another one.
 pub(crate) const DEFAULT_LINKS: &str = "/dev/ubcache";
 
@@ -53,6 +55,8 @@ struct Linked {
 /// The links, by the keys of their volumes.
 pub(crate) struct Links {
     dir: PathBuf,
+    /// The labels for udev, which makes the same links in the default directory.
+    published: Option<PublishedLabels>,
     linked: Mutex<BTreeMap<String, Linked>>,
     /// Locked after `linked`.
     ownership: Mutex<Ownership>,
@@ -106,7 +110,9 @@ fn is_at(path: &Path, open: &File) -> bool {
 /// Where the link of this name in the directory leads to.
 fn target_in(dir: &File, name: &OsStr) -> Option<PathBuf> {
     let to = readlinkat(dir, name, Vec::new()).ok()?;
-    Some(PathBuf::from(OsStr::from_bytes(to.as_bytes())))
+    let to = Path::new(OsStr::from_bytes(to.as_bytes()));
+    // Links of udev are relative.
+    Some(to.strip_prefix("..").map_or_else(|_| to.to_owned(), |name| Path::new("/dev").join(name)))
 }
 
 /// Removes the links to block devices of this program.
@@ -145,8 +151,10 @@ pub(crate) fn remove_left_in(dir: &Path) {
 
 impl Links {
     pub(crate) fn new(dir: PathBuf) -> Links {
+        let published = (dir == Path::new(DEFAULT_LINKS)).then(PublishedLabels::default);
         Links {
             dir,
+            published,
             linked: Mutex::default(),
             ownership: Mutex::new(Ownership::Free),
             taken_over: AtomicBool::new(false),
@@ -208,7 +216,11 @@ impl Links {
     /// Removes the links to block devices of this program that an earlier daemon has left: by now, such a device can belong to
     /// another volume. Other links in the directory stay.
     pub(crate) fn remove_stale(&self) {
-        match self.own() {
+        let owned = self.own();
+        if !matches!(owned, Ok(None)) {
+            self.published.iter().for_each(PublishedLabels::remove_stale);
+        }
+        match owned {
             Ok(Some(dir)) => clean(&dir, &self.dir),
             Ok(None) => return,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return,
@@ -221,6 +233,8 @@ impl Links {
     pub(crate) fn add(&self, id: &str, label: &str, device: &Path) {
         let linked = &mut *self.lock();
         linked.insert(id.to_owned(), Linked { label: label.to_owned(), device: device.to_owned() });
+        // An earlier daemon may have published a label of this device.
+        self.published.iter().filter(|_| !plain::is_link_name(label)).for_each(|p| p.remove(device));
         self.update(linked, label);
         if self.taken_over.swap(false, Ordering::Relaxed) {
             linked.values().for_each(|l| self.update(linked, &l.label));
@@ -273,6 +287,9 @@ impl Links {
 
     /// Removes a link if it leads to one of these devices.
     fn unlink(&self, label: &str, devices: &[&Path]) -> std::io::Result<()> {
+        if let Some(published) = &self.published {
+            devices.iter().for_each(|device| published.remove(device));
+        }
         let dir = match self.own() {
             Ok(Some(dir)) => dir,
             Ok(None) => return Ok(()),
@@ -301,7 +318,9 @@ impl Links {
         let temporary = "\u{1}new";
         let _ = unlinkat(&dir, temporary, AtFlags::empty());
         symlinkat(device, &dir, temporary)?;
-        Ok(renameat(&dir, temporary, &dir, label)?)
+        renameat(&dir, temporary, &dir, label)?;
+        self.published.iter().for_each(|published| published.set(device, label));
+        Ok(())
     }
 
     /// Removes the link of a volume that is no longer among `linked`. A volume that alone has the label now gets a link.
@@ -343,6 +362,29 @@ mod tests {
         links.remove("b");
         links.remove("unknown");
         assert!(!dir.exists(), "an empty directory goes");
+    }
+
+    /// udev knew no links, so systemd had no unit for them, and a mount by `/dev/ubcache/LABEL` waited for ever.
+    #[test]
+    fn udev_is_told_the_label_that_has_a_link() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("ubcache");
+        let published = Some(PublishedLabels::below(root.path()));
+        let links = Links { published, ..Links::new(dir.clone()) };
+        let label = |name| std::fs::read_to_string(root.path().join("labels").join(name)).ok();
+        let (zero, one) = (Path::new("/dev/ublkb0"), Path::new("/dev/ublkb1"));
+        links.add("a", "data", zero);
+        assert_eq!(label("ublkb0").as_deref(), Some("UBCACHE_LABEL=data\n"));
+        links.add("b", "data", one);
+        assert_eq!((label("ublkb0"), label("ublkb1")), (None, None), "two volumes have it");
+        links.relabel("b", "films");
+        assert_eq!(label("ublkb0").as_deref(), Some("UBCACHE_LABEL=data\n"));
+        assert_eq!(label("ublkb1").as_deref(), Some("UBCACHE_LABEL=films\n"));
+        // udev has replaced the link by its own.
+        std::fs::remove_file(dir.join("films")).unwrap();
+        symlink("../ublkb1", dir.join("films")).unwrap();
+        links.remove("b");
+        assert_eq!((std::fs::read_link(dir.join("films")).ok(), label("ublkb1")), (None, None));
     }
 
     /// Which disk the link named was a matter of the order of their starts.

@@ -375,6 +375,7 @@ fn run(
             _ => plan.ends_before(&title, Cut::Waiting, shared.is_stopping()),
         });
     }
+    serve::pressure::give_back_heap();
     // The event is published below; without this, the message would be published a second time.
     message::listen(|_, _| ());
     message::speak_for("");

@@ -75,7 +75,7 @@ export class Problems {
     this.element.hidden = !problems.length;
     say(this.heading, problemCount(problems.length));
     this.list.replaceChildren(...problems.map((p) => el("li", { class: p.kind },
-      el("div", { class: "grow" }, el("h3", {}, p.href !== "#/" ? el("a", { href: p.href }, p.title) : p.title), el("p", { class: "small" }, prose(p.text), " Next: ", el("code", { class: "next" }, p.command))),
+      el("div", { class: "grow" }, el("h3", {}, p.href !== "#/" ? el("a", { href: p.href }, p.title) : p.title), el("p", { class: "small" }, prose(p.text)), el("p", { class: "small command" }, "Next: ", el("code", { class: "next" }, p.command))),
       p.register && el("button", { type: "button", "aria-label": `${p.action} (${p.title})`, onclick: () => this.register(p.register) }, p.action))));
   }
 }

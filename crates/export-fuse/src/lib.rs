@@ -34,5 +34,5 @@ pub use hole::PunchHole;
 pub use mount::MountBy;
 pub use probe::{Availability, probe};
 pub use service::{ServeOptions, Served, serve};
-pub use spare::set_most_spare;
+pub use spare::{free_unused, set_most_spare};
 pub use tree::Tree;

@@ -1,10 +1,10 @@
 //! Memory for written data on its way from a session's thread to the volume's thread.
 //!
 //! Buffers of the volume's thread cannot leave that thread, so written data is copied once more. Owns a bounded number of unused
-//! pieces of memory, so that a write does not allocate, and the limit for those of all volumes together.
+//! pieces of memory, so that a write does not allocate, their end after a time without writes, and the limit for those of all volumes together.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Maximum number of unused small pieces.
 const SPARE_SMALL: usize = 64;
@@ -17,6 +17,39 @@ const LARGE_BYTES: usize = 128 << 10;
 struct Free {
     small: Vec<Vec<u8>>,
     large: Vec<Vec<u8>>,
+    /// Whether a write has used a piece since the last [`free_unused`].
+    used: bool,
+}
+
+/// The unused pieces of all file systems, for [`free_unused`].
+static ALL: Mutex<Vec<Weak<Mutex<Free>>>> = Mutex::new(Vec::new());
+
+/// Frees the unused pieces of the file systems that were not written since the last call.
+pub fn free_unused() {
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain(|free| free.strong_count() > 0);
+    let all: Vec<_> = all.iter().filter_map(Weak::upgrade).collect();
+    for free in all {
+        BUDGET.give_back(lock(&free).end_of_period());
+    }
+}
+
+// No code that can panic runs under the lock, so the data of a poisoned lock is consistent.
+fn lock(free: &Mutex<Free>) -> MutexGuard<'_, Free> {
+    free.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Free {
+    /// Frees all pieces if no write has used one since the last call. Returns how many bytes they had.
+    fn end_of_period(&mut self) -> usize {
+        if std::mem::take(&mut self.used) { 0 } else { self.empty() }
+    }
+
+    /// Frees all pieces, and returns how many bytes they had.
+    fn empty(&mut self) -> usize {
+        let pieces = self.small.drain(..).chain(self.large.drain(..));
+        pieces.map(|piece| piece.capacity()).sum()
+    }
 }
 
 /// The bytes that unused pieces may have together.
@@ -48,33 +81,33 @@ pub fn set_most_spare(bytes: usize) {
 }
 
 pub(crate) struct Spare {
-    free: Mutex<Free>,
+    free: Arc<Mutex<Free>>,
     budget: &'static SpareBudget,
 }
 
 impl Default for Spare {
     fn default() -> Spare {
-        Spare { free: Mutex::default(), budget: &BUDGET }
+        let free = Arc::<Mutex<Free>>::default();
+        ALL.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&free));
+        Spare { free, budget: &BUDGET }
     }
 }
 
 impl Drop for Spare {
     fn drop(&mut self) {
-        let free = &mut *self.lock();
-        let pieces = free.small.drain(..).chain(free.large.drain(..));
-        self.budget.give_back(pieces.map(|piece| piece.capacity()).sum());
+        self.budget.give_back(self.lock().empty());
     }
 }
 
 impl Spare {
     fn lock(&self) -> MutexGuard<'_, Free> {
-        // No code that can panic runs under the lock, so the data of a poisoned lock is consistent.
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.free)
     }
 
     /// Copies `bytes` to a piece of memory.
     pub(crate) fn copy_of(&self, bytes: &[u8]) -> Vec<u8> {
         let mut free = self.lock();
+        free.used = true;
         let piece = if bytes.len() < LARGE_BYTES { free.small.pop() } else { free.large.pop() };
         drop(free);
         let mut piece = piece.unwrap_or_default();
@@ -116,11 +149,22 @@ mod tests {
         assert_eq!((free.small.len(), free.large.len()), (SPARE_SMALL, SPARE_LARGE));
     }
 
+    /// After a load each volume kept up to 16 MiB for as long as it was served.
+    #[test]
+    fn memory_that_is_not_used_is_freed() {
+        let spare = Spare::default();
+        let piece = spare.copy_of(b"abc");
+        spare.give_back(piece);
+        let mut free = spare.lock();
+        assert_eq!((free.end_of_period(), free.small.len()), (0, 1), "it was used");
+        assert!(free.end_of_period() >= 3 && free.small.is_empty());
+    }
+
     /// Each of many volumes kept up to 16 MiB, whatever the memory of the host.
     #[test]
     fn all_volumes_together_keep_within_one_budget() {
         static SMALL: SpareBudget = SpareBudget::new(3 << 20);
-        let spares: Vec<Spare> = (0..24).map(|_| Spare { free: Mutex::default(), budget: &SMALL }).collect();
+        let spares: Vec<Spare> = (0..24).map(|_| Spare { free: Arc::default(), budget: &SMALL }).collect();
         for spare in &spares {
             (0..SPARE_LARGE).for_each(|_| spare.give_back(Vec::with_capacity(1 << 20)));
         }

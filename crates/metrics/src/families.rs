@@ -15,8 +15,8 @@ use crate::family::{
     DEVICE, DEVICE_OP, Family, FamilyInfo, OUTCOME, REASON, SET, VOLUME, counter, gauge, histogram,
 };
 use crate::host::HOST_FAMILIES;
-use crate::states::{BACKING_STATES, RATE_REASONS, states};
-use crate::text::{Format, Kind, Text};
+use crate::states::{BACKING_STATES, RATE_REASONS, state, states};
+use crate::text::{Format, Kind, REQUEST_BOUNDS, Text, WORK_BOUNDS};
 
 /// Every family, in the order of the text.
 fn all() -> impl Iterator<Item = &'static Family> {
@@ -125,7 +125,7 @@ static FAMILIES: &[Family] = &[
         outcomes(f, |l, v, op, outcome| t.count(l, v.total.of(op, outcome).bytes));
     }),
     histogram("ubcache_request_duration_seconds", OUTCOME, "Duration of requests of clients.", |f, t| {
-        outcomes(f, |l, v, op, outcome| t.histogram(l, v.latencies.of(op, outcome)));
+        outcomes(f, |l, v, op, outcome| t.histogram(l, v.latencies.of(op, outcome), REQUEST_BOUNDS));
     }),
     counter(
         "ubcache_request_errors_total",
@@ -150,9 +150,14 @@ static FAMILIES: &[Family] = &[
     counter(
         "ubcache_bypassed_bytes_total",
         REASON,
-        "Length of the requests that were not cached, by reason.",
+        "Length of the requests that were not cached, by reasons that occurred.",
         |f, t| {
-            reasons(f, |l, v, reason| t.count(l, bypassed(v, reason).1));
+            reasons(f, |l, v, reason| {
+                let (requests, bytes) = bypassed(v, reason);
+                if requests > 0 {
+                    t.count(l, bytes);
+                }
+            });
         },
     ),
     counter(
@@ -268,9 +273,9 @@ static FAMILIES: &[Family] = &[
     gauge(
         "ubcache_writeback_rate_reason",
         REASON,
-        "Reason for the rate of writeback: 1 for the current one.",
+        "Reason for the rate of writeback: 1 for the current one, which alone has a series.",
         |f, t| {
-            volumes(f, |labels, v| states(t, labels, "reason", &RATE_REASONS, v.writeback.rate_reason));
+            volumes(f, |labels, v| state(t, labels, "reason", &RATE_REASONS, v.writeback.rate_reason));
         },
     ),
     gauge(
@@ -278,7 +283,7 @@ static FAMILIES: &[Family] = &[
         &["set", "volume", "pace"],
         "Deprecated, removed in the next release: ubcache_writeback_rate_reason with another label.",
         |f, t| {
-            volumes(f, |labels, v| states(t, labels, "pace", &RATE_REASONS, v.writeback.rate_reason));
+            volumes(f, |labels, v| state(t, labels, "pace", &RATE_REASONS, v.writeback.rate_reason));
         },
     ),
     counter("ubcache_writeback_bytes_total", VOLUME, "Data written back.", |f, t| {
@@ -295,7 +300,7 @@ static FAMILIES: &[Family] = &[
         |f, t| {
             devices(f, |labels, d| {
                 for (op, figures) in d.ops() {
-                    t.histogram(&[labels, &[("op", op)]].concat(), &figures.latency);
+                    t.histogram(&[labels, &[("op", op)]].concat(), &figures.latency, REQUEST_BOUNDS);
                 }
             });
         },
@@ -306,7 +311,7 @@ static FAMILIES: &[Family] = &[
         "Length of the requests to a device that succeeded.",
         |f, t| {
             devices(f, |labels, d| {
-                for (op, figures) in d.ops() {
+                for (op, figures) in d.ops().into_iter().filter(|(_, figures)| figures.bytes > 0) {
                     t.count(&[labels, &[("op", op)]].concat(), figures.bytes);
                 }
             });
@@ -314,7 +319,9 @@ static FAMILIES: &[Family] = &[
     ),
     counter("ubcache_device_request_errors_total", DEVICE_OP, "Requests to a device that failed.", |f, t| {
         devices(f, |labels, d| {
-            for (op, figures) in d.ops() {
+            // An operation that the device was never asked for has no errors.
+            let asked = |f: &io::OpFigures| f.errors > 0 || !f.latency.is_empty();
+            for (op, figures) in d.ops().into_iter().filter(|(_, figures)| asked(figures)) {
                 t.count(&[labels, &[("op", op)]].concat(), figures.errors);
             }
         });
@@ -483,7 +490,7 @@ static FAMILIES: &[Family] = &[
         SET,
         "Duration of the write of a journal entry, with its flush.",
         |f, t| {
-            sets(f, |set, s| t.histogram(&[("set", set)], &s.times.journal_writes));
+            sets(f, |set, s| t.histogram(&[("set", set)], &s.times.journal_writes, REQUEST_BOUNDS));
         },
     ),
     // Background work.
@@ -492,7 +499,7 @@ static FAMILIES: &[Family] = &[
         SET,
         "Duration of walks of the index by the garbage collector.",
         |f, t| {
-            sets(f, |set, s| t.histogram(&[("set", set)], &s.times.work.gc_durations));
+            sets(f, |set, s| t.histogram(&[("set", set)], &s.times.work.gc_durations, WORK_BOUNDS));
         },
     ),
     counter("ubcache_overwrites_in_place_total", SET, "Overwrites of dirty data in its place.", |f, t| {
@@ -506,7 +513,7 @@ static FAMILIES: &[Family] = &[
         SET,
         "Duration of batches of writeback.",
         |f, t| {
-            sets(f, |set, s| t.histogram(&[("set", set)], &s.times.work.writeback_batches));
+            sets(f, |set, s| t.histogram(&[("set", set)], &s.times.work.writeback_batches, WORK_BOUNDS));
         },
     ),
     histogram(
@@ -516,7 +523,7 @@ static FAMILIES: &[Family] = &[
         |f, t| {
             sets(f, |set, s| {
                 for (work, slices) in s.times.slices() {
-                    t.histogram(&[("set", set), ("work", work.name())], slices);
+                    t.histogram(&[("set", set), ("work", work.name())], slices, WORK_BOUNDS);
                 }
             });
         },
@@ -527,7 +534,7 @@ static FAMILIES: &[Family] = &[
         "The longest of these slices since the start.",
         |f, t| {
             sets(f, |set, s| {
-                for (work, slices) in s.times.slices() {
+                for (work, slices) in s.times.slices().filter(|(_, slices)| !slices.is_empty()) {
                     t.value(&[("set", set), ("work", work.name())], slices.max().as_seconds());
                 }
             });

@@ -1,4 +1,4 @@
-//! States as samples: one for each state, with the state as a label.
+//! States as samples, with the state as a label.
 //!
 //! Owns the values of these labels. Must not know the families.
 
@@ -17,6 +17,19 @@ pub(crate) fn states<T: PartialEq + Copy>(
 ) {
     for (state, value) in all {
         text.count(&[labels, &[(name, value)]].concat(), u64::from(*state == now));
+    }
+}
+
+/// Writes a sample for the current one of many states, which is 1. The others have no sample.
+pub(crate) fn state<T: PartialEq + Copy>(
+    text: &mut Text,
+    labels: &[(&str, &str)],
+    name: &str,
+    all: &[(T, &str)],
+    now: T,
+) {
+    for (_, value) in all.iter().filter(|(state, _)| *state == now) {
+        text.count(&[labels, &[(name, value)]].concat(), 1);
     }
 }
 

@@ -54,14 +54,18 @@ impl Kind {
 
 pub(crate) type Labels<'a> = &'a [(&'a str, &'a str)];
 
-/// Upper bounds of the buckets that are shown, as powers of two of a nanosecond: from 16 us to 17 s.
+/// Upper bounds of the buckets of requests, as powers of two of a nanosecond: from 65 us to 268 ms.
 ///
-/// Histograms count exactly at these bounds. The bounds are few, because a volume has a histogram for each operation and
-/// outcome, and each bound is a series of each histogram. The bounds from 16 us to 17 s are powers of four: the ranges
-/// distinguish a cache hit (16 to 262 us), an SSD under load (262 us to 4 ms), a disk (4 to 67 ms), a disk under load (67 ms to
-/// 1 s), and a device that fails. One more bound, 34 ms, is just below the 50 ms of the alert UbcacheSlowCache, so that the
-/// alert does not depend on interpolation over a range of four.
-const SHIFTS: [u32; 12] = [14, 16, 18, 20, 22, 24, 25, 26, 28, 30, 32, 34];
+/// Histograms count exactly at these bounds. The bounds are few, because a volume has a histogram for each operation and outcome,
+/// and each bound is a series of each histogram. The ranges distinguish memory (to 65 us), an SSD (to 524 us), an SSD under load (to
+/// 4.2 ms), a disk (to 34 ms), a disk under load (to 268 ms), and a device that hangs. The bound 34 ms is just below
+/// the 50 ms of the alert UbcacheSlowCache, so that the alert does not depend on interpolation over a whole range.
+pub(crate) const REQUEST_BOUNDS: &[u32] = &[16, 19, 22, 25, 28];
+
+/// Upper bounds of the buckets of background work, in the same unit: 4.2 ms and 134 ms.
+///
+/// Shorter work delays no client, and the longest slice has a metric of its own.
+pub(crate) const WORK_BOUNDS: &[u32] = &[22, 27];
 
 /// The rendered text so far.
 pub(crate) struct Text {
@@ -97,12 +101,20 @@ impl Text {
         let _ = writeln!(self.out, " {value}");
     }
 
-    pub(crate) fn histogram(&mut self, labels: Labels<'_>, times: &Histogram) {
+    /// Writes the series of a histogram with these upper bounds. What has never occurred has none.
+    ///
+    /// Of the bounds below the shortest time, only the last one is written: it is the lower end of the bucket that follows, and
+    /// the others add nothing, also to a sum over several histograms.
+    pub(crate) fn histogram(&mut self, labels: Labels<'_>, times: &Histogram, bounds: &[u32]) {
         let count = times.count();
-        for shift in SHIFTS {
-            let end = format!("{}", (1u64 << shift) as f64 / 1e9);
+        if count == 0 {
+            return;
+        }
+        let empty = bounds.iter().take_while(|shift| times.below(**shift) == 0).count();
+        for shift in bounds.iter().skip(empty.saturating_sub(1)) {
+            let end = format!("{}", (1u64 << *shift) as f64 / 1e9);
             self.begin("_bucket", labels, Some(&end));
-            let _ = writeln!(self.out, " {}", times.below(shift));
+            let _ = writeln!(self.out, " {}", times.below(*shift));
         }
         self.begin("_bucket", labels, Some("+Inf"));
         let _ = writeln!(self.out, " {count}");
@@ -168,15 +180,24 @@ mod tests {
         text.family("b", Kind::Gauge, "A level.");
         text.value(&[], -1.5);
         text.family("c_seconds", Kind::Histogram, "Times.");
-        text.histogram(&[("op", "read")], &times);
+        text.histogram(&[("op", "read")], &times, REQUEST_BOUNDS);
+        text.histogram(&[("op", "write")], &Histogram::default(), REQUEST_BOUNDS);
         let text = text.end();
         let begin = "# HELP a Things.\n# TYPE a counter\na_total{x=\"1\",y=\"a\\\"b\\\\c\\nd\\\\u{1b}\"} 18446744073709551615\n\
                      # HELP b A level.\n# TYPE b gauge\nb -1.5\n# HELP c_seconds Times.\n# TYPE c_seconds histogram\n\
-                     c_seconds_bucket{op=\"read\",le=\"0.000016384\"} 0\n";
+                     c_seconds_bucket{op=\"read\",le=\"0.000065536\"} 0\n\
+                     c_seconds_bucket{op=\"read\",le=\"0.000524288\"} 1\n";
         assert!(text.starts_with(begin), "{text}");
-        let end = "c_seconds_bucket{op=\"read\",le=\"17.179869184\"} 1\nc_seconds_bucket{op=\"read\",le=\"+Inf\"} 2\n\
+        let end = "c_seconds_bucket{op=\"read\",le=\"0.268435456\"} 1\nc_seconds_bucket{op=\"read\",le=\"+Inf\"} 2\n\
                    c_seconds_sum{op=\"read\"} 60.0001\nc_seconds_count{op=\"read\"} 2\n# EOF\n";
         assert!(text.ends_with(end), "{text}");
+        let mut text = Text::new(Format::Prometheus);
+        text.histogram(&[], &times.since(&Histogram::of_buckets([(Nanos::from_us(100), 1)])), REQUEST_BOUNDS);
+        assert_eq!(
+            text.end().lines().next(),
+            Some("_bucket{le=\"0.268435456\"} 0"),
+            "the bounds before tell nothing"
+        );
         let mut text = Text::new(Format::Prometheus);
         text.family("a_total", Kind::Counter, "Things.");
         assert_eq!(text.end(), "# HELP a_total Things.\n# TYPE a_total counter\n");

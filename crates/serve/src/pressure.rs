@@ -114,6 +114,18 @@ pub(crate) fn reserve_heap() {
     }
 }
 
+/// Gives memory back that a set had, which has stopped. The reserve stays.
+pub fn give_back_heap() {
+    if let Some(refill) = REFILL.get() {
+        refill.give_back();
+    }
+}
+
+/// Frees memory of exports that was not used since the last call. It goes back to the system later, and the reserve stays.
+pub fn free_unused() {
+    export_fuse::free_unused();
+}
+
 /// Whether so much is missing from the reserve that an operator has to know it.
 ///
 /// Requests of other exports use the reserve while it is measured, and the thread fills it up from a certain gap on only.

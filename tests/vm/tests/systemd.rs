@@ -128,6 +128,23 @@ fn units_and_rules_of_the_package() {
     assert!(matches!(times[..], [volume, mount] if volume <= mount), "{said}");
     assert!(said.out.contains("ubcache-volume@data.service"), "{said}");
 
+    // udev makes the link by the label, so systemd has a unit for that path. It follows the label.
+    vm.wait_for("the link of udev", "udevadm info -q symlink -n /dev/ublkb0 | grep -qw ubcache/data");
+    vm.wait_for(
+        "the unit of the link",
+        "[ $(systemctl show -P ActiveState dev-ubcache-data.device) = active ]",
+    );
+    sh(vm, "[ $(readlink -f /dev/ubcache/data) = /dev/ublkb0 ] && ubcache set-label data other");
+    vm.wait_for(
+        "the new link",
+        "udevadm info -q symlink -n /dev/ublkb0 | grep -qw ubcache/other && [ ! -e /dev/ubcache/data ]",
+    );
+    sh(vm, "[ $(readlink -f /dev/ubcache/other) = /dev/ublkb0 ] && mounted && ubcache set-label other data");
+    vm.wait_for(
+        "the link",
+        "udevadm info -q symlink -n /dev/ublkb0 | grep -qw ubcache/data && [ ! -e /dev/ubcache/other ]",
+    );
+
     // Crash, hang, upgrade: another process serves, and who uses the file system only waits.
     sh(vm, "show ActiveEnterTimestampMonotonic data.mount >/run/mounted; (writer &) >/dev/null 2>&1; writes");
     for how in ["kill -9 $pid", "kill -STOP $pid", "sh /postinst configure 0.0.1"] {
@@ -135,7 +152,8 @@ fn units_and_rules_of_the_package() {
             vm,
             &format!(
                 "pid=$(main); {how} && replaced $pid && writes && \
-                 [ $(show ActiveEnterTimestampMonotonic data.mount) = $(cat /run/mounted) ] && ubcache wait --timeout 1 data"
+                 [ $(show ActiveEnterTimestampMonotonic data.mount) = $(cat /run/mounted) ] && \
+                 [ $(show ActiveState dev-ubcache-data.device) = active ] && ubcache wait --timeout 1 data"
             ),
         );
         assert_eq!(said.line(), "data: /dev/ublkb0", "{how}");

@@ -87,6 +87,58 @@ fn statistics(guest: &mut Guest) -> serde_json::Value {
     stats["volumes"][0].clone()
 }
 
+/// Each of 24 devices of one process has its own data, also after a crash of the process and after a clean start.
+#[test]
+fn twenty_four_volumes_have_a_device_each() {
+    if skipped("twenty_four_volumes_have_a_device_each") {
+        return;
+    }
+    const VOLUMES: u64 = 24;
+    let dir = Dir::new();
+    // One disk holds all backing devices, as files of a file system.
+    let builder = Vm::build("ublk-many").tools(&["mkfs.ext4"]).memory_mib(1024);
+    let mut guest = Guest::boot(builder, &dir.disk("cache", 64 * MIB), &dir.disk("backing", 512 * MIB));
+    let each = |script: &str| format!("for n in $(seq 0 {}); do {script} || exit 1; done", VOLUMES - 1);
+    guest
+        .sh(&format!(
+            "mkfs.ext4 -q /dev/disk/backing && mkdir /tmp/disks && mount /dev/disk/backing /tmp/disks && {} && \
+             ubcache make -C /dev/disk/cache $(for n in $(seq 0 {}); do echo -B /tmp/disks/$n; done) --bucket 64k --writeback",
+            each("truncate -s 16M /tmp/disks/$n"),
+            VOLUMES - 1
+        ))
+        .ok();
+    let up = format!(
+        "devices=\"-C /dev/disk/cache $(for n in $(seq 0 {}); do echo -B /tmp/disks/$n; done)\"; up",
+        VOLUMES - 1
+    );
+    guest.sh(&up).ok();
+    guest.sh(&format!("[ $(ls -d /sys/block/ublkb* | wc -l) = {VOLUMES} ]")).ok();
+    // The same place of each device, with data of its own; all at the same time.
+    let data = "{ echo volume $n; head -c 1000000 /tmp/seed; }";
+    guest
+        .sh(&format!(
+            "head -c 1000000 /dev/urandom >/tmp/seed; pids=; for n in $(seq 0 {}); do \
+                 {data} | dd of=/dev/ublkb$n bs=64k iflag=fullblock conv=fsync & pids=\"$pids $!\"; done; \
+             for pid in $pids; do wait $pid || exit 1; done",
+            VOLUMES - 1
+        ))
+        .ok();
+    let verify = each(&format!("{data} | cmp -n 1000000 - /dev/ublkb$n"));
+    let drop_caches = "echo 3 >/proc/sys/vm/drop_caches";
+    guest.sh(&format!("{drop_caches}; {verify}")).ok();
+    guest.sh("crash && gone").ok();
+    guest.sh(&format!("{up}; {drop_caches}; {verify}")).ok();
+    guest.sh("down && [ -z \"$(ls -d /sys/block/ublkb* 2>/dev/null)\" ]").ok();
+    guest.sh(&format!("{up}; {drop_caches}; {verify}; down")).ok();
+    guest
+        .sh(&format!(
+            "ubcache check /dev/disk/cache $(for n in $(seq 0 {}); do echo /tmp/disks/$n; done)",
+            VOLUMES - 1
+        ))
+        .ok();
+    guest.no_complaints();
+}
+
 #[test]
 fn requests_of_every_kind() {
     if skipped("requests_of_every_kind") {

@@ -8,6 +8,7 @@ use std::path::Path;
 use serde_json::Value;
 use ubcache_cli::nbd_client::Client;
 
+use crate::nbd::certificate;
 use crate::place::*;
 use crate::world::*;
 
@@ -53,6 +54,15 @@ fn device(volume: &Value) -> &str {
     found.unwrap_or_else(|| panic!("no block device: {volume}"))["address"].as_str().unwrap()
 }
 
+/// Copies from a file to a volume over NBD under TLS, or back.
+#[track_caller]
+fn copy(from: &str, to: &str) {
+    let mut copy = tool("nbdcopy", "libnbd-bin");
+    copy.args([from, to]);
+    let output = output(copy);
+    assert!(output.status.success(), "{from} to {to}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// What is written over one export is read over all others, for 24 volumes at the same time. Each volume has its own data.
 #[test]
 fn twenty_four_volumes_are_served_over_every_export() {
@@ -64,7 +74,13 @@ fn twenty_four_volumes_are_served_over_every_export() {
     let place = Place::new();
     let root = place.dir.root().display().to_string();
     let socket = place.dir.path("all.sock");
-    let exports = format!("exports = [\"auto\", \"nbd={socket}\", \"fuse={root}/mnt/{{volume}}\"]\n");
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (certificate, key) = certificate(&place, "pki");
+    let exports = format!(
+        "exports = [\"auto\", \"nbd={socket}\", \"nbd={port}\", \"fuse={root}/mnt/{{volume}}\"]\n\
+         nbd_tls_certificate = \"{certificate}\"\nnbd_tls_key = \"{key}\"\nnbd_tls_client_ca = \"{certificate}\"\n"
+    );
+    let over_tls = |name: &str| format!("nbds://{port}/{name}?tls-certificates={root}/pki");
     std::fs::write(place.dir.path("ubcache.toml"), exports).unwrap();
     std::fs::create_dir(place.dir.path("mnt")).unwrap();
     let mut make = vec!["make".to_owned(), "-C".to_owned(), place.dir.sparse("many", 64 << 20)];
@@ -83,6 +99,7 @@ fn twenty_four_volumes_are_served_over_every_export() {
         assert_eq!(volume["problem"], Value::Null, "{volume}");
         let name = volume["name"].as_str().unwrap();
         let own = |kind: u8| u8::try_from(n).unwrap() * 8 + kind;
+        copy(&place.dir.file("blocks", &[own(4); 4 * BLOCK]), &over_tls(name));
         let mut nbd = Client::connect(Path::new(&socket), name).unwrap();
         nbd.write(0, &[own(1); BLOCK]).unwrap();
         write_block(&format!("{root}/mnt/{name}/{name}"), 1, own(2));
@@ -92,7 +109,11 @@ fn twenty_four_volumes_are_served_over_every_export() {
         let name = volume["name"].as_str().unwrap();
         let expected = |nr: usize| vec![u8::try_from(n * 8 + nr + 1).unwrap(); BLOCK];
         let mut nbd = Client::connect(Path::new(&socket), name).unwrap();
-        for nr in 0..3 {
+        let copied = place.dir.path("copied");
+        copy(&over_tls(name), &copied);
+        let copied = read(&copied);
+        for nr in 0..4 {
+            assert_eq!(copied[nr * BLOCK..][..BLOCK], expected(nr), "{name} over NBD under TLS");
             assert_eq!(nbd.read((nr * BLOCK) as u64, BLOCK as u32).unwrap(), expected(nr), "{name} over NBD");
             assert_eq!(
                 read_block(&format!("{root}/mnt/{name}/{name}"), nr),

@@ -10,7 +10,7 @@ use crate::place::*;
 use crate::world::*;
 
 /// A certificate for itself: server, client and authority in one.
-fn certificate(place: &Place, name: &str) -> (String, String) {
+pub fn certificate(place: &Place, name: &str) -> (String, String) {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
     let dir = place.dir.root().join(name);
     std::fs::create_dir(&dir).unwrap();
