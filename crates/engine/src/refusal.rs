@@ -3,7 +3,6 @@
 //! Owns one variant for each reason, with its figures, its message and, where another error is the cause, that error as
 //! the source. Must not know components.
 
-use std::collections::TryReserveError;
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
@@ -317,14 +316,6 @@ pub enum MemoryLimit {
     /// The budget of the process.
     #[error(transparent)]
     Process(#[from] OverBudget),
-    /// What the allocator gives.
-    #[error("the process cannot allocate {bytes} bytes now")]
-    Allocator {
-        /// The size that was asked for.
-        bytes: u64,
-        /// The error of the allocator.
-        source: TryReserveError,
-    },
 }
 
 impl DeviceRefusal {

@@ -28,7 +28,7 @@ const SHARE_OF_A_SET: u64 = 2;
 /// footers if data has checksums.
 ///
 /// # Errors
-/// If that is more than a set may take, more than the budget has left, or more than the allocator gives.
+/// If that is more than a set may take, or more than the budget has left.
 pub(crate) fn reserve(
     budget: &MemoryBudget,
     geometry: &Geometry,
@@ -49,19 +49,7 @@ pub(crate) fn reserve(
     if wanted_bytes > most_bytes {
         return Err(refused(MemoryLimit::Set { bytes: most_bytes }));
     }
-    let reservation = budget.try_reserve(wanted_bytes).map_err(|e| refused(e.into()))?;
-    ask_allocator(wanted_bytes).map_err(refused)?;
-    Ok(reservation)
-}
-
-/// Allocates this many bytes and frees them again. The budget does not know the limits of the process, for example
-/// `RLIMIT_AS`, and the tables of a set are allocated in ways that end the process if they fail.
-fn ask_allocator(bytes: u64) -> Result<(), MemoryLimit> {
-    let mut memory: Vec<u8> = Vec::new();
-    let asked = memory.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX));
-    // Without this, the compiler may leave out an allocation that nothing uses.
-    std::hint::black_box(memory.as_ptr());
-    asked.map_err(|source| MemoryLimit::Allocator { bytes, source })
+    budget.try_reserve(wanted_bytes).map_err(|e| refused(e.into()))
 }
 
 #[cfg(test)]
@@ -116,15 +104,5 @@ mod tests {
             let error = reserve(&budget, &hostile, None, &place).unwrap_err().to_string();
             assert!(error.contains("ssd") && error.contains("4294967296 bytes here"), "{error}");
         }
-    }
-
-    /// The budget allows the memory, but the process cannot have it. An allocation of that size would end the process.
-    #[test]
-    fn memory_that_the_allocator_refuses_is_an_error() {
-        let budget = MemoryBudget::new(u64::MAX);
-        let place = Place { device: "ssd".into(), set: String::new() };
-        let error = reserve(&budget, &sizes(128, 1 << 50), None, &place).unwrap_err().to_string();
-        assert!(error.contains("ssd") && error.contains("cannot allocate"), "{error}");
-        assert_eq!(budget.used(), 0);
     }
 }

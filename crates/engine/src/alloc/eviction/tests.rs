@@ -8,7 +8,7 @@ use super::*;
 use crate::policy::replacement::{Candidate, InPlaceOfLru};
 use crate::testing::geometry;
 
-const NBUCKETS: u32 = 64;
+const NBUCKETS: u32 = 128;
 
 fn choose(eviction: &mut Eviction, wanted: usize) -> Vec<u32> {
     let mut out = Vec::new();
