@@ -46,7 +46,7 @@ fn seeds_from_300_000_pass() {
 /// What can happen does happen in a few hundred seeds: otherwise the rest proves nothing.
 #[test]
 fn everything_is_exercised() {
-    let r = seeds(402_600..403_300);
+    let r = seeds(404_200..404_900);
     let all = [
         ("crashes", r.crashes, 1200),
         ("crashes in a recovery", r.in_recovery, 300),
