@@ -1,7 +1,9 @@
 //! Load on the FUSE export alone, compared with a loop device over a file in memory.
 //!
-//!     bench-fuse serve DIR [MIB] [THREADS]     serves one volume in memory until its standard input ends
-//!     bench-fuse compare [SECONDS] [THREADS]   loads both with fio
+//! ```text
+//! bench-fuse serve DIR [MIB] [THREADS]     serves one volume in memory until its standard input ends
+//! bench-fuse compare [SECONDS] [THREADS]   loads both with fio
+//! ```
 //!
 //! Compare the figures of one run; absolute numbers depend on the machine's load. Needs root and fio (Debian package of that
 //! name).

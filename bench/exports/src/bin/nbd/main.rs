@@ -1,7 +1,9 @@
 //! Load on the NBD server alone, compared with `nbdkit memory`.
 //!
-//!     bench-nbd serve nbd=SOCKET [SIZE_MIB]    serves one volume in memory until its standard input ends
-//!     bench-nbd compare [SECONDS]              loads both with fio's nbd engine and with the client `pump`
+//! ```text
+//! bench-nbd serve nbd=SOCKET [SIZE_MIB]    serves one volume in memory until its standard input ends
+//! bench-nbd compare [SECONDS]              loads both with fio's nbd engine and with the client `pump`
+//! ```
 //!
 //! fio makes several system calls for each request, so at a large depth fio is the limit. `pump` sends and receives many requests
 //! with one call.
