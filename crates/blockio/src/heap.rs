@@ -3,7 +3,7 @@
 //! A page fault needs memory of the kernel. If swap or dirty pages are on a volume of this process, the kernel may have no memory
 //! before the process has answered. So the process takes memory early, touches it, and the C library's allocator, which serves
 //! requests from it, returns none of it to the kernel. Module [`crate::refill`] takes more when some of it is in use, and module
-//! [`crate::released`] returns memory that the allocator cannot use meanwhile.
+//! `released` returns memory that the allocator cannot use meanwhile.
 //!
 //! Owns the settings of that allocator, and the touching of heap and stack. Must not know what the memory is for.
 

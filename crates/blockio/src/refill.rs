@@ -5,7 +5,7 @@
 //! that may wait checks the free end of the heap from time to time and populates its next pages. It uses
 //! `MADV_POPULATE_WRITE`, which changes no contents, so that other threads may allocate from these pages meanwhile.
 //!
-//! The thread also gives memory back that was not in use for a while (module [`crate::released`]), beyond the memory that it keeps
+//! The thread also gives memory back that was not in use for a while (module `released`), beyond the memory that it keeps
 //! resident.
 //!
 //! Owns that thread, and the amount of free memory that it keeps resident. Invariants: only threads that start an export wait
