@@ -254,6 +254,7 @@ impl Links {
     pub(crate) fn remove(&self, id: &str) {
         let linked = &mut *self.lock();
         if let Some(old) = linked.remove(id) {
+            self.published.iter().for_each(|published| published.forget(&old.device));
             self.unmake(linked, &old);
         }
     }

@@ -57,6 +57,13 @@ impl PublishedLabels {
         self.remove_file(name);
     }
 
+    /// The device goes away, and its link with it. A `change` event would make udev read a device that may be ending.
+    pub(crate) fn forget(&self, device: &Path) {
+        if let Some(name) = name_of(device) {
+            let _ = std::fs::remove_file(self.dir.join(name));
+        }
+    }
+
     /// Removes the files of an earlier daemon whose devices have gone.
     ///
     /// A device that is left, such as one of ublk after a crash, is its volume's still: without its file, udev would remove the
@@ -142,6 +149,10 @@ mod tests {
         assert_eq!((text(), changed()), (None, true));
         published.remove(device);
         assert!(!changed());
+        published.set(device, "data");
+        assert!(changed());
+        published.forget(device);
+        assert_eq!((text(), changed()), (None, false), "udev reads no device that goes away");
         // What udev would not take as it is, and what is no device of this program.
         for (device, label) in
             [("/dev/ublkb0", "a b"), ("/dev/ublkb0", "a\nX=1"), ("/dev/sda", "x"), ("/dev/ublkb0/../x", "x")]

@@ -34,7 +34,7 @@ pub struct UnderWay {
     /// Number of its sectors; 0 for a flush.
     pub sectors: u64,
     /// Its kind.
-    pub kind: Kind,
+    pub kind: RequestKind,
     /// Whether it ends although the backing device answers nothing, by the rule of the client.
     pub needs_no_device: bool,
 }
@@ -44,13 +44,13 @@ impl UnderWay {
     fn changes_near(&self, other: &UnderWay) -> bool {
         let end = self.start + self.sectors + LARGEST_BLOCK;
         let near = self.start < other.start + other.sectors + LARGEST_BLOCK && other.start < end;
-        self.sectors > 0 && self.kind != Kind::Read && near
+        self.sectors > 0 && self.kind != RequestKind::Read && near
     }
 }
 
 /// The kinds of requests of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum RequestKind {
     /// A read.
     Read,
     /// A write of data.
@@ -169,7 +169,9 @@ impl Client {
 
     /// Waits until a read is in flight.
     pub async fn read_begins(&self) {
-        self.changed.wait_until(|| self.in_flight.borrow().values().any(|r| r.kind == Kind::Read)).await;
+        self.changed
+            .wait_until(|| self.in_flight.borrow().values().any(|r| r.kind == RequestKind::Read))
+            .await;
     }
 
     /// The requests in flight.
@@ -180,7 +182,7 @@ impl Client {
     async fn enter(
         self: &Rc<Self>,
         (start, sectors): (u64, u64),
-        kind: Kind,
+        kind: RequestKind,
     ) -> Option<(Rc<Volume>, InFlight)> {
         self.changed.wait_until(|| !self.paused.get()).await;
         let volume = self.volume()?;
@@ -233,7 +235,9 @@ impl Client {
 
     /// Writes stamped sectors. Returns whether the write succeeded.
     pub async fn write(self: &Rc<Self>, start: u64, sectors: u64, fua: bool) -> bool {
-        let Some((volume, _guard)) = self.enter((start, sectors), Kind::Write).await else { return false };
+        let Some((volume, _guard)) = self.enter((start, sectors), RequestKind::Write).await else {
+            return false;
+        };
         let id = self.oracle.borrow_mut().begin(ChangeKind::Data, start, sectors);
         // The data does not begin at the start of its buffer, like a part of a larger request of a client.
         let skip = (id as usize % 3) * SECTOR;
@@ -256,7 +260,7 @@ impl Client {
 
     /// Reads sectors and checks them. Returns the contents; `None` if the read failed.
     pub async fn read(self: &Rc<Self>, start: u64, sectors: u64) -> Option<Vec<Content>> {
-        let (volume, _guard) = self.enter((start, sectors), Kind::Read).await?;
+        let (volume, _guard) = self.enter((start, sectors), RequestKind::Read).await?;
         let reading = self.oracle.borrow_mut().begin_read(start, sectors);
         let skip = (start as usize % 2) * SECTOR;
         let buffer = self.rt.pool().take(skip + sectors as usize * SECTOR);
@@ -282,7 +286,7 @@ impl Client {
 
     /// Queries the holes of a volume: the oracle must permit zeros in every reported range of zeros.
     pub async fn check_status(self: &Rc<Self>) {
-        let Some((volume, _guard)) = self.enter((0, 0), Kind::Other).await else { return };
+        let Some((volume, _guard)) = self.enter((0, 0), RequestKind::Other).await else { return };
         let (mut at, size) = (0, self.size());
         while at < size {
             let Ok(runs) = volume.status(Sector(at), Sectors(size - at)).await else { return };
@@ -303,7 +307,7 @@ impl Client {
 
     /// Flushes the volume. Returns whether the flush succeeded.
     pub async fn flush(self: &Rc<Self>) -> bool {
-        let Some((volume, _guard)) = self.enter((0, 0), Kind::Flush).await else { return false };
+        let Some((volume, _guard)) = self.enter((0, 0), RequestKind::Flush).await else { return false };
         let flushing = self.oracle.borrow_mut().begin_flush();
         self.log("flush", 0, 0, 0, "begins");
         let result = volume.flush().await;
@@ -319,7 +323,7 @@ impl Client {
 
     /// Flushes the volume, and gives that up after some time.
     pub async fn give_up_flush(self: &Rc<Self>, after: Nanos) {
-        let Some((volume, _guard)) = self.enter((0, 0), Kind::Flush).await else { return };
+        let Some((volume, _guard)) = self.enter((0, 0), RequestKind::Flush).await else { return };
         let flushing = self.oracle.borrow_mut().begin_flush();
         self.log("flush", 0, 0, 0, "begins");
         let result = match select(std::pin::pin!(volume.flush()), self.rt.sleep(after)).await {
@@ -338,7 +342,9 @@ impl Client {
 
     /// Discards sectors. Returns whether the discard succeeded.
     pub async fn discard(self: &Rc<Self>, start: u64, sectors: u64) -> bool {
-        let Some((volume, _guard)) = self.enter((start, sectors), Kind::Other).await else { return false };
+        let Some((volume, _guard)) = self.enter((start, sectors), RequestKind::Other).await else {
+            return false;
+        };
         let id = self.oracle.borrow_mut().begin(ChangeKind::Discard, start, sectors);
         self.log("discard", start, sectors, id, "begins");
         let result = volume.discard(Sector(start), Sectors(sectors)).await;
@@ -353,7 +359,9 @@ impl Client {
 
     /// Writes zeros. Returns whether the request succeeded.
     pub async fn write_zeroes(self: &Rc<Self>, start: u64, sectors: u64, flags: ZeroFlags) -> bool {
-        let Some((volume, _guard)) = self.enter((start, sectors), Kind::Other).await else { return false };
+        let Some((volume, _guard)) = self.enter((start, sectors), RequestKind::Other).await else {
+            return false;
+        };
         let id = self.oracle.borrow_mut().begin(ChangeKind::Zero, start, sectors);
         self.log("zeroes", start, sectors, id, "begins");
         let result = volume.write_zeroes(Sector(start), Sectors(sectors), flags).await;

@@ -479,10 +479,8 @@ impl<'a> Run<'a> {
         self.knows_more = false;
     }
 
-    /// Whether there is memory that outlives the process, and the engine must not have invalidated it: then the end of the
-    /// process loses no answered change.
-    ///
-    /// `docs/simulation.md` has the reasons for the exceptions.
+    /// Whether the end of the process loses no answered change: there is memory that outlives the process, and the engine must
+    /// not have invalidated it (`docs/simulation.md` has the reasons for the exceptions).
     fn crash_log_counts(&self) -> bool {
         let failed = self.hardware.cache.counters().failed > self.cache_failures;
         self.memory.is_some() && !failed && !self.has_lost_data(0)

@@ -16,7 +16,7 @@ use io::sync::{Either, select};
 use io::{JoinHandle, Nanos};
 
 use super::Session;
-use crate::client::{Kind, UnderWay};
+use crate::client::{RequestKind, UnderWay};
 use crate::disk::{SimDisk, Speed};
 use crate::plan::{BootPlan, Faults, Hang, OperatorAction};
 use crate::violation::Violation;
@@ -123,7 +123,7 @@ impl HungDevice {
         if self.session.set().is_some_and(|s| s.failure().is_some()) {
             return true;
         }
-        if r.kind != Kind::Read {
+        if r.kind != RequestKind::Read {
             return !r.needs_no_device || self.had_no_room();
         }
         let at = Sector(self.session.offsets[volume] + r.start).0;
@@ -209,12 +209,12 @@ impl OwnVolume {
 
     fn needs_no_device(&self, volume: &Volume, r: &UnderWay, beside: bool) -> bool {
         match r.kind {
-            Kind::Read => false,
-            Kind::Flush => self.only_dirty.get(),
-            Kind::Write if !beside && self.becomes_dirty(volume, r) => {
+            RequestKind::Read => false,
+            RequestKind::Flush => self.only_dirty.get(),
+            RequestKind::Write if !beside && self.becomes_dirty(volume, r) => {
                 volume.state() == Some(BackingState::Dirty)
             }
-            Kind::Write | Kind::Other => {
+            RequestKind::Write | RequestKind::Other => {
                 self.only_dirty.set(false);
                 false
             }
