@@ -41,7 +41,7 @@ pub struct UnderWay {
 
 impl UnderWay {
     /// Whether it changes the volume in a block that another request touches.
-    fn changes_near(&self, other: &UnderWay) -> bool {
+    pub fn changes_near(&self, other: &UnderWay) -> bool {
         let end = self.start + self.sectors + LARGEST_BLOCK;
         let near = self.start < other.start + other.sectors + LARGEST_BLOCK && other.start < end;
         self.sectors > 0 && self.kind != RequestKind::Read && near

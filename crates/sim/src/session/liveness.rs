@@ -127,7 +127,14 @@ impl HungDevice {
             return !r.needs_no_device || self.had_no_room();
         }
         let at = Sector(self.session.offsets[volume] + r.start).0;
-        self.disk().holds_read(at..at + r.sectors)
+        self.disk().holds_read(at..at + r.sectors) || self.awaits_change(r)
+    }
+
+    /// Whether a read may wait for a change that the hung device holds up: after a failed flush of the device a read waits for the
+    /// changes under way in its blocks.
+    fn awaits_change(&self, read: &UnderWay) -> bool {
+        let client = &self.session.given.clients[self.volume()];
+        self.disk().counters().failed > 0 && client.under_way().iter().any(|r| r.changes_near(read))
     }
 
     /// Whether the cache had no room for a write, which then went to the device.
