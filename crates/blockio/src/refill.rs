@@ -45,7 +45,7 @@ struct RefillState {
     /// Number of calls of [`Refill::hold`], and of those that were answered.
     asked: u64,
     answered: u64,
-    /// Whether a user of much memory has ended since the last check.
+    /// Whether [`Refill::give_back`] was called since the last check.
     ended: bool,
     /// Bytes resident ahead at the last check, and the number of checks so far.
     ahead: usize,
@@ -101,14 +101,13 @@ impl Refill {
         if state.answered < mine { 0 } else { state.ahead.min(bytes) }
     }
 
-    /// Gives memory back soon that is not in use now, because a user of much memory has ended.
+    /// Makes the thread give memory back that is free now. The caller calls this when a set has stopped.
     ///
-    /// Without this call, it goes back after it was not in use for 10 to 20 s.
+    /// Without this call the memory goes back after it was free for 10 to 20 s. The call does not wait.
     pub fn give_back(&self) {
         let mut state = self.shared.lock();
         if state.asked > 0 {
             state.ended = true;
-            state.asked += 1;
             self.shared.changed.notify_all();
         }
     }
@@ -151,6 +150,7 @@ fn run(shared: &SharedRefill) {
         }
         let until = Instant::now() + period;
         while state.asked == asked
+            && !state.ended
             && let Some(left) = until.checked_duration_since(Instant::now())
         {
             state = match asked {

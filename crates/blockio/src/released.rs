@@ -1,12 +1,16 @@
 //! Free heap whose pages are given back to the kernel.
 //!
-//! A thread that serves a block device must not touch a new page while memory is short (module [`crate::heap`]), so the
-//! allocator must never hand out memory whose pages are gone. Therefore free memory is first allocated here, so that nobody else
-//! can get it, and then its pages are released. When the heap needs memory again, the pages are populated before the memory is
-//! freed. The caller is the refilling thread (module [`crate::refill`]), which may wait for memory.
+//! A thread that serves a block device must not touch a new page while memory is short (module [`crate::heap`]). So the allocator
+//! must give no request memory without pages. Two kinds of free memory can lose their pages:
 //!
-//! Owns the released pieces, and the rule how much may be released: what was not in use for a while, beyond the reserve. Must not
-//! know what the memory was for.
+//! * *Gaps* between pieces in use. This module allocates a gap and then releases its pages, so the allocator gives the gap to no
+//!   other code. When the heap needs memory again, this module populates the pages and then frees the gap.
+//! * *The free end* of the heap behind its reserve. The refilling thread populates these pages again before the reserve is used up.
+//!
+//! The caller is the refilling thread (module [`crate::refill`]), which may wait for memory.
+//!
+//! Owns the released gaps, and the rule for the amount: what was free for [`QUIET`] at least, beyond the reserve. Must not know what
+//! the memory was for.
 
 use std::io;
 use std::ops::Range;
@@ -47,7 +51,7 @@ impl PeakUse {
     }
 }
 
-/// The released pieces of the heap. They are allocated, so nobody else gets them.
+/// The pieces of the heap whose pages are released. Each is an allocation, so the allocator gives it to no other code.
 pub(crate) struct Released {
     pieces: Vec<Vec<u8>>,
     peak: PeakUse,
@@ -66,15 +70,15 @@ impl Released {
         self.pieces.len() * PIECE_BYTES
     }
 
-    /// Forgets what was in use of late, because the user of that memory has ended.
+    /// Drops the recorded peaks of use. A set has stopped, so its memory is not needed again soon.
     pub(crate) fn forget_peak(&mut self) {
         self.peak.this_bytes = 0;
         self.peak.last_bytes = 0;
     }
 
-    /// Releases what was not in use of late: gaps of the heap, and resident pages behind the reserve of its free end.
+    /// Releases memory that was free during the last [`QUIET`]: gaps of the heap, and pages behind the reserve of its free end.
     ///
-    /// `resident_to` is the end of the resident heap. Returns it as it is now.
+    /// `resident_to` is the end of the resident heap. Returns the new end.
     pub(crate) fn release(&mut self, usage: &HeapUsage, reserve_bytes: usize, resident_to: usize) -> usize {
         let used_bytes = usage.used_bytes.saturating_sub(self.bytes());
         let slack = self.peak.note(used_bytes, Instant::now()) - used_bytes;
@@ -156,7 +160,7 @@ fn release_pages(piece: &Vec<u8>) -> bool {
     let pages = whole_pages(&addresses(piece));
     let advise = |advice| {
         let start = std::ptr::without_provenance_mut(pages.start);
-        // SAFETY: the pages belong to the piece, which is allocated and holds no values, so nobody reads what they contain.
+        // SAFETY: the pages lie inside the allocation of `piece`. The length of `piece` is 0, so no value is lost.
         let result = unsafe { libc::madvise(start, pages.len(), advice) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     };

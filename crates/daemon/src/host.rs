@@ -24,8 +24,6 @@ use blockio::bridge::{RemoteReceiver, Reply};
 use blockio::users::{self, User};
 use engine::figures::{CachedFigures, VolumeFigures};
 use engine::{CacheSet, Volume};
-use format::Inode;
-use format::uuid_table::UUID_ENTRY_BYTES;
 use io::Nanos;
 use io::sync::{Either, select};
 use serve::exports::{Export, Force, Occupied, Opens, Sharing, Spec, Way};
@@ -105,14 +103,10 @@ fn key(session: &Session, volume: &Volume) -> Key {
     Key { id, label: volume.tunables().label, set: false }
 }
 
-/// The slot that a set has for the backing device with this UUID.
+/// The slot that a set has for the backing device with this UUID. A text that is no UUID has no slot.
 fn slot_of(set: &CacheSet, uuid: &str) -> Option<KnownSlot> {
-    let status = set.status();
-    // The table of slots is at most as large as a bucket.
-    let most = status.bucket_sectors.bytes() / UUID_ENTRY_BYTES as u64;
-    let has_slot = |n: &u32| set.slot(Inode(*n)).is_some_and(|(of, _)| of.to_string() == uuid);
-    let slot = (0..u32::try_from(most).unwrap_or(u32::MAX)).find(has_slot)?;
-    Some(KnownSlot { dirty_bytes: set.dirty_sectors(Inode(slot)).bytes() })
+    let slot = set.slot_of(uuid.parse().ok()?)?;
+    Some(KnownSlot { dirty_bytes: set.dirty_sectors(slot).bytes() })
 }
 
 impl<'a> Host<'a> {

@@ -5,7 +5,8 @@
 //!
 //! Modules: `config` has the configuration and `state` the stored state; `probe` reads superblocks and `uevents` receives
 //! hotplug events; `registry` decides what is served; `worker` is the thread of a set and `host` the volumes on it; `names`
-//! resolves the names of devices and `identity` distinguishes a device from its copies; `links` makes links to block devices, and `published` tells udev their labels;
+//! resolves the names of devices and `identity` distinguishes a device from its copies; `links` makes links to block devices, and
+//! `published` tells udev their labels;
 //! `settings` and `reload` change tunables; `jobs` has long operations, `hub` events and `event_log` those of the past, `audit`
 //! the record of changes; `server` and `tcp` accept clients and `api` answers them, and
 //! `expected` has the words for what is malformed; `stop` ends the daemon; `why` has the

@@ -208,7 +208,7 @@ pub enum DeviceRefusal {
     },
     /// Serving the device alone would lose its dirty data.
     #[error(
-        "has dirty data in cache set {set}, and how much is recorded on its cache device only: without that device the data \
+        "has dirty data in cache set {set}; only the cache device has this data and its amount: without that device the data \
          is lost; `ubcache up -C CACHE-DEVICE -B {device}` serves both; if that device is lost, see the page dead-ssd-dirty \
          of the guide"
     )]
@@ -244,6 +244,14 @@ pub enum DeviceRefusal {
     /// A device with this UUID is attached.
     #[error("a device with UUID {device} is already attached to set {set}")]
     Attached {
+        /// The UUID of the device.
+        device: Uuid,
+        /// The UUID of the set.
+        set: Uuid,
+    },
+    /// A flash-only volume of the set has the UUID of the device.
+    #[error("has UUID {device}, which a flash-only volume of set {set} has: the device cannot join that set")]
+    UuidOfVolume {
         /// The UUID of the device.
         device: Uuid,
         /// The UUID of the set.

@@ -1,7 +1,8 @@
 //! Memory for written data on its way from a session's thread to the volume's thread.
 //!
 //! Buffers of the volume's thread cannot leave that thread, so written data is copied once more. Owns a bounded number of unused
-//! pieces of memory, so that a write does not allocate, their end after a time without writes, and the limit for those of all volumes together.
+//! pieces of memory, so that a write does not allocate, and the limit for those of all volumes together. Frees the pieces of a
+//! volume after a time without writes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use engine::Volume;
+use engine::policy::bypass::BypassReason;
 use format::{Sector, Sectors};
 use io::sync::{Either, Event, select};
 use io::{Handle, Nanos, VolumeError, WriteFlags, ZeroFlags};
@@ -22,7 +23,7 @@ use crate::world::World;
 pub type DamagedSectors = Rc<RefCell<BTreeSet<(u8, u64)>>>;
 
 /// The largest block of a set in sectors. A request of a part of a block may need the whole block.
-const LARGEST_BLOCK: u64 = 8;
+pub const LARGEST_BLOCK: u64 = 8;
 
 /// A request in flight.
 #[derive(Clone, Debug)]
@@ -37,6 +38,8 @@ pub struct UnderWay {
     pub kind: RequestKind,
     /// Whether it ends although the backing device answers nothing, by the rule of the client.
     pub needs_no_device: bool,
+    /// The number of parts of requests, before this one, for which the cache had no room.
+    pub without_room_before: u64,
 }
 
 impl UnderWay {
@@ -46,6 +49,11 @@ impl UnderWay {
         let near = self.start < other.start + other.sectors + LARGEST_BLOCK && other.start < end;
         self.sectors > 0 && self.kind != RequestKind::Read && near
     }
+}
+
+/// The number of parts of a volume's requests for which the cache had no room.
+pub fn without_room(volume: &Volume) -> u64 {
+    volume.with_stats(|s| s.reason(BypassReason::NoBucket).requests)
 }
 
 /// The kinds of requests of a client.
@@ -188,7 +196,14 @@ impl Client {
         let volume = self.volume()?;
         let id = self.next.get();
         self.next.set(id + 1);
-        let mut request = UnderWay { since: self.rt.now(), start, sectors, kind, needs_no_device: false };
+        let mut request = UnderWay {
+            since: self.rt.now(),
+            start,
+            sectors,
+            kind,
+            needs_no_device: false,
+            without_room_before: without_room(&volume),
+        };
         if let Some(rule) = &*self.rule.borrow() {
             let beside = self.in_flight.borrow().values().any(|r| r.changes_near(&request));
             request.needs_no_device = rule(&volume, &request, beside);

@@ -79,16 +79,7 @@ impl Search {
             if let Err(failure) = result {
                 // A plan that fails without the bug, too, says nothing about the bug.
                 if run(&plan, false).is_ok() {
-                    let what = failure
-                        .violation
-                        .to_string()
-                        .lines()
-                        .next()
-                        .unwrap_or_default()
-                        .chars()
-                        .take(90)
-                        .collect();
-                    found.first = Some((n, what));
+                    found.first = Some((n, failure.violation.first_line(90)));
                     break;
                 }
             }

@@ -5,6 +5,7 @@
 use io::Nanos;
 
 use crate::disk::{Counters, Landmark};
+use crate::session::Counts;
 
 /// The costs of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,6 +99,10 @@ pub struct Report {
     pub aimed: u64,
     /// Boots in which a backing device hung, and requests to other devices did not wait for it.
     pub hangs: u64,
+    /// Writes to the volume of a hung device that may not wait for the device.
+    pub free_writes: u64,
+    /// Flushes of that volume that may not wait for the device.
+    pub free_flushes: u64,
     judged_blocks: u64,
     /// The number of occurrences of each landmark, in the order of [`Landmark::ALL`].
     pub landmarks: [u64; Landmark::ALL.len()],
@@ -121,6 +126,14 @@ impl Report {
     /// Blocks of cached data that a judge compared with their checksums after a crash or at the end.
     pub fn judged_blocks(&self) -> u64 {
         self.judged_blocks
+    }
+
+    /// Adds the counts of a boot.
+    pub fn add_boot(&mut self, boot: &Counts) {
+        self.requests += boot.requests;
+        self.detaches += boot.detaches;
+        self.free_writes += boot.free_writes;
+        self.free_flushes += boot.free_flushes;
     }
 
     /// Adds the counts of another run.
@@ -164,6 +177,8 @@ impl Report {
         self.strict_kills_with_faults += other.strict_kills_with_faults;
         self.aimed += other.aimed;
         self.hangs += other.hangs;
+        self.free_writes += other.free_writes;
+        self.free_flushes += other.free_flushes;
         self.judged_blocks += other.judged_blocks;
         for (mine, theirs) in self.landmarks.iter_mut().zip(other.landmarks) {
             *mine += theirs;

@@ -495,11 +495,13 @@ impl<'a> Run<'a> {
 
     /// Reports a crash to the oracles, and counts it.
     fn note_crash(&mut self, cut: Cut, boot: &BootPlan, session: &Session) {
-        let strict = cut == Cut::Kill && self.crash_log_counts();
+        let mut strict = false;
         for (i, oracle) in self.oracles.iter().enumerate() {
-            match strict && !self.has_lost_data(i + 1) {
-                true => oracle.borrow_mut().killed(),
-                false => oracle.borrow_mut().crashed(),
+            if cut == Cut::Kill && self.crash_log_counts() && !self.has_lost_data(i + 1) {
+                oracle.borrow_mut().killed();
+                strict = true;
+            } else {
+                oracle.borrow_mut().crashed();
             }
         }
         self.knows_more |= self.memory.is_some();
@@ -517,9 +519,7 @@ impl<'a> Run<'a> {
     }
 
     fn observe(&mut self, session: &Session, crash: bool) {
-        let (requests, detaches) = session.counts();
-        self.report.requests += requests;
-        self.report.detaches += detaches;
+        self.report.add_boot(&session.counts());
         let Some(set) = session.set() else { return };
         let (c, s) = (set.counters(), set.status());
         self.report.gc_runs += c.gc_runs;

@@ -178,3 +178,10 @@ pub enum Violation {
         message: String,
     },
 }
+
+impl Violation {
+    /// The first line of the message, cut off after `most` characters.
+    pub fn first_line(&self, most: usize) -> String {
+        self.to_string().lines().next().unwrap_or_default().chars().take(most).collect()
+    }
+}

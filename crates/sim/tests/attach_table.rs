@@ -251,3 +251,20 @@ fn a_device_that_is_too_large_for_the_index_is_refused() {
         });
     }
 }
+
+/// A disk with the UUID of a flash-only volume took the slot of the volume: both had one range of keys.
+#[test]
+fn a_device_with_the_uuid_of_a_flash_only_volume_is_refused() {
+    Scenario::new(1, Layout::small(CacheMode::Writeback), 0).boot(|b| async move {
+        let set = engine::CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
+        let superblock = || b.backings[0].image().read_vec(Sector(8), Sectors(8));
+        let before = superblock();
+        let raw = RawSuperblock::from_prefix(&before).unwrap();
+        let uuid = raw.check_backing(b.backings[0].info().sectors, 512).unwrap().uuid();
+        let volume = set.create_volume(uuid, Sectors(64), "flash").await.unwrap();
+        let refused = set.register(b.parts.backings[0].clone()).await.map(drop).unwrap_err();
+        assert!(refused.to_string().contains("which a flash-only volume of set"), "{refused}");
+        assert_eq!(before, superblock(), "refused, but the superblock changed");
+        assert_eq!(set.slot(volume.inode().unwrap()).map(|(of, _)| of), Some(uuid));
+    });
+}

@@ -132,8 +132,7 @@ fn found_by(bug: Bug, plan: &Plan) -> Option<String> {
     set_bug(Some(bug));
     let result = run(plan, false);
     set_bug(None);
-    let what = result.err()?.violation.to_string();
-    Some(what.lines().next().unwrap_or_default().chars().take(110).collect())
+    Some(result.err()?.violation.first_line(110))
 }
 
 fn plan_of(bug: Bug) -> Plan {

@@ -349,13 +349,7 @@ fn damage_is_noticed_while_another_bucket_is_overwritten_in_place() {
 async fn release_until_the_next_read(b: &Boot) {
     b.cache.release();
     b.cache.hold(Matching::all(Kind::Read));
-    for _ in 0..1000 {
-        if b.cache.held() > 0 {
-            return;
-        }
-        b.sleep_ms(10).await;
-    }
-    panic!("no read follows within ten seconds");
+    b.wait_until(|| b.cache.held() > 0).await;
 }
 
 /// The device returns wrong data once while packing reads it, and the right data when it is read again. The wrong data is not

@@ -4,7 +4,6 @@
 
 use engine::SetOptions;
 use format::{CacheMode, Sectors};
-use io::Nanos;
 use sim::disk::{Kind, Matching, Retained};
 use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
@@ -67,11 +66,7 @@ pub fn dirty_data_is_written_and_flushed_while_its_device_hangs() {
             b.tune(HUNG, "writeback_delay", "0").await;
             assert!(b.clients[HUNG].write(0, 64, true).await);
             b.backings[HUNG].hang_after(0, only_flushes);
-            let limit = b.rt.now().after(Nanos::from_secs(100));
-            while b.backings[HUNG].held() == 0 {
-                assert!(b.rt.now() < limit, "nothing is written back");
-                b.sleep_ms(10).await;
-            }
+            b.wait_until(|| b.backings[HUNG].held() > 0).await;
             for n in 0..400 {
                 let began = b.rt.now();
                 assert!(b.clients[HUNG].write(n * 8 % 64, 8, n % 3 == 0).await);

@@ -155,7 +155,7 @@ fn a_disk_that_claims_to_be_attached_waits_until_it_is_named() {
             assert_eq!(problem["command"], format!("ubcache register {path}"));
         }
         daemon.stop();
-        // It is remembered, and still nobody has named it. The disk of the operator is attached at once.
+        // The next start remembers the strangers and attaches none of them. It attaches the disk that the operator has named.
         let daemon = place.start();
         assert_eq!(daemon.state_of(&place.hdd), "served");
         for path in &strangers {

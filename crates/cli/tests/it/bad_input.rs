@@ -111,7 +111,7 @@ fn a_dirty_device_is_not_served_alone() {
     let set = run(&["super", &hdd, "--json"]).ok().json()["set_uuid"].as_str().unwrap().to_owned();
     run(&[&args[..], &["--without-cache"]].concat()).refused(&[
         &format!(
-            "{hdd}: has dirty data in cache set {set}, and how much is recorded on its cache device only"
+            "{hdd}: has dirty data in cache set {set}; only the cache device has this data and its amount"
         ),
         "without that device the data is lost",
         &format!("`ubcache up -C CACHE-DEVICE -B {hdd}` serves both"),

@@ -132,7 +132,7 @@ impl Admission {
         self.shared.state().forget_places(device.key());
     }
 
-    /// Removes a path from the stored devices. What was there had this key and label.
+    /// Forgets the device at a path. Its path stays known by `key` and `label`, those of its volume.
     pub(crate) fn forget(&self, path: &Path, key: &str, label: &str) {
         self.shared.state().remove_device(path, key, label);
     }

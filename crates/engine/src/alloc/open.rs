@@ -30,7 +30,7 @@ pub(crate) enum DataKind {
 }
 
 impl DataKind {
-    /// The number of kinds.
+    /// The number of kinds; `Moving` is the last one.
     pub(super) const COUNT: u32 = DataKind::Moving as u32 + 1;
 }
 

@@ -1,8 +1,8 @@
 //! The cache device of a set.
 //!
 //! Owns the device, its superblock, flushes, errors and crash log, and the state of the set: running, stopping, or
-//! failed. The set fails when metadata cannot be read or written, or when data requests fail too often (semantics
-//! sections 14.2 and 14.3). A disabled set stays disabled until it is opened again.
+//! disabled. A failure disables the set: metadata cannot be read or written, or data requests fail too often (semantics
+//! sections 14.2 and 14.3). The set stays disabled until it is opened again.
 //!
 //! Invariants: the crash log is invalid from the first error after which the device may have lost data; data of a read
 //! that was under way when the set failed is not used ([`ReadEpoch`]).

@@ -143,6 +143,12 @@ fn refuse_misfits(core: &Rc<Core>, backing: &BackingDevice) -> Result<(), Engine
         let (device, set) = (backing.uuid(), core.uuid());
         return refuse(backing, DeviceRefusal::BeingAttached { device, set });
     }
+    // The slot of a flash-only volume has its data. A device with its UUID would read and change this data.
+    let of_volume = core.cache.uuids.slot_of(backing.uuid());
+    if of_volume.is_some_and(|inode| core.cache.uuids.entries()[inode.0 as usize].is_flash_only()) {
+        let (device, set) = (backing.uuid(), core.uuid());
+        return refuse(backing, DeviceRefusal::UuidOfVolume { device, set });
+    }
     if backing.set_uuid() != core.uuid() && matches!(state, BackingState::Clean | BackingState::Dirty) {
         mark(Mark::RefusedOtherSet);
         let (found, expected) = (backing.set_uuid(), core.uuid());

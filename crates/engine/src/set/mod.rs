@@ -298,6 +298,11 @@ impl CacheSet {
         entries.get(inode.0 as usize).filter(|e| e.is_live()).map(|e| (e.uuid, e.label()))
     }
 
+    /// The slot of the backing device or flash-only volume with this UUID.
+    pub fn slot_of(&self, uuid: Uuid) -> Option<Inode> {
+        self.core.cache.uuids.slot_of(uuid)
+    }
+
     /// The backing devices that have dirty data in the cache and are not registered: label or, without one, UUID, and the
     /// dirty data.
     pub fn dirty_without_volume(&self) -> Vec<(String, Sectors)> {

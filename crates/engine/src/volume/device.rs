@@ -72,6 +72,21 @@ impl Volume {
         self.dirty_in_flight.set(writes);
     }
 
+    /// Whether the cache has dirty data for every sector of a range, so that no request for it needs the backing device. `None` if a
+    /// leaf of the range is not in memory.
+    pub fn is_all_dirty(&self, sector: Sector, sectors: Sectors) -> Option<bool> {
+        let Some((cache, inode)) = self.attached() else { return Some(false) };
+        let (mut at, end) = (sector + Sectors(self.offset.0), sector + Sectors(self.offset.0) + sectors);
+        while at < end {
+            let seg = cache.index.segment(inode, at, end).ok()?;
+            if !matches!(seg.kind, Kind::Hit { dirty: true, .. }) {
+                return Some(false);
+            }
+            at = seg.end;
+        }
+        Some(true)
+    }
+
     /// See [`BlockVolume::read`].
     pub fn read(
         self: &Rc<Self>,

@@ -1,8 +1,8 @@
 //! Hits: the read of an extent from the cache, and what follows it.
 //!
-//! A failed read of clean data falls back to the backing device. After a read the generation of the bucket is checked: if it has changed, the bucket may have been reused during the read.
-//! Then the checksums are compared, if the set has them. A hit is recorded, and its data is promoted if its bucket will be
-//! evicted soon.
+//! The caller reads clean data from the backing device if its read from the cache fails. After a read the generation of the bucket
+//! is checked: if it has changed, the bucket may have been reused during the read. Then the checksums are compared, if the set has
+//! them. A hit is recorded, and its data is promoted if its bucket will be evicted soon.
 //!
 //! Owns these steps, for requests of one extent and of several pieces. Must not know what else the request reads.
 

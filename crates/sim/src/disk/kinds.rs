@@ -134,6 +134,8 @@ pub struct Counters {
     pub sectors_written: u64,
     /// Number of requests that failed by a fault.
     pub failed: u64,
+    /// Number of flushes among them.
+    pub failed_flushes: u64,
 }
 
 impl Counters {
@@ -146,5 +148,6 @@ impl Counters {
         self.plain += other.plain;
         self.sectors_written += other.sectors_written;
         self.failed += other.failed;
+        self.failed_flushes += other.failed_flushes;
     }
 }

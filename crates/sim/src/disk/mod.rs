@@ -268,8 +268,19 @@ impl SimDisk {
 
     /// Whether a read that touches these sectors is held back.
     pub fn holds_read(&self, range: Range<u64>) -> bool {
-        let reads = Matching { kind: Kind::Read, range };
-        self.state.borrow().running.values().any(|r| r.held && reads.matches(&r.request))
+        self.holds(Kind::Read, range)
+    }
+
+    /// Whether the device holds back a request that changes sectors of this range.
+    pub fn holds_change(&self, range: Range<u64>) -> bool {
+        [Kind::Write, Kind::DurableWrite, Kind::Discard]
+            .into_iter()
+            .any(|kind| self.holds(kind, range.clone()))
+    }
+
+    fn holds(&self, kind: Kind, range: Range<u64>) -> bool {
+        let wanted = Matching { kind, range };
+        self.state.borrow().running.values().any(|r| r.held && wanted.matches(&r.request))
     }
 
     /// Makes a flush fail after this many more flushes, and loses data that is not durable then.
@@ -445,6 +456,7 @@ impl SimDisk {
             }
             s.medium.ended(op, step);
             s.counters.failed += 1;
+            s.counters.failed_flushes += u64::from(r.request.op == Op::Flush);
             if let Some(retained) = r.loses {
                 self.world.random(|rng| s.medium.lose(retained, rng));
                 self.world.data_lost(self.number);

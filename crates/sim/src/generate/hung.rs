@@ -1,8 +1,9 @@
 //! Boots in which one backing device hangs until the ring of the journal has gone around.
 //!
-//! The other boots with a hung device are too short for that, or crash before. In two thirds of these boots most devices hang
-//! only in flushes, and the index has clean copies of the device; in the others the device hangs while its dirty data is written
-//! back and overwritten. Owns the drawing of these boots, from a source of its own. Must not change boots without a hung device.
+//! The other boots with a hung device are too short for that, or crash before. In two thirds of these boots the index has clean
+//! copies of the device; most such devices hang only in flushes. In the others the device hangs while its dirty data is written
+//! back and overwritten. Owns the drawing of these boots, from a source of its own. Of a plan with such a boot it may also change the
+//! number of clients, which all boots share. Must not change plans without a hung device.
 
 use format::CacheMode;
 use io::Rng;
@@ -15,6 +16,9 @@ const LEAST_RING_BLOCKS: u64 = 64;
 
 /// The longest ring that a boot goes around, in blocks.
 const MOST_RING_BLOCKS: u64 = 600;
+
+/// The largest number of clients that the mixes of requests draw; larger numbers are drawn on purpose.
+const MOST_USUAL_DEPTH: u64 = 16;
 
 /// The part of a volume that the writes go to, in sectors.
 const HOT_SECTORS: u64 = 64;
@@ -42,8 +46,8 @@ pub(super) fn add(plan: &mut Plan, boots: usize, rng: &mut Rng, sizes: &[u64]) {
         go_around(boot, rng, (volumes, sizes, block), (count, own));
         any = true;
     }
-    // Clients that write at the same time share entries.
-    if any && rng.chance(3, 4) {
+    // Clients that write at the same time share entries, so the ring goes around more slowly. A plan of many clients keeps them.
+    if any && plan.depth <= MOST_USUAL_DEPTH && rng.chance(3, 4) {
         plan.depth = one_of(rng, &[1, 2]);
     }
 }
@@ -53,7 +57,7 @@ pub(super) fn add(plan: &mut Plan, boots: usize, rng: &mut Rng, sizes: &[u64]) {
 fn clear(boot: &mut BootPlan, rng: &mut Rng, own: bool) {
     (boot.alone, boot.substitute, boot.crash_in_durable_write, boot.aim) = (false, None, None, None);
     boot.absent.clear();
-    // The process dies, or the power fails, while the device hangs, or the boot goes on after it.
+    // The process dies, or the power fails, while the device hangs, or the boot continues after it.
     boot.crash = boot.crash.filter(|_| rng.chance(1, 3)).map(|_| 5000 + rng.below(30_000));
     boot.actions.retain(|(_, a)| !matches!(a, OperatorAction::PowerFails));
     if own || rng.chance(1, 2) {

@@ -3,20 +3,20 @@
 //! Owns the time limit of requests while a backing device hangs: requests to other volumes, and those requests to the volume
 //! of the hung device that do not need the device. Must not know how a device hangs.
 //!
-//! A read of that volume needs the device if the device holds a read of the same sectors back. A write and a flush must be
-//! known to need it beforehand ([`OwnVolume`]), because a write does not show which path it takes.
+//! A read of that volume needs the device if the device holds a read of the same sectors back, or if it may wait for a change of
+//! these sectors. For a write and a flush the rule decides when they are issued ([`OwnVolume`]), because a write under way does not
+//! show which path it takes.
 
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
 
 use engine::Volume;
-use engine::policy::bypass::BypassReason;
-use format::{BackingState, CacheMode, Sector};
+use format::{BackingState, CacheMode, Sector, Sectors};
 use io::sync::{Either, select};
 use io::{JoinHandle, Nanos};
 
 use super::Session;
-use crate::client::{RequestKind, UnderWay};
+use crate::client::{LARGEST_BLOCK, RequestKind, UnderWay, without_room};
 use crate::disk::{SimDisk, Speed};
 use crate::plan::{BootPlan, Faults, Hang, OperatorAction};
 use crate::violation::Violation;
@@ -124,23 +124,35 @@ impl HungDevice {
             return true;
         }
         if r.kind != RequestKind::Read {
-            return !r.needs_no_device || self.had_no_room();
+            return !r.needs_no_device || self.had_no_room_since(r);
         }
-        let at = Sector(self.session.offsets[volume] + r.start).0;
+        let at = self.session.offsets[volume] + r.start;
         self.disk().holds_read(at..at + r.sectors) || self.awaits_change(r)
     }
 
-    /// Whether a read may wait for a change that the hung device holds up: after a failed flush of the device a read waits for the
-    /// changes under way in its blocks.
+    /// Whether a read may wait for a change that the hung device holds up. After a failed flush of the device in this boot, a read
+    /// waits for the changes under way in its blocks: those of clients, and writeback. A read of dirty data alone waits for none.
     fn awaits_change(&self, read: &UnderWay) -> bool {
-        let client = &self.session.given.clients[self.volume()];
-        self.disk().counters().failed > 0 && client.under_way().iter().any(|r| r.changes_near(read))
+        let (session, number) = (&self.session, self.volume());
+        let client = &session.given.clients[number];
+        let is_all_dirty = || {
+            let volume = client.volume()?;
+            volume.is_all_dirty(Sector(read.start), Sectors(read.sectors))
+        };
+        let at = session.offsets[number] + read.start;
+        let is_changed = || {
+            let range = at.saturating_sub(LARGEST_BLOCK)..at + read.sectors + LARGEST_BLOCK;
+            client.under_way().iter().any(|r| r.changes_near(read)) || self.disk().holds_change(range)
+        };
+        let failed = self.disk().counters().failed_flushes > session.failed_flushes[number];
+        failed && is_changed() && is_all_dirty() != Some(true)
     }
 
-    /// Whether the cache had no room for a write, which then went to the device.
-    fn had_no_room(&self) -> bool {
+    /// Whether the cache had no room for a part of a request of the volume since this write was issued, which then went to the
+    /// device.
+    fn had_no_room_since(&self, write: &UnderWay) -> bool {
         let volume = self.session.given.clients[self.volume()].volume();
-        volume.is_some_and(|v| v.with_stats(|s| s.reason(BypassReason::NoBucket).requests) > 0)
+        volume.is_some_and(|v| without_room(&v) > write.without_room_before)
     }
 
     fn disk(&self) -> &Rc<SimDisk> {
@@ -215,7 +227,7 @@ impl OwnVolume {
     }
 
     fn needs_no_device(&self, volume: &Volume, r: &UnderWay, beside: bool) -> bool {
-        match r.kind {
+        let needs_none = match r.kind {
             RequestKind::Read => false,
             RequestKind::Flush => self.only_dirty.get(),
             RequestKind::Write if !beside && self.becomes_dirty(volume, r) => {
@@ -225,7 +237,14 @@ impl OwnVolume {
                 self.only_dirty.set(false);
                 false
             }
+        };
+        if let Some(session) = self.session.upgrade().filter(|_| needs_none) {
+            session.count(|c| match r.kind {
+                RequestKind::Flush => c.free_flushes += 1,
+                _ => c.free_writes += 1,
+            });
         }
+        needs_none
     }
 
     /// Whether a write that is issued now certainly becomes dirty data.

@@ -63,6 +63,19 @@ pub struct Given {
     pub memory: Option<Rc<Memory>>,
 }
 
+/// Counts of what happened in one boot.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Counts {
+    /// Requests that were issued.
+    pub requests: u64,
+    /// Detaches that have ended.
+    pub detaches: u64,
+    /// Writes to the volume of a hung device that may not wait for the device.
+    pub free_writes: u64,
+    /// Flushes of that volume that may not wait for the device.
+    pub free_flushes: u64,
+}
+
 /// State that the tasks of one boot share.
 pub struct Session {
     /// The plan of this boot.
@@ -83,11 +96,13 @@ pub struct Session {
     set: RefCell<Option<CacheSet>>,
     /// The remaining requests of each volume.
     queues: Vec<RefCell<VecDeque<Request>>>,
+    /// Failed flushes of each backing device before this boot.
+    failed_flushes: Vec<u64>,
     issued: Cell<u64>,
     issued_more: Event,
     clients_done: Cell<bool>,
     opened: Cell<bool>,
-    detaches: Cell<u64>,
+    counts: Cell<Counts>,
     /// Clients of devices that were registered later.
     late_clients: RefCell<Vec<JoinHandle<()>>>,
 }
@@ -112,6 +127,7 @@ impl Session {
             blocks: (plan.layout.backings.iter())
                 .map(|b| (b.stripe_bytes == 0).then(|| plan.layout.largest_block(b)))
                 .collect(),
+            failed_flushes: given.backings.iter().map(|b| b.counters().failed_flushes).collect(),
             given,
             rt,
             set: RefCell::new(None),
@@ -120,7 +136,7 @@ impl Session {
             issued_more: Event::default(),
             clients_done: Cell::new(false),
             opened: Cell::new(false),
-            detaches: Cell::new(0),
+            counts: Cell::default(),
             late_clients: RefCell::default(),
         })
     }
@@ -130,9 +146,15 @@ impl Session {
         self.set.borrow().clone()
     }
 
-    /// Number of issued requests, and number of finished detaches.
-    pub fn counts(&self) -> (u64, u64) {
-        (self.issued.get(), self.detaches.get())
+    /// What happened in the boot.
+    pub fn counts(&self) -> Counts {
+        Counts { requests: self.issued.get(), ..self.counts.get() }
+    }
+
+    fn count(&self, change: impl FnOnce(&mut Counts)) {
+        let mut counts = self.counts.get();
+        change(&mut counts);
+        self.counts.set(counts);
     }
 
     /// Whether the set was opened and all devices were registered.

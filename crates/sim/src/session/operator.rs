@@ -172,7 +172,7 @@ impl Session {
     ) -> Result<(), EngineError> {
         let client = &self.given.clients[i];
         set.detach(&volume).await?;
-        self.detaches.set(self.detaches.get() + 1);
+        self.count(|c| c.detaches += 1);
         self.rt.sleep(Nanos(pause_ns)).await;
         client.pause().await;
         let stopped = volume.stop().await;
