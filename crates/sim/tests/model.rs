@@ -81,8 +81,8 @@ fn everything_is_exercised() {
         ("such deaths in boots with faults", r.strict_kills_with_faults, 50),
         ("crashes at a landmark", r.aimed, 100),
         ("boots with a device that hangs", r.hangs, 5),
-        ("writes that must not wait for a hung device of their volume", r.free_writes, 500),
-        ("flushes that must not wait for it", r.free_flushes, 100),
+        ("writes that must not wait for a hung device of their volume", r.free_writes, 400),
+        ("flushes that must not wait for it", r.free_flushes, 20),
         ("blocks that a judge compared with their checksums", r.judged_blocks(), 10_000),
         ("cache devices that are not what they were", r.substitutes, 20),
     ];

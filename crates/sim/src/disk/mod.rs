@@ -444,16 +444,7 @@ impl SimDisk {
             format!("{} end {} {}+{}{failed}", self.info.name, i.op, i.sector, i.sectors)
         });
         if r.fails {
-            if let Some((from, data)) = r.left.take() {
-                // A failed write leaves any mixture of old and new blocks.
-                let block = s.medium.block_sectors as usize * SECTOR;
-                for (i, bytes) in data.chunks(block).enumerate() {
-                    if self.world.random(|rng| rng.chance(1, 2)) {
-                        let at = r.request.sector + Sectors(from + i as u64 * s.medium.block_sectors);
-                        s.medium.apply(op, at, Rc::from(bytes));
-                    }
-                }
-            }
+            self.leave_a_mixture(&mut s.medium, op, &mut r);
             s.medium.ended(op, step);
             s.counters.failed += 1;
             s.counters.failed_flushes += u64::from(r.request.op == Op::Flush);
@@ -488,6 +479,18 @@ impl SimDisk {
             }
         }
         r.completer.complete(Ok(()), r.request.buffer);
+    }
+
+    /// Leaves any mixture of old and new blocks of a failed write.
+    fn leave_a_mixture(&self, medium: &mut Medium, op: u64, write: &mut Running) {
+        let Some((from, data)) = write.left.take() else { return };
+        let block_sectors = medium.block_sectors;
+        for (i, bytes) in data.chunks(block_sectors as usize * SECTOR).enumerate() {
+            if self.world.random(|rng| rng.chance(1, 2)) {
+                let at = write.request.sector + Sectors(from + i as u64 * block_sectors);
+                medium.apply(op, at, Rc::from(bytes));
+            }
+        }
     }
 
     /// Marks a request as held, or as a flush that fails and loses data, if the faults of the device say so.
