@@ -41,6 +41,8 @@ table! {
         HungFlushAwaited,
         /// A write over dirty data waits until writeback of its range has ended.
         WriteAwaitsWriteback,
+        /// After a failed flush, a read waits for writeback of dirty data that it reads from the cache.
+        ReadAwaitsWriteback,
         /// Data is written back although the dirty key may be lost.
         WritebackBeforeDirtyKey,
         /// A change past the cache goes ahead although the dirty keys of its range may be lost.

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use format::{Bkey, BucketNr, Corrupt, Gen, JournalSeq, Sector};
-use io::{IoError, VolumeError};
+use format::{Bkey, BucketNr, Corrupt, Gen, Geometry, JournalSeq, Sector};
+use io::{IoError, NoMemory, VolumeError};
 
 use crate::damage::{Damage, Flaw, NodeFlaw};
-use crate::refusal::Refusal;
+use crate::refusal::{DeviceRefusal, Refusal};
 
 /// The reason for which an operation was refused or has failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -153,6 +153,13 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// The refusal of a set for a table of which the system has no memory.
+    pub(crate) fn no_memory(&self, geometry: &Geometry, source: NoMemory) -> EngineError {
+        let Geometry { nbuckets: buckets, bucket_sectors, .. } = *geometry;
+        let (wanted_bytes, source) = (source.bytes, source.into());
+        DeviceRefusal::Memory { buckets, bucket_sectors, wanted_bytes, source }.of(&self.device).into()
+    }
+
     pub(crate) fn damage(&self, sector: Sector, flaw: Flaw) -> EngineError {
         self.damage_at(sector, None, Vec::new(), flaw)
     }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use format::{BackingState, Inode, Sector, Sectors, Uuid};
-use io::OverBudget;
+use io::{NoMemory, OverBudget};
 
 use crate::tunables::TunableError;
 
@@ -324,6 +324,9 @@ pub enum MemoryLimit {
     /// The budget of the process.
     #[error(transparent)]
     Process(#[from] OverBudget),
+    /// What the system gives the process.
+    #[error(transparent)]
+    System(#[from] NoMemory),
 }
 
 impl DeviceRefusal {

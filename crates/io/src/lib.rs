@@ -36,7 +36,7 @@ pub use crash_log::{CrashLogMemory, CrashLogRef, RECORDED_ENTRIES, RECORDED_WORD
 pub use device::{Device, Disk};
 pub use executor::{Fifo, JoinHandle, Schedule, Unpark};
 pub use histogram::Histogram;
-pub use memory::{MemoryBudget, MemoryFigures, OverBudget, Reservation};
+pub use memory::{MemoryBudget, MemoryFigures, NoMemory, OverBudget, Reservation, try_table};
 pub use meter::{DeviceFigures, OpFigures};
 pub use request::{DeviceInfo, FailedOperation, IoError, Op, Request};
 pub use rng::Rng;

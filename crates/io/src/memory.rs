@@ -36,6 +36,27 @@ pub struct OverBudget {
     pub limit: u64,
 }
 
+/// The allocator has no memory for a table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the system has no {bytes} bytes of memory for a table")]
+pub struct NoMemory {
+    /// Bytes of the table.
+    pub bytes: u64,
+}
+
+/// Makes a table of `len` entries. `len` may come from a disk: a limit of the system can be lower than the budget, and an
+/// allocation that is not checked ends the process.
+///
+/// # Errors
+/// If the allocator has no memory for the table.
+pub fn try_table<T>(len: usize, entry: impl FnMut() -> T) -> Result<Vec<T>, NoMemory> {
+    let mut table = Vec::new();
+    let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
+    table.try_reserve_exact(len).map_err(|_| NoMemory { bytes })?;
+    table.resize_with(len, entry);
+    Ok(table)
+}
+
 /// The figures of a budget at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct MemoryFigures {
@@ -193,6 +214,16 @@ mod tests {
         drop(held);
         drop(rest);
         assert_eq!(budget.figures(), MemoryFigures { limit: 100, used: 0, peak: 100, refusals: 1 });
+    }
+
+    #[test]
+    fn a_table_without_memory_is_refused_with_its_size() {
+        let mut entries = 0_u16..;
+        assert_eq!(try_table(3, || entries.next()).unwrap(), [Some(0), Some(1), Some(2)]);
+        let refused = try_table(usize::MAX / 2, || 0_u64).unwrap_err();
+        assert_eq!(refused, NoMemory { bytes: u64::MAX });
+        let refused = try_table(1 << 60, || 0_u8).unwrap_err();
+        assert_eq!(refused.to_string(), "the system has no 1152921504606846976 bytes of memory for a table");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::rc::Rc;
 
 use engine::Volume;
@@ -43,10 +44,15 @@ pub struct UnderWay {
 }
 
 impl UnderWay {
-    /// Whether it changes the volume in a block that another request touches.
-    pub fn changes_near(&self, other: &UnderWay) -> bool {
+    /// The sectors of the volume that it touches.
+    pub fn range(&self) -> Range<u64> {
+        self.start..self.start + self.sectors
+    }
+
+    /// Whether it changes the volume in a block that a range touches.
+    pub fn changes_near(&self, range: &Range<u64>) -> bool {
         let end = self.start + self.sectors + LARGEST_BLOCK;
-        let near = self.start < other.start + other.sectors + LARGEST_BLOCK && other.start < end;
+        let near = self.start < range.end + LARGEST_BLOCK && range.start < end;
         self.sectors > 0 && self.kind != RequestKind::Read && near
     }
 }
@@ -205,7 +211,7 @@ impl Client {
             without_room_before: without_room(&volume),
         };
         if let Some(rule) = &*self.rule.borrow() {
-            let beside = self.in_flight.borrow().values().any(|r| r.changes_near(&request));
+            let beside = self.in_flight.borrow().values().any(|r| r.changes_near(&request.range()));
             request.needs_no_device = rule(&volume, &request, beside);
         }
         self.in_flight.borrow_mut().insert(id, request);

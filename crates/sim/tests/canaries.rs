@@ -55,6 +55,7 @@ const RARE: &[Bug] = &[
     Bug::ReclaimLooksOnce,
     Bug::MissOverPendingHole,
     Bug::LateFlushTrusted,
+    Bug::ReadAwaitsWriteback,
     Bug::CrashLogAfterError,
     Bug::OlderCacheBelieved,
     Bug::StartWantsOneMore,

@@ -60,10 +60,15 @@ fn many_file_systems_fit_into_a_memory_limit() {
     daemon.stop();
 }
 
-#[track_caller]
 fn resident_mib(daemon: &Daemon) -> u64 {
+    mib_of(daemon, "VmRSS:")
+}
+
+/// A figure of the daemon's memory, by its name in the kernel.
+#[track_caller]
+fn mib_of(daemon: &Daemon, name: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a figure");
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a figure");
     line.split_whitespace().next().and_then(|word| word.parse::<u64>().ok()).expect("a number") >> 10
 }
 
@@ -147,6 +152,28 @@ fn sets_that_take_more_than_the_limit_are_refused() {
     assert!(accepted > 0, "the first fits");
     is_served(&mut client);
     assert_eq!(daemon.volume("bcache0")["attached"], true);
+    daemon.stop();
+}
+
+/// The limit of the process is lowered after its start, so its budget does not know it: the allocator refuses the tables of a set.
+#[test]
+fn a_set_whose_tables_get_no_memory_is_refused() {
+    const BUCKETS: u64 = 8 << 20;
+    let place = Place::new();
+    let (ssd, hdd) = (place.dir.sparse("ssd1", 64 << 20), place.dir.sparse("hdd1", 128 << 20));
+    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "64k", "--writeback"]).ok();
+    let huge = place.dir.sparse("huge", BUCKETS * 4096);
+    run(&["make", "-C", &huge, "--bucket", "4k", "--block", "4k"]).ok();
+    let daemon = place.start();
+    daemon.run(&["register", &ssd, &hdd]).ok();
+    let mut client = place.client("bcache0");
+    client.write(0, &[7; 65536]).unwrap();
+    let limit = format!("--as={}", (mib_of(&daemon, "VmSize:") + 80) << 20);
+    let pid = format!("--pid={}", daemon.id());
+    assert!(std::process::Command::new("prlimit").args([&pid, &limit]).status().unwrap().success());
+    let said = daemon.run(&["register", &huge]);
+    said.refused(&["8388608 buckets", "the system has no", "more memory"]);
+    is_served(&mut client);
     daemon.stop();
 }
 

@@ -8,6 +8,7 @@
 //! reclaimable; `available` is the number of reclaimable and ready buckets.
 
 use format::{BucketNr, Gen, Geometry, PRIO_INITIAL, PRIO_METADATA, Ptr, Sectors};
+use io::{NoMemory, try_table};
 
 use super::priorities::Priorities;
 
@@ -106,20 +107,28 @@ impl Buckets {
     /// Bytes of memory for each bucket.
     pub(crate) const BYTES_EACH: u64 = size_of::<Bucket>() as u64 + Priorities::BYTES_EACH;
 
-    pub(crate) fn new(geometry: &Geometry, first_usable: BucketNr, nbuckets: u32) -> Buckets {
-        let fresh = |i: u32| Bucket {
+    /// # Errors
+    /// If the allocator has no memory for the table.
+    pub(crate) fn new(
+        geometry: &Geometry,
+        first_usable: BucketNr,
+        nbuckets: u32,
+    ) -> Result<Buckets, NoMemory> {
+        let fresh = |used: Use| Bucket {
             generation: Gen(0),
             oldest: Gen(0),
-            used: if i < first_usable.0 { Use::Reserved } else { Use::Data },
+            used,
             pins: 0,
             marks: 0,
             live_sectors: 0,
             dirty_sectors: 0,
         };
         let usable = nbuckets - first_usable.0;
+        let mut table = try_table(nbuckets as usize, || fresh(Use::Data))?;
+        table.iter_mut().take(first_usable.0 as usize).for_each(|b| *b = fresh(Use::Reserved));
         let mut buckets = Buckets {
-            table: (0..nbuckets).map(fresh).collect(),
-            priorities: Priorities::new(nbuckets),
+            table,
+            priorities: Priorities::new(nbuckets)?,
             bucket_shift: geometry.bucket_sectors.0.trailing_zeros(),
             available: usable,
             in_use_percent: 0,
@@ -130,7 +139,7 @@ impl Buckets {
             data_sectors: geometry.bucket_sectors,
         };
         buckets.in_use_percent = buckets.percent_in_use();
-        buckets
+        Ok(buckets)
     }
 
     pub(crate) fn len(&self) -> u32 {

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 
 use format::{BucketNr, BucketPrio, Gen, JsetRoots, PrioHeader, Sectors, encode_prio_set, parse_prio_set};
 use io::sync::{Mutex, Permit};
+use io::try_table;
 
 use super::{Allocator, Buckets, Purpose};
 use crate::canary::{Bug, bug};
@@ -61,11 +62,9 @@ impl PrioChain {
 /// Reads the chain that begins in bucket `first`.
 pub(crate) async fn load_prios(reader: &Reader<'_>, first: u64) -> Result<LoadedPrios, EngineError> {
     let Reader { place, geometry, .. } = *reader;
-    let mut loaded = LoadedPrios {
-        prios: vec![BucketPrio { prio: 0, generation: Gen(0) }; geometry.nbuckets as usize],
-        chain: Vec::new(),
-        seq: 0,
-    };
+    let prios = try_table(geometry.nbuckets as usize, || BucketPrio { prio: 0, generation: Gen(0) })
+        .map_err(|e| place.no_memory(geometry, e))?;
+    let mut loaded = LoadedPrios { prios, chain: Vec::new(), seq: 0 };
     let mut next = first;
     let mut seen = BTreeSet::new();
     let mut size = None;

@@ -5,6 +5,7 @@
 //! vector instructions. Must not know what a bucket holds.
 
 use format::{BucketNr, PRIO_INITIAL, PRIO_METADATA};
+use io::{NoMemory, try_table};
 
 /// The bucket does not age: it is pinned.
 const HELD: u8 = 1;
@@ -27,9 +28,9 @@ impl Priorities {
     pub(super) const BYTES_EACH: u64 = (size_of::<u16>() + size_of::<u8>()) as u64;
 
     /// The priorities of `nbuckets` buckets: 0.
-    pub(super) fn new(nbuckets: u32) -> Priorities {
+    pub(super) fn new(nbuckets: u32) -> Result<Priorities, NoMemory> {
         let nbuckets = nbuckets as usize;
-        Priorities { prio: vec![0; nbuckets], aging: vec![0; nbuckets], agings: 0 }
+        Ok(Priorities { prio: try_table(nbuckets, || 0)?, aging: try_table(nbuckets, || 0)?, agings: 0 })
     }
 
     pub(super) fn get(&self, b: BucketNr) -> u16 {

@@ -41,7 +41,7 @@ proptest! {
     fn counts_are_those_of_the_table(
         changes in prop::collection::vec((FIRST..NBUCKETS, 0u8..13, 1u64..64), 1..300)
     ) {
-        let mut buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
+        let mut buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS).unwrap();
         for (b, what, sectors) in changes {
             change(&mut buckets, BucketNr(b), what, sectors);
             let count = |which: &dyn Fn(BucketNr) -> bool| buckets.all().filter(|b| which(*b)).count() as u32;
@@ -297,7 +297,7 @@ proptest! {
     fn the_table_has_what_was_put_into_it(
         changes in prop::collection::vec((FIRST..FIRST + 6, 0u8..23, 1u64..64), 1..300)
     ) {
-        let mut buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
+        let mut buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS).unwrap();
         let mut table = Table::new();
         for (b, what, n) in changes {
             table.change(&mut buckets, BucketNr(b), what, n);
@@ -338,7 +338,8 @@ const KINDS: [DataKind; 6] = [
 #[test]
 fn open_buckets_by_the_size_of_the_cache() {
     for (nbuckets, limit) in [(64, 4), (319, 4), (320, 5), (384, 6), (100_000, 6)] {
-        let mut buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
+        let mut buckets =
+            Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS).unwrap();
         let open = &mut OpenBuckets::of_set(&Geometry {
             nbuckets,
             bucket_sectors: BUCKET,
@@ -365,7 +366,8 @@ fn buckets_are_taken_down_to_the_reserves() {
     for (purpose, left) in
         [(Purpose::Data, 19), (Purpose::Moving, 11), (Purpose::Btree, 3), (Purpose::Prio, 0)]
     {
-        let mut buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
+        let mut buckets =
+            Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS).unwrap();
         let alloc = Pool::new(1024, 3);
         let ready: Vec<BucketNr> = (FIRST..FIRST + 30).map(BucketNr).collect();
         ready.iter().for_each(|b| {
@@ -389,7 +391,7 @@ fn buckets_are_taken_down_to_the_reserves() {
 /// 106 buckets are to spare; the recent rate would fill them within 12 s, or not.
 #[test]
 fn a_cache_fills_up_by_what_is_taken() {
-    let buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
+    let buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS).unwrap();
     let at = |seconds| Nanos::from_secs(seconds);
     for (taken, filling) in [(0, false), (35, false), (36, true)] {
         let alloc = Pool::new(1024, 2);
@@ -422,7 +424,7 @@ proptest! {
         pieces in prop::collection::vec((0usize..6, 1u64..100, prop::bool::weighted(0.8)), 1..200)
     ) {
         let (limit, block) = (4, Sectors(8));
-        let mut buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
+        let mut buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS).unwrap();
         (FIRST..NBUCKETS).for_each(|b| {
             buckets.invalidate(BucketNr(b));
         });
@@ -478,7 +480,8 @@ proptest! {
 #[test]
 fn a_wipe_closes_what_it_has_before_it() {
     for marked in [10, 11] {
-        let mut buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
+        let mut buckets =
+            Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS).unwrap();
         let mut open = OpenBuckets::new(4, BUCKET, Sectors(1));
         let place = |open: &mut OpenBuckets, buckets: &mut Buckets, kind, fresh: u32| {
             let fresh = BucketNr(fresh);
@@ -510,7 +513,8 @@ fn the_oldest_pointer_decides() {
         (vec![255], 95, false),
         (vec![255, 1, 0], 94, true),
     ] {
-        let mut buckets = Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
+        let mut buckets =
+            Buckets::new(&geometry(BUCKET, NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS).unwrap();
         let b = BucketNr(FIRST);
         buckets.load(b, Gen(0), 9);
         for pointer in pointers.iter().chain([&newest]) {

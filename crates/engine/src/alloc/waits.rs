@@ -112,7 +112,8 @@ fn each_try_to_take_wakes_the_refill_task() {
         for ready in [0, 30] {
             let alloc = Rc::new(Pool::new(1024, 3));
             let mut buckets =
-                Buckets::new(&geometry(Sectors(64), NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS);
+                Buckets::new(&geometry(Sectors(64), NBUCKETS, FIRST as u16), BucketNr(FIRST), NBUCKETS)
+                    .unwrap();
             let all: Vec<BucketNr> = (FIRST..FIRST + ready).map(BucketNr).collect();
             all.iter().for_each(|b| {
                 buckets.invalidate(*b);

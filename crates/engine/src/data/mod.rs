@@ -25,6 +25,7 @@ use io::{Buffer, IoError, Nanos};
 use crate::alloc::{Allocator, Use};
 use crate::canary::{Bug, bug};
 use crate::device::{CacheDevice, MeteredIo};
+use crate::error::EngineError;
 
 use damaged::DamagedBlocks;
 pub(crate) use damaged::{DamagedBlock, Part};
@@ -123,26 +124,32 @@ pub(crate) struct CachedData {
 
 impl CachedData {
     /// Makes the access to the data of a set; checksums are on if the superblock says so.
-    pub(crate) fn new(device: Rc<CacheDevice>, alloc: Rc<Allocator>) -> CachedData {
+    ///
+    /// # Errors
+    /// If the allocator has no memory for the checksums.
+    pub(crate) fn new(device: Rc<CacheDevice>, alloc: Rc<Allocator>) -> Result<CachedData, EngineError> {
         let (geometry, key, set_uuid) = {
             let sb = device.superblock();
             (*sb.geometry(), sb.checksum_key(), sb.set_uuid())
         };
-        let sums = key.zip(FooterLayout::of(&geometry)).map(|(key, layout)| {
+        let with_sums = |(key, layout): (_, FooterLayout)| {
+            let table = SumsTable::new(&geometry, &layout);
+            let table = table.map_err(|e| device.place().no_memory(&geometry, e))?;
             alloc.leave_room_for_footers(layout.data_sectors());
-            Checksums {
+            Ok::<_, EngineError>(Checksums {
                 layout,
                 key,
                 set_uuid,
-                table: RefCell::new(SumsTable::new(&geometry, &layout)),
+                table: RefCell::new(table),
                 counters: Cell::default(),
                 changes: Cell::new(0),
                 damaged: RefCell::default(),
                 overwrite_ended: Event::default(),
                 coverage: Cell::default(),
-            }
-        });
-        CachedData { device, alloc, sums }
+            })
+        };
+        let sums = key.zip(FooterLayout::of(&geometry)).map(with_sums).transpose()?;
+        Ok(CachedData { device, alloc, sums })
     }
 
     /// Whether data has checksums. A reader then reads whole blocks of the cache.

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use format::{BlockSums, BucketNr, FooterLayout, Gen, Geometry, Ptr, Sectors};
+use io::{NoMemory, try_table};
 
 use super::{Mismatch, ReadToken};
 use crate::device::Tick;
@@ -174,13 +175,18 @@ pub(crate) struct SumsTable {
 const MOST_BYTES: usize = 64 << 20;
 
 impl SumsTable {
-    pub(super) fn new(geometry: &Geometry, layout: &FooterLayout) -> SumsTable {
+    pub(super) fn new(geometry: &Geometry, layout: &FooterLayout) -> Result<SumsTable, NoMemory> {
         SumsTable::with_limit(geometry, layout, (MOST_BYTES / SumsTable::bytes_each(layout)).max(64))
     }
 
-    pub(super) fn with_limit(geometry: &Geometry, layout: &FooterLayout, most: usize) -> SumsTable {
-        SumsTable {
-            table: std::iter::repeat_with(|| None).take(geometry.nbuckets as usize).collect(),
+    pub(super) fn with_limit(
+        geometry: &Geometry,
+        layout: &FooterLayout,
+        most: usize,
+    ) -> Result<SumsTable, NoMemory> {
+        let nbuckets = geometry.nbuckets as usize;
+        Ok(SumsTable {
+            table: try_table(nbuckets, || None)?,
             bucket_sectors: geometry.bucket_sectors.0,
             block_sectors: geometry.block_sectors.0.max(1),
             blocks: layout.blocks(),
@@ -190,8 +196,8 @@ impl SumsTable {
             forgotten: Forgotten::default(),
             hand: 0,
             now: ReadToken(0),
-            dropped: vec![NOTHING_DROPPED; geometry.nbuckets as usize],
-        }
+            dropped: try_table(nbuckets, || NOTHING_DROPPED)?,
+        })
     }
 
     /// The largest number of bytes that the table of such a set takes.

@@ -20,7 +20,8 @@ async fn set(rt: &Handle) -> CacheSet {
 
 /// Replaces the table of the set by another one, in which buckets from 10 on are empty.
 fn table(set: &CacheSet, nbuckets: u32) {
-    *set.core.cache.alloc.buckets_mut() = Buckets::new(&set.core.cache.geometry, BucketNr(10), nbuckets);
+    *set.core.cache.alloc.buckets_mut() =
+        Buckets::new(&set.core.cache.geometry, BucketNr(10), nbuckets).unwrap();
 }
 
 /// 64 buckets that were used 0 to 63 agings ago, in any order; the others have no age.

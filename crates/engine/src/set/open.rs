@@ -87,7 +87,7 @@ async fn open_device(cache: Disk, options: SetOptions) -> Result<Rc<Core>, Engin
     let mut r = recover(&device, &options, &mut memory).await?;
     events.append(&mut r.events);
     let old_uuids = r.old_uuids;
-    let core = assemble(device, r, options, memory);
+    let core = assemble(device, r, options, memory)?;
     for e in events {
         core.cache.device.emit(e);
     }
@@ -127,14 +127,19 @@ fn with_stored(mut tunables: SetTunables, device: &CacheDevice) -> SetTunables {
 }
 
 /// Builds the components of a set from the recovered state, and connects them.
-fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: Reservation) -> Rc<Core> {
+fn assemble(
+    device: Rc<CacheDevice>,
+    r: Recovered,
+    options: SetOptions,
+    memory: Reservation,
+) -> Result<Rc<Core>, EngineError> {
     let rt = device.disk().runtime().clone();
     let geometry = device.geometry();
     let tunables = with_stored(options.tunables, &device);
     let eviction = Eviction::new(geometry, tunables.policy(), options.seed);
     let journal = Rc::new(r.journal);
     let alloc = Rc::new(Allocator::new(device.clone(), journal.clone(), r.buckets, r.prios, eviction));
-    let data = Rc::new(CachedData::new(device.clone(), alloc.clone()));
+    let data = Rc::new(CachedData::new(device.clone(), alloc.clone())?);
     let (backings, tasks) = (Rc::new(BackingDevices::default()), Rc::new(Tasks::new(rt.clone())));
     let parts = index::IndexParts {
         device: device.clone(),
@@ -179,7 +184,7 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
     let weak = Rc::downgrade(&core);
     core.scrubber.set_volumes(move |inode| weak.upgrade()?.volume_of(inode));
     watch(&core);
-    core
+    Ok(core)
 }
 
 /// Makes the cache device wake the tasks of the set when it fails. The device belongs to the set and must not keep it alive.

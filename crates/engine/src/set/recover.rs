@@ -63,7 +63,7 @@ pub(super) async fn recover(
     let newest = &read.newest;
     let first_prio = newest.prio_bucket.get(usize::from(superblock.nr_this_dev())).copied().unwrap_or(0);
     let prios = load_prios(&reader, first_prio).await.inspect_err(|_| mark(Mark::BadPrios))?;
-    let mut buckets = Buckets::new(g, g.first_dynamic(), g.nbuckets);
+    let mut buckets = Buckets::new(g, g.first_dynamic(), g.nbuckets).map_err(|e| place.no_memory(g, e))?;
     apply_prios(&mut buckets, &prios);
     if let Some(footers) = superblock.checksum_key().and_then(|_| FooterLayout::of(g)) {
         buckets.leave_footer_room(footers.data_sectors());

@@ -72,19 +72,25 @@ impl Volume {
         self.dirty_in_flight.set(writes);
     }
 
-    /// Whether the cache has dirty data for every sector of a range, so that no request for it needs the backing device. `None` if a
+    /// The parts of a range for which the cache has no dirty data, so that a request for them can need the backing device. `None` if a
     /// leaf of the range is not in memory.
-    pub fn is_all_dirty(&self, sector: Sector, sectors: Sectors) -> Option<bool> {
-        let Some((cache, inode)) = self.attached() else { return Some(false) };
-        let (mut at, end) = (sector + Sectors(self.offset.0), sector + Sectors(self.offset.0) + sectors);
+    pub fn parts_without_dirty_data(
+        &self,
+        sector: Sector,
+        sectors: Sectors,
+    ) -> Option<Vec<(Sector, Sectors)>> {
+        let Some((cache, inode)) = self.attached() else { return Some(vec![(sector, sectors)]) };
+        let offset = Sectors(self.offset.0);
+        let (mut at, end) = (sector + offset, sector + offset + sectors);
+        let mut parts = Vec::new();
         while at < end {
             let seg = cache.index.segment(inode, at, end).ok()?;
             if !matches!(seg.kind, Kind::Hit { dirty: true, .. }) {
-                return Some(false);
+                parts.push((Sector((at - offset).0), seg.end - at));
             }
             at = seg.end;
         }
-        Some(true)
+        Some(parts)
     }
 
     /// See [`BlockVolume::read`].

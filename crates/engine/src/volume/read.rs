@@ -160,7 +160,7 @@ async fn read_in_pieces(
 fn parts_of_backing(target: Target<'_>, read: &Read, first: IndexSegment) -> Vec<(Sector, Sector)> {
     let (mut parts, mut at, mut seg) = (Vec::new(), read.start, first);
     loop {
-        if !matches!(seg.kind, Kind::Hit { dirty: true, .. }) {
+        if !matches!(seg.kind, Kind::Hit { dirty: true, .. }) || bug(Bug::ReadAwaitsWriteback) {
             parts.push((at, seg.end));
         }
         at = seg.end;

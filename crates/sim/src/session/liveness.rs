@@ -16,7 +16,7 @@ use io::sync::{Either, select};
 use io::{JoinHandle, Nanos};
 
 use super::Session;
-use crate::client::{LARGEST_BLOCK, RequestKind, UnderWay, without_room};
+use crate::client::{RequestKind, UnderWay, without_room};
 use crate::disk::{SimDisk, Speed};
 use crate::plan::{BootPlan, Faults, Hang, OperatorAction};
 use crate::violation::Violation;
@@ -131,21 +131,23 @@ impl HungDevice {
     }
 
     /// Whether a read may wait for a change that the hung device holds up. After a failed flush of the device in this boot, a read
-    /// waits for the changes under way in its blocks: those of clients, and writeback. A read of dirty data alone waits for none.
+    /// waits for the changes under way in the parts of which the cache has no dirty data: those of clients, with the blocks around
+    /// them, and those of writeback, which holds what it writes.
     fn awaits_change(&self, read: &UnderWay) -> bool {
         let (session, number) = (&self.session, self.volume());
+        if self.disk().counters().failed_flushes == session.failed_flushes[number] {
+            return false;
+        }
         let client = &session.given.clients[number];
-        let is_all_dirty = || {
-            let volume = client.volume()?;
-            volume.is_all_dirty(Sector(read.start), Sectors(read.sectors))
-        };
-        let at = session.offsets[number] + read.start;
-        let is_changed = || {
-            let range = at.saturating_sub(LARGEST_BLOCK)..at + read.sectors + LARGEST_BLOCK;
-            client.under_way().iter().any(|r| r.changes_near(read)) || self.disk().holds_change(range)
-        };
-        let failed = self.disk().counters().failed_flushes > session.failed_flushes[number];
-        failed && is_changed() && is_all_dirty() != Some(true)
+        let Some(volume) = client.volume() else { return true };
+        let parts = volume.parts_without_dirty_data(Sector(read.start), Sectors(read.sectors));
+        let Some(parts) = parts else { return true };
+        parts.into_iter().any(|(start, sectors)| {
+            let part = start.0..(start + sectors).0;
+            let at = session.offsets[number] + part.start;
+            client.under_way().iter().any(|r| r.changes_near(&part))
+                || self.disk().holds_change(at..at + sectors.0)
+        })
     }
 
     /// Whether the cache had no room for a part of a request of the volume since this write was issued, which then went to the

@@ -150,7 +150,7 @@ fn sets_of_a_chain_have_one_size() {
 #[test]
 fn the_content_of_a_chain_is_put_into_the_table() {
     let g = three_prio_sets();
-    let mut buckets = Buckets::new(&g, g.first_dynamic(), 3000);
+    let mut buckets = Buckets::new(&g, g.first_dynamic(), 3000).unwrap();
     let loaded =
         LoadedPrios { prios: (0..3000).map(prio).collect(), chain: [9, 70].map(BucketNr).to_vec(), seq: 1 };
     apply_prios(&mut buckets, &loaded);

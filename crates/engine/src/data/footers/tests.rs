@@ -102,7 +102,7 @@ impl Fixture {
     /// Forgets all checksums. From now on the table has those of one bucket at most.
     fn forget(&self) {
         let (geometry, layout) = (self.cache.geometry, self.sums().layout);
-        *self.sums().table.borrow_mut() = SumsTable::with_limit(&geometry, &layout, 1);
+        *self.sums().table.borrow_mut() = SumsTable::with_limit(&geometry, &layout, 1).unwrap();
     }
 
     fn has_sums(&self, ptr: Ptr) -> bool {

@@ -9,7 +9,7 @@ fn table(most: usize) -> SumsTable {
     let geometry = Geometry::new(Sectors(16), Sectors(1), 200, 2, 8).unwrap();
     let layout = FooterLayout::of(&geometry).unwrap();
     assert_eq!(layout.blocks(), 15);
-    SumsTable::with_limit(&geometry, &layout, most)
+    SumsTable::with_limit(&geometry, &layout, most).unwrap()
 }
 
 fn ptr(bucket: u64, block: u64, generation: u8) -> Ptr {
@@ -189,7 +189,7 @@ fn the_memory_of_a_table_is_known_before() {
     for (bucket, nbuckets, all) in [(16, 200, true), (1024, 1 << 20, false)] {
         let geometry = Geometry::new(Sectors(bucket), Sectors(1), nbuckets, 2, 8).unwrap();
         let layout = FooterLayout::of(&geometry).unwrap();
-        let t = SumsTable::new(&geometry, &layout);
+        let t = SumsTable::new(&geometry, &layout).unwrap();
         let sums = SumsTable::bytes_each(&layout) as u64;
         assert_eq!(sums, (size_of::<BucketSums>() + BlockSums::memory_bytes(layout.blocks())) as u64);
         assert_eq!(t.most as u64, MOST_BYTES as u64 / sums);

@@ -21,7 +21,7 @@ fn account(start: u64, size: u64, bucket: u64) -> Result<(Sectors, Sectors), Str
         let place = Place { device: Arc::from("test disk"), set: "a set".into() };
         let geometry = Geometry::new(BUCKET, Sectors(1), 128, 4, 4).expect("a geometry");
         let reader = Reader { disk: &disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
-        let mut buckets = Buckets::new(&geometry, BucketNr(4), 128);
+        let mut buckets = Buckets::new(&geometry, BucketNr(4), 128).unwrap();
         let root = Node {
             level: 0,
             bound: MAX_BOUND,
@@ -82,7 +82,7 @@ fn take_root(keys: Vec<Bkey>, torn: bool) -> Result<(Vec<Ptr>, Vec<Bkey>, Sector
         let place = Place { device: Arc::from("test disk"), set: "a set".into() };
         let geometry = Geometry::new(BUCKET, Sectors(1), 128, 4, 4).expect("a geometry");
         let reader = Reader { disk: &disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
-        let mut buckets = Buckets::new(&geometry, BucketNr(4), 128);
+        let mut buckets = Buckets::new(&geometry, BucketNr(4), 128).unwrap();
         buckets.raise(BucketNr(18), Gen(2));
         let mut loading = Loading {
             reader: &reader,

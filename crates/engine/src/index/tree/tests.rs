@@ -88,7 +88,7 @@ impl Model {
         Model {
             tree,
             leaves,
-            buckets: Buckets::new(&geometry, BucketNr(FIRST), NBUCKETS),
+            buckets: Buckets::new(&geometry, BucketNr(FIRST), NBUCKETS).unwrap(),
             units: BTreeMap::new(),
             seq: 0,
             counting: Some(Sector(0)),
