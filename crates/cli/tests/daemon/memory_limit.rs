@@ -155,7 +155,8 @@ fn sets_that_take_more_than_the_limit_are_refused() {
     daemon.stop();
 }
 
-/// The limit of the process is lowered after its start, so its budget does not know it: the allocator refuses the tables of a set.
+/// The limit of the process is lowered after its start. Its budget does not know the new limit, so the allocator refuses the tables
+/// of a set.
 #[test]
 fn a_set_whose_tables_get_no_memory_is_refused() {
     const BUCKETS: u64 = 8 << 20;
@@ -164,7 +165,8 @@ fn a_set_whose_tables_get_no_memory_is_refused() {
     run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "64k", "--writeback"]).ok();
     let huge = place.dir.sparse("huge", BUCKETS * 4096);
     run(&["make", "-C", &huge, "--bucket", "4k", "--block", "4k"]).ok();
-    let daemon = place.start();
+    // With a limit from the start on, the heap grows in small steps.
+    let daemon = place.start_by(&["prlimit", &format!("--as={}", 2 * LIMIT_BYTES)], |_| ());
     daemon.run(&["register", &ssd, &hdd]).ok();
     let mut client = place.client("bcache0");
     client.write(0, &[7; 65536]).unwrap();
