@@ -210,9 +210,10 @@ export class World {
     };
   }
 
-  /** One client for each of these volumes, until they are stopped. A client whose volume fails ends. */
+  /** One client for each of these volumes, until they are stopped. A client that fails ends, and the stop throws its error. */
   busy(labels) {
     let going = true;
+    const errors = [];
     const pause = (ms) => new Promise((done) => setTimeout(done, ms));
     const block = Buffer.alloc(16 << 10, 0x5a);
     const client = async (label, nr) => {
@@ -230,10 +231,12 @@ export class World {
         nbd.end();
       }
     };
-    const clients = labels.map((label, nr) => client(label, nr).catch(() => {}));
+    const failed = (label) => (e) => errors.push(new Error(`client of ${label}: ${e.message}`, { cause: e }));
+    const clients = labels.map((label, nr) => client(label, nr).catch(failed(label)));
     return async () => {
       going = false;
       await Promise.all(clients);
+      if (errors.length) throw errors[0];
     };
   }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::jobs::Job;
 use crate::plot;
-use crate::result::{Figure, Results};
+use crate::result::{Figure, Results, shown};
 use crate::target;
 
 /// Between these lines of a document the table is renewed.
@@ -148,10 +148,9 @@ fn table(results: &Results, text: &mut String) {
 }
 
 fn cell(f: &Figure) -> String {
-    let show = |v: f64| if v.abs() < 100.0 { format!("{v:.1}") } else { format!("{v:.0}") };
     match (f.values.len(), f.spread()) {
-        (1, _) => show(f.median()),
-        (_, (low, high)) => format!("{} ({}–{})", show(f.median()), show(low), show(high)),
+        (1, _) => shown(f.median()),
+        (_, (low, high)) => format!("{} ({}–{})", shown(f.median()), shown(low), shown(high)),
     }
 }
 

@@ -100,9 +100,24 @@ impl Results {
     }
 }
 
+/// A value with three significant digits, and at most three places behind the point. The figures of two runs differ by more.
+pub fn shown(v: f64) -> String {
+    let magnitude = if v == 0.0 { 0 } else { v.abs().log10().floor() as i32 };
+    let places = (2 - magnitude).min(3);
+    let unit = 10f64.powi(places);
+    format!("{:.*}", usize::try_from(places).unwrap_or(0), (v * unit).round() / unit)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_have_three_significant_digits() {
+        let values = [31_867.0, 1000.4, 692.3, 63.04, 2.2, 0.401_4, 0.0273, 0.0, -31.44, 99.96];
+        let expected = ["31900", "1000", "692", "63.0", "2.20", "0.401", "0.027", "0.00", "-31.4", "100.0"];
+        assert_eq!(values.map(shown), expected);
+    }
 
     #[test]
     fn medians_and_spreads() {

@@ -5,7 +5,7 @@
 use std::fmt::Write;
 
 use crate::jobs::{NBDKIT, OCF};
-use crate::result::Results;
+use crate::result::{Results, shown};
 use crate::subject::Subject;
 
 /// A target.
@@ -171,19 +171,11 @@ pub fn markdown(all: &[Results]) -> String {
             Some(_) => "**not reached**",
             None => "not measured",
         };
-        let [value, limit] = [value, limit].map(|v| v.map_or(String::new(), show));
-        let (job, what, wanted) = (target.job, target.what, show(wanted));
+        let [value, limit] = [value, limit].map(|v| v.map_or(String::new(), shown));
+        let (job, what, wanted) = (target.job, target.what, shown(wanted));
         let _ = writeln!(text, "| {job} | {what} | {sign} {wanted} | {value} | {verdict} | {limit} |");
     }
     text
-}
-
-fn show(v: f64) -> String {
-    match v.abs() {
-        x if x < 10.0 => format!("{v:.2}"),
-        x if x < 100.0 => format!("{v:.1}"),
-        _ => format!("{v:.0}"),
-    }
 }
 
 #[cfg(test)]
@@ -208,16 +200,16 @@ mod tests {
         let text = markdown(&[b1, b5, b7]);
         assert!(
             text.contains(
-                "| B1 | reads at depth 16, of the kernel's | ≥ 1.00 | 0.47 | **not reached** | 0.50 |"
+                "| B1 | reads at depth 16, of the kernel's | ≥ 1.00 | 0.475 | **not reached** | 0.500 |"
             ),
             "{text}"
         );
         assert!(
-            text.contains("| B1 | the same, of ublk without a set | ≥ 0.90 | 0.95 | reached |  |"),
+            text.contains("| B1 | the same, of ublk without a set | ≥ 0.900 | 0.950 | reached |  |"),
             "{text}"
         );
         assert!(
-            text.contains("| B5 | (a), the time of the kernel's | ≤ 0.05 | 0.03 | reached |  |"),
+            text.contains("| B5 | (a), the time of the kernel's | ≤ 0.050 | 0.025 | reached |  |"),
             "{text}"
         );
         assert!(

@@ -10,6 +10,8 @@ use crate::units::{BucketNr, SECTOR_BYTES, Sector, Sectors};
 
 /// Sectors of a page (4 KiB) of the machines whose limits the format inherited.
 pub const PAGE_SECTORS: u64 = 8;
+/// Largest block of a cache device, in sectors.
+pub const MAX_BLOCK_SECTORS: Sectors = Sectors(PAGE_SECTORS);
 /// Pages of the largest metadata bucket: 4 MiB, the largest allocation on a machine with 4 KiB pages.
 const MAX_META_PAGES: u64 = 1024;
 /// Largest size of a metadata bucket, in pages, at which a btree node is as large as the bucket.
@@ -175,7 +177,7 @@ mod field_offset {
 /// Checks the sizes of buckets and blocks.
 fn check_sizes(bucket_sectors: Sectors, block_sectors: Sectors) -> Result<(), Corrupt> {
     use field_offset as at;
-    if !block_sectors.0.is_power_of_two() || block_sectors.0 > PAGE_SECTORS {
+    if !block_sectors.0.is_power_of_two() || block_sectors > MAX_BLOCK_SECTORS {
         let expected = Value::Text("a power of two up to 8 sectors");
         return Err(bad("block_size", at::BLOCK_SIZE, expected, Value::Num(block_sectors.0)));
     }

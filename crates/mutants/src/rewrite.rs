@@ -11,9 +11,10 @@ use std::collections::HashMap;
 
 use proc_macro2::{Literal, Span};
 use quote::ToTokens;
+use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::visit_mut::{self, VisitMut};
-use syn::{Attribute, Block, Expr, ReturnType, Signature, Stmt, UnOp, parse_quote};
+use syn::{Attribute, Block, Expr, Meta, ReturnType, Signature, Stmt, Token, UnOp, parse_quote};
 
 use crate::operators;
 use crate::table::Mutant;
@@ -301,8 +302,21 @@ impl VisitMut for Rewriter<'_> {
 
 /// Whether the item is compiled only for tests, or for proofs (`kani`).
 fn is_test(attrs: &[Attribute]) -> bool {
-    let of_tests = |a: &Attribute| ["test", "kani"].iter().any(|cfg| tokens(a).contains(cfg));
+    let of_tests = |a: &Attribute| a.parse_args().is_ok_and(|predicate| demands_test(&predicate));
     attrs.iter().any(|a| a.path().is_ident("test") || (a.path().is_ident("cfg") && of_tests(a)))
+}
+
+/// Whether the predicate of a `cfg` is true in tests and proofs only: `test`, `kani`, `all(…)` with one of them, or `any(…)` of them.
+fn demands_test(predicate: &Meta) -> bool {
+    let Meta::List(list) = predicate else {
+        return predicate.path().is_ident("test") || predicate.path().is_ident("kani");
+    };
+    let parts = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated).unwrap_or_default();
+    if list.path.is_ident("all") {
+        parts.iter().any(demands_test)
+    } else {
+        list.path.is_ident("any") && parts.iter().all(demands_test)
+    }
 }
 
 fn is_logical(op: &syn::BinOp) -> bool {

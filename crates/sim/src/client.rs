@@ -11,6 +11,7 @@ use std::rc::Rc;
 
 use engine::Volume;
 use engine::policy::bypass::BypassReason;
+use format::geometry::MAX_BLOCK_SECTORS;
 use format::{Sector, Sectors};
 use io::sync::{Either, Event, select};
 use io::{Handle, Nanos, VolumeError, WriteFlags, ZeroFlags};
@@ -24,7 +25,7 @@ use crate::world::World;
 pub type DamagedSectors = Rc<RefCell<BTreeSet<(u8, u64)>>>;
 
 /// The largest block of a set in sectors. A request of a part of a block may need the whole block.
-pub const LARGEST_BLOCK: u64 = 8;
+pub const LARGEST_BLOCK: u64 = MAX_BLOCK_SECTORS.0;
 
 /// A request in flight.
 #[derive(Clone, Debug)]

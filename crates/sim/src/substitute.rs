@@ -86,7 +86,7 @@ fn start(
                 world.log(|| format!("refused: {e}"));
                 Ok(())
             }
-            Err(e) => Err(Violation::Opening(e)),
+            Err(e) => Err(Violation::Opening(Box::new(e))),
             Ok(set) => {
                 let backings = if complete { &parts.backings[..] } else { &[] };
                 let result = use_it(&set, backings, &clients, &wanted).await;

@@ -74,17 +74,17 @@ pub enum Violation {
     },
     /// The set does not open.
     #[error("opening failed: {0}")]
-    Opening(#[source] EngineError),
+    Opening(#[source] Box<EngineError>),
     /// The set is disabled, although no device has failed.
     #[error("the set has failed: {0}")]
-    SetFailed(#[source] EngineError),
+    SetFailed(#[source] Box<EngineError>),
     /// An action of the operator fails.
     #[error("{action:?}: {source}")]
     Action {
         /// The action.
         action: Box<OperatorAction>,
         /// The error of the engine.
-        source: EngineError,
+        source: Box<EngineError>,
     },
     /// A device does not become clean.
     #[error("{device}: not drained: {source}")]
@@ -110,7 +110,7 @@ pub enum Violation {
     },
     /// A volume or the set does not stop.
     #[error("stop: {0}")]
-    Stop(#[source] EngineError),
+    Stop(#[source] Box<EngineError>),
     /// A request waits for a device that it does not need.
     #[error(
         "a request waits for a device that it does not need: volume {volume}: {request} for {seconds} s, while device \

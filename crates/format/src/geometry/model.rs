@@ -1,7 +1,7 @@
 //! The rules of a geometry in plain numbers of 128 bits, and the properties that compare the arithmetic of a geometry with them.
 //!
-//! Owns the properties. Tests call them with boundary and random values (`properties`), a model checker with all values
-//! (`proofs`). Must not know the source of the values.
+//! Owns the properties. Tests call them with boundary and random values (`properties`), the harnesses of a model checker
+//! with all values (`proofs`). Must not know the source of the values.
 
 use super::Geometry;
 use crate::key::Ptr;

@@ -1,4 +1,4 @@
-//! Proofs of the properties in `model` for all numbers: `scripts/kani`.
+//! Proofs of the properties in `model` for all numbers: `scripts/kani`. They have never run.
 //!
 //! Owns the ranges of the values. Must not know the properties. The size of a bucket is a constant in each round of a loop, because
 //! a model checker divides by a constant power of two much faster than by a variable.

@@ -1,8 +1,8 @@
 //! Geometry from hostile numbers: what is accepted follows from the format's rules, and everything computed from it is what plain
 //! numbers of 128 bits give. Tests stop at an overflow, so that one that wraps around does not pass.
 //!
-//! The edges are tried exhaustively and the rest is sampled. `proofs` has the same properties for a model checker, which proves
-//! them for all numbers.
+//! The edges are tried exhaustively and the rest is sampled. `proofs` has the same properties for a model checker, which has
+//! not proved them yet.
 
 use proptest::prelude::*;
 

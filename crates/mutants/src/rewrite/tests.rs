@@ -124,6 +124,17 @@ fn tests_macros_and_deliberate_bugs_are_left_alone() {
 }
 
 #[test]
+fn code_that_a_product_also_has_is_no_test() {
+    let of_tests = |cfg: &str| test_modules(&format!("#[cfg({cfg})]\nmod a;")).unwrap() == ["a"];
+    for cfg in ["test", "kani", "any(test, kani)", "all(test, unix)", "all(unix, any(kani, test))"] {
+        assert!(of_tests(cfg), "{cfg}");
+    }
+    for cfg in ["not(test)", "not(kani)", "any(test, unix)", "feature = \"test\"", "tests", "unix"] {
+        assert!(!of_tests(cfg), "{cfg}");
+    }
+}
+
+#[test]
 fn equal_changes_are_counted_and_keys_have_no_lines() {
     let text = "fn f() -> char { a.b(); c(); a.b(); d }";
     let found = changes(text);

@@ -195,7 +195,7 @@ impl Session {
                 self.given.world.log(|| format!("opening failed: {e}"));
                 return Ok(false);
             }
-            Err(e) => return Err(Violation::Opening(e)),
+            Err(e) => return Err(Violation::Opening(Box::new(e))),
         }
         self.opened.set(true);
         self.read_back().await?;
@@ -232,7 +232,7 @@ impl Session {
         }
         self.given.world.log(|| "the operator is done".into());
         if let Some(e) = self.set().and_then(|s| s.failure()).filter(|_| !self.tolerant()) {
-            return Err(Violation::SetFailed(e));
+            return Err(Violation::SetFailed(Box::new(e)));
         }
         if self.boot.drain {
             self.drain().await?;
@@ -441,7 +441,7 @@ impl Session {
                 client.loss_reported();
                 self.given.world.log(|| format!("stop: {e}"));
                 if !self.tolerant() {
-                    return Err(Violation::Stop(e));
+                    return Err(Violation::Stop(Box::new(e)));
                 }
                 in_order = false;
             }
@@ -454,7 +454,7 @@ impl Session {
                 }
                 self.given.world.log(|| format!("stop: {e}"));
                 if !self.tolerant() {
-                    return Err(Violation::Stop(e));
+                    return Err(Violation::Stop(Box::new(e)));
                 }
                 in_order = false;
             }

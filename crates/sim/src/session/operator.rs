@@ -24,7 +24,7 @@ impl Session {
             self.given.world.log(|| format!("operator: {action:?} ends"));
             if let Err(e) = result {
                 if !self.tolerant() {
-                    return Err(Violation::Action { action: Box::new(action.clone()), source: e });
+                    return Err(Violation::Action { action: Box::new(action.clone()), source: Box::new(e) });
                 }
                 self.given.world.log(|| format!("operator: {action:?}: {e}"));
             }

@@ -18,7 +18,7 @@ use crate::superblock::HEAD;
 use crate::{out, size};
 use blockio::{Backend, Driver, DriverOptions, FileDevice, OpenOptions, probe_signature};
 use clap::{Args, ValueEnum};
-use format::geometry::{MIN_BUCKET_SECTORS, MIN_BUCKETS, PAGE_SECTORS};
+use format::geometry::{MAX_BLOCK_SECTORS, MIN_BUCKET_SECTORS, MIN_BUCKETS};
 use format::superblock::{BackingFormat, CacheFormat, LABEL_BYTES, SUPERBLOCK_BYTES, label_bytes};
 use format::{BackingSuper, CacheMode, CacheSuper, RawSuperblock, Replacement, Sector, Sectors, Uuid};
 use io::{DeviceInfo, Disk};
@@ -251,8 +251,8 @@ impl Make {
             return refused("--bucket", format!("of at least {least}, such as 512k"), self.bucket);
         }
         match self.block {
-            Some(block) if !block.0.is_power_of_two() || block.0 > PAGE_SECTORS => {
-                let most = size::human(Sectors(PAGE_SECTORS).bytes());
+            Some(block) if !block.0.is_power_of_two() || block > MAX_BLOCK_SECTORS => {
+                let most = size::human(MAX_BLOCK_SECTORS.bytes());
                 refused("--block", format!("up to {most}, such as 4k"), block)
             }
             _ => Ok(()),

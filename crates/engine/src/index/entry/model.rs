@@ -1,7 +1,7 @@
 //! An entry in plain numbers, and the properties that compare the arithmetic of an entry with it.
 //!
-//! Owns the properties. Tests call them with boundary and random values (`properties`), a model checker with all values
-//! (`proofs`). Must not know the source of the values.
+//! Owns the properties. Tests call them with boundary and random values (`properties`), the harnesses of a model checker
+//! with all values (`proofs`). Must not know the source of the values.
 
 use format::{Gen, JournalSeq, Ptr, Sector, Sectors};
 

@@ -1,4 +1,4 @@
-//! Proofs of the properties in `model` for all entries: `scripts/kani`.
+//! Proofs of the properties in `model` for all entries: `scripts/kani`. They have never run.
 //!
 //! Owns the ranges of the values. Must not know the properties.
 

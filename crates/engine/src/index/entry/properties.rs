@@ -2,7 +2,7 @@
 //!
 //! The limits are tested exhaustively: the first and the last positions, sizes up to [`MAX_EXTENT`], the first and the
 //! last sector of the largest cache, each flag. Values between them are sampled. `proofs` has the same properties for a model
-//! checker, which proves them for all values.
+//! checker, which has not proved them yet.
 
 use format::{Gen, JournalSeq, Ptr, Sector, Sectors};
 use proptest::prelude::*;
