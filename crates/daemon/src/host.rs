@@ -33,7 +33,7 @@ use serve::{Answer, Command, Failure, Snapshot, message, plain};
 
 use crate::config::{Key, Values};
 use crate::order::{Cut, DiskTrace, KnownSlot, Order, Plan};
-use crate::shared::Shared;
+use crate::shared::{ServedKey, Shared};
 
 use cached::CachedCount;
 use damaged::DamagedBuckets;
@@ -54,6 +54,8 @@ struct Served {
     problem: Option<String>,
     /// Whether an operator has stopped it: a flash-only volume stays in its set, and has no exports.
     stopped: bool,
+    /// It keeps its label.
+    _key: ServedKey,
 }
 
 /// An export of a volume, and what it was started by.
@@ -179,6 +181,7 @@ impl<'a> Host<'a> {
         let key = key(&self.session, &volume);
         let name = self.shared.state().name(&key.id);
         volume.set_name(&name);
+        let served = self.shared.serves(&key.id);
         self.shared.claim_label(&key);
         let shown = shown(&volume);
         tune(&shown, self.shared.tunables(&key), async |tunable, value| {
@@ -187,7 +190,7 @@ impl<'a> Host<'a> {
         })
         .await;
         let (exports, problem) = exporting::exports_of(self, &volume, &key, &[]).await?;
-        self.served.borrow_mut().push(Served { volume, exports, problem, stopped: false });
+        self.served.borrow_mut().push(Served { volume, exports, problem, stopped: false, _key: served });
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use format::counted;
 use serve::plain;
 
 use super::{DeviceView, Problem, SetView, label_of};
+use crate::components::views::LabelOwner;
 use crate::config::section;
 
 /// The volumes and sets that have one label, as messages name them.
@@ -17,7 +18,7 @@ struct Bearers<'a> {
     volumes: Vec<String>,
     sets: Vec<String>,
     /// The last volume to which the section of the label does not apply, and the volume to which it does.
-    without_section: Option<(&'a str, &'a str)>,
+    without_section: Option<(&'a str, &'a LabelOwner)>,
 }
 
 impl Bearers<'_> {
@@ -68,13 +69,15 @@ fn text(label: &str, bearers: &Bearers<'_>) -> String {
     let shown = plain::label(label);
     let applies = without_section.map_or_else(String::new, |(_, owner)| {
         let section = section(&label.to_lowercase());
-        format!("; {section} of the configuration applies to {owner} alone")
+        format!("; {section} of the configuration applies to {} alone", owner.name)
     });
-    if let (1, Some((volume, owner))) = (bearers.len(), without_section) {
-        return format!(
-            "{volume} has the label {shown}, which {owner} had first; if {owner} does not come back, forget it with `ubcache \
-             unregister {owner}`{applies}"
-        );
+    if let (1, Some((volume, LabelOwner { name, is_served, forget }))) = (bearers.len(), without_section) {
+        let more = match forget {
+            _ if *is_served => ", written in other capital or small letters".to_owned(),
+            Some(command) => format!("; if {name} does not come back, forget it with `{command}`"),
+            None => String::new(),
+        };
+        return format!("{volume} has the label {shown}, which {name} had first{more}{applies}");
     }
     let kinds = [(volumes, "volume"), (sets, "set")];
     let counts = kinds.iter().filter(|(of, _)| !of.is_empty());
