@@ -292,12 +292,12 @@ impl Settings {
                 let name = if now.is_empty() { &target.name } else { &now };
                 self.shared.hub.label(&target.worker.plan.id, name);
             }
-            let had_section = self.shared.section_key(&self.shared.config(), &target.key);
+            let old_key = self.shared.section_key(&self.shared.config(), &target.key);
             self.shared.state().relabel(&target.key.id, &now);
             self.shared.claim_label(&Key { label: now.clone(), ..target.key.clone() });
             self.workers.claim_labels().await;
             self.shared.links.relabel(&target.key.id, &now);
-            notes = self.follow_label(&target, had_section, &now).await;
+            notes = self.follow_label(&target, old_key, &now).await;
         }
         let text = format!("{}: {key} is {now} now", target.shown());
         self.shared.hub.publish(Kind::Configuration, Some(&target.worker.plan.id), "", &text);

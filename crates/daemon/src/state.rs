@@ -364,8 +364,8 @@ impl State {
         });
     }
 
-    /// Forgets a device, and the addresses and labels of its volumes. Its path stays known by its key, its label and the name of
-    /// its volume.
+    /// Forgets a device, and the addresses and labels of its volumes. Commands still find its path by its key, by this label and
+    /// by the name of its volume.
     pub(crate) fn remove_device(&mut self, path: &Path, key: &str, label: &str) {
         let stored = self.now.devices.get(path).map(|known| self.key_of(&known.uuid));
         self.change(|s| {

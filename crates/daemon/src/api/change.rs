@@ -167,7 +167,7 @@ pub(super) async fn unregister(State(api): SharedApi, Extension(audit): Audited,
     done(&here, json!({"resolved": named, "stays_dirty": stays}))
 }
 
-/// Ends the service of a device, and finds out how much of it stays dirty in the cache.
+/// Ends the service of a device. Returns its dirty data that stays in the cache.
 async fn with_what_stays(
     api: &Api,
     end: impl Future<Output = Result<Ended, Failure>>,
@@ -191,7 +191,7 @@ struct Stays {
 }
 
 impl Stays {
-    /// What stays of a device, by the first of these lists of sets that knows; `None` if nothing is dirty.
+    /// The dirty data of a device, from the first of these lists of sets that has the amount; `None` if nothing is dirty.
     fn of(device: &DeviceView, known: &[DeviceView], sets: [&[SetView]; 2]) -> Option<Stays> {
         let id = device.set.clone()?;
         let is_cache = |d: &&DeviceView| d.kind == Some("cache") && d.set.as_ref() == Some(&id);

@@ -387,10 +387,10 @@ impl Registration {
                     "the page dead-ssd-clean of the guide",
                 ),
             };
-            // A disk that is not registered is not served with its cache device.
-            let disk = match self.inventory.devices.get(&probe.path) {
-                Some(_) => String::new(),
-                None => format!(" {}", probe.path.display()),
+            // Only a disk that waits for its cache device is served with it.
+            let disk = match self.inventory.devices.get(&probe.path).map(|device| device.state) {
+                Some(DeviceState::Waiting(..)) => String::new(),
+                _ => format!(" {}", probe.path.display()),
             };
             return format!(
                 "{backing}: {what}; run `{}{disk}`, then `ubcache detach {backing}`{then}; if the cache device of that set is \
@@ -527,11 +527,11 @@ impl Registration {
     }
 }
 
-/// The failure of a registration that has not begun: none of its devices is registered by it.
+/// The failure of a registration before its first change: it has registered none of its devices.
 fn none_of(paths: &[PathBuf], e: Failure) -> Failure {
     match paths {
         [] | [_] => e,
-        _ => Failure::caused(format!("{e}; nothing was changed, also for the other devices"), e),
+        _ => Failure::caused(format!("{e}; nothing was changed on any of the devices"), e),
     }
 }
 

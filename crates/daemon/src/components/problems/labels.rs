@@ -1,7 +1,7 @@
-//! Labels that name several served volumes and sets, or a volume in place of the one that had the label first.
+//! Problems of labels: several volumes and sets have one label, or a volume has a label that another volume had first.
 //!
-//! Owns their problem. It lists all that have the label: nothing on a device says which of them is older, so the operator chooses the
-//! one that gets another label. Must not know how a label is set.
+//! Owns these problems. A problem lists every volume and set with the label. Nothing on a device says which of them is older, so
+//! the operator chooses the one that gets another label. Must not know how a label is set.
 
 use std::collections::BTreeMap;
 
@@ -50,7 +50,7 @@ fn by_label<'a>(sets: &'a [SetView], devices: &'a [DeviceView]) -> BTreeMap<&'a 
     all
 }
 
-/// The problem of each label that names several, or a volume in place of another.
+/// The problem of each label that several volumes and sets have, or that another volume had first.
 pub(super) fn shared(sets: &[SetView], devices: &[DeviceView]) -> Vec<Problem> {
     let all = by_label(sets, devices);
     let shared = all.iter().filter(|(_, of)| of.len() > 1 || of.without_section.is_some());
@@ -91,13 +91,13 @@ fn text(label: &str, bearers: &Bearers<'_>) -> String {
         None => "; give another label to the one that you choose",
     };
     format!(
-        "{} have the label {shown} ({}): it names none of them{link}{applies}{choice}",
+        "{} have the label {shown} ({}): no command takes it as a name{link}{applies}{choice}",
         counts.join(" and "),
         [volumes.as_slice(), sets.as_slice()].concat().join(", ")
     )
 }
 
-/// A label that nothing has, made of `label`.
+/// A new label, made of `label`, that no volume and no set has.
 fn another(all: &BTreeMap<&str, Bearers<'_>>, label: &str) -> String {
     let base = if plain::typed(label, "").is_empty() || label.len() > 28 { "other" } else { label };
     let mut new = (2..=99).map(|n| format!("{base}-{n}"));

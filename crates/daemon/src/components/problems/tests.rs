@@ -204,7 +204,7 @@ fn a_label_of_two_volumes_is_a_problem() {
     let volumes = vec![volume("bcache0", "data"), volume("bcache1", "data"), volume("bcache2", "")];
     let found = problems(&[set(volumes), set(vec![volume("bcache3", ""), volume("bcache4", "other")])], &[]);
     assert_eq!(found.len(), 1, "{found:?}");
-    let both = "2 volumes have the label data (bcache0 (/dev/hdd), bcache1 (/dev/hdd)): it names none of them, and /dev/ubcache has";
+    let both = "2 volumes have the label data (bcache0 (/dev/hdd), bcache1 (/dev/hdd)): no command takes it as a name, and /dev/ubcache has";
     assert!(found[0].text.starts_with(both), "{found:?}");
     // The volume with the higher number may be the older one.
     assert!(found[0].text.ends_with("; give another label to the one that you choose"), "{found:?}");
@@ -226,7 +226,7 @@ fn a_label_of_two_sets_is_a_problem() {
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!(
         found[0].text,
-        "2 sets have the label fast (set s (/dev/ssd), set t (/dev/nvme)): it names none of them; give another label to the one \
+        "2 sets have the label fast (set s (/dev/ssd), set t (/dev/nvme)): no command takes it as a name; give another label to the one \
          that you choose"
     );
     assert_eq!((found[0].kind, &*found[0].command), ("label_shared", "ubcache set-label NAME fast-2"));
