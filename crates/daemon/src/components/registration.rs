@@ -3,6 +3,7 @@
 //! Owns the order of the steps of each command. A command claims the devices and sets that it changes, so no other command
 //! changes them meanwhile. Must not know the client.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -23,6 +24,7 @@ use crate::asked::Asked;
 use crate::names::Named;
 use crate::order::StartedVolume;
 use crate::probe::{Attachment, Probe, Role, probe_all, probe_device};
+use crate::state::Known;
 use crate::why::SharedFailure;
 
 /// The parameters of an attachment.
@@ -127,23 +129,7 @@ impl Registration {
         placed.extend(served.into_iter().map(|probe| (probe, Ok(()))));
         let mut results = Vec::new();
         for (probe, result) in placed {
-            let result = match result {
-                Err(e) if !self.placement.comes_up_late(&probe) => {
-                    let why = SharedFailure::from(e);
-                    if before.contains(&probe.path) {
-                        self.inventory.devices.set(&probe, DeviceState::Failed(why.clone()));
-                    } else {
-                        self.inventory.devices.remove(&probe.path);
-                    }
-                    Err(Failure::of(why))
-                }
-                result => {
-                    self.inventory.devices.forget_missing(&known, &probe);
-                    self.inventory.devices.forget_other_places(&probe);
-                    self.admission.remember(&probe);
-                    result
-                }
-            };
+            let result = self.settled(&probe, result, &before, &known);
             results.push((probe, result));
         }
         results.extend(back.into_iter().map(|probe| (probe, Ok(()))));
@@ -152,6 +138,33 @@ impl Registration {
         }
         self.all_or_what_became_of_each(results)?;
         Ok(Registered { paths, accepted, already })
+    }
+
+    /// Stores a device that was placed. If it was refused, it stays in the table, with the reason, only if it was there before.
+    fn settled(
+        &self,
+        probe: &Probe,
+        result: Result<(), Failure>,
+        before: &[PathBuf],
+        known: &BTreeMap<PathBuf, Known>,
+    ) -> Result<(), Failure> {
+        match result {
+            Err(e) if !self.placement.comes_up_late(probe) => {
+                let why = SharedFailure::from(e);
+                if before.contains(&probe.path) {
+                    self.inventory.devices.set(probe, DeviceState::Failed(why.clone()));
+                } else {
+                    self.inventory.devices.remove(&probe.path);
+                }
+                Err(Failure::of(why))
+            }
+            result => {
+                self.inventory.devices.forget_missing(known, probe);
+                self.inventory.devices.forget_other_places(probe);
+                self.admission.remember(probe);
+                result
+            }
+        }
     }
 
     /// The failure of the first device that is not registered, with what became of the others.
