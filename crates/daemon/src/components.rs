@@ -30,5 +30,6 @@ pub(crate) use admission::By;
 pub(crate) use exports::NotExported;
 pub(crate) use lookup::{Found, Lookup};
 pub(crate) use problems::{Problem, problems, state_not_stored};
-pub(crate) use registration::Attach;
+pub(crate) use registration::{Attach, Ended};
 pub(crate) use views::{DeviceView, SetView};
+pub(crate) use workers::Workers;

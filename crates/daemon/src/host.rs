@@ -33,7 +33,7 @@ use serve::{Answer, Command, Failure, Snapshot, message, plain};
 
 use crate::config::{Key, Values};
 use crate::order::{Cut, DiskTrace, KnownSlot, Order, Plan};
-use crate::shared::Shared;
+use crate::shared::{ServedKey, Shared};
 
 use cached::CachedCount;
 use damaged::DamagedBuckets;
@@ -54,6 +54,8 @@ struct Served {
     problem: Option<String>,
     /// Whether an operator has stopped it: a flash-only volume stays in its set, and has no exports.
     stopped: bool,
+    /// It keeps its label.
+    _key: ServedKey,
 }
 
 /// An export of a volume, and what it was started by.
@@ -179,6 +181,7 @@ impl<'a> Host<'a> {
         let key = key(&self.session, &volume);
         let name = self.shared.state().name(&key.id);
         volume.set_name(&name);
+        let served = self.shared.serves(&key.id);
         self.shared.claim_label(&key);
         let shown = shown(&volume);
         tune(&shown, self.shared.tunables(&key), async |tunable, value| {
@@ -187,7 +190,7 @@ impl<'a> Host<'a> {
         })
         .await;
         let (exports, problem) = exporting::exports_of(self, &volume, &key, &[]).await?;
-        self.served.borrow_mut().push(Served { volume, exports, problem, stopped: false });
+        self.served.borrow_mut().push(Served { volume, exports, problem, stopped: false, _key: served });
         Ok(())
     }
 
@@ -374,9 +377,7 @@ impl<'a> Host<'a> {
         if self.with(&volume, |s| s.stopped) == Some(true) {
             return Err(flash::is_stopped(&volume));
         }
-        let key = key(&self.session, &volume);
         self.release(Some(&volume), is_wanted).await?;
-        self.shared.links.remove(&key.id);
         if volume.is_flash_only() {
             return flash::stop(self, &volume).await;
         }
@@ -389,8 +390,8 @@ impl<'a> Host<'a> {
         self.session.set.is_some() && volume.inode().is_none()
     }
 
-    /// Ends the exports of a volume, or of all, if none is in use, and if that is still wanted in the end; else every one of
-    /// them serves on.
+    /// Ends the exports and the link of a volume, or of all, if none is in use, and if that is still wanted in the end; else
+    /// every one of them serves on.
     async fn release(&self, only: Option<&Rc<Volume>>, is_wanted: impl Fn() -> bool) -> Result<(), Failure> {
         let served = self.session.volumes();
         let volumes: Vec<_> =
@@ -403,13 +404,15 @@ impl<'a> Host<'a> {
                 return Err(in_use(volume, self.is_left(volume), &users::in_words(&users)));
             }
         }
+        // udev must not find the label when it handles the event of a device that ends: it would make the link again.
+        volumes.iter().for_each(|volume| self.shared.links.remove(&key(&self.session, volume).id));
         let mut ended = Vec::new();
         for volume in &volumes {
             while let Some(Some(running)) = self.with(volume, |s| s.exports.pop()) {
                 let RunningExport { spec, sharing, export } = running;
                 if let Err(Occupied { export, why }) = export.stop_if_free().await {
                     self.with(volume, |s| s.exports.push(RunningExport { spec, sharing, export }));
-                    exporting::export_again(self, ended).await;
+                    exporting::export_again(self, ended, &volumes).await;
                     let users = why.message().unwrap_or_default();
                     return Err(in_use(volume, self.is_left(volume), users));
                 }
@@ -418,7 +421,7 @@ impl<'a> Host<'a> {
         }
         if !is_wanted() {
             // The stop took so long that its command has ended.
-            exporting::export_again(self, ended).await;
+            exporting::export_again(self, ended, &volumes).await;
             return Err(Failure::Failed(
                 "the command ended before its stop was done; the volume is served".into(),
             ));
@@ -534,7 +537,7 @@ fn users_of(way: &Way) -> Vec<User> {
 fn in_use(volume: &Volume, is_left: bool, users: &str) -> Failure {
     let page = match is_left {
         true => "it was detached while it was in use, see the page give-up of the guide",
-        false => "for an upgrade without that see the page upgrade of the guide",
+        false => "to upgrade the program without unmounting, see the page upgrade of the guide",
     };
     Failure::Failed(format!(
         "{} is in use and stays served: {users}; unmount or close it, then try again; {page}",
@@ -550,3 +553,6 @@ async fn tune(whose: &str, values: Values, mut set: impl AsyncFnMut(&str, &str) 
         message::warn(format!("{whose}: {e}; the value stays"));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -73,6 +73,11 @@ impl Identity {
         self
     }
 
+    /// The UUID of the cache device, if it is one.
+    pub(crate) fn cache_uuid(&self) -> Option<&str> {
+        self.0.get("cache uuid").map(String::as_str)
+    }
+
     /// Merges a newer identity: adds new keys and replaces changed values.
     pub(crate) fn and(mut self, now: &Identity) -> Identity {
         self.0.extend(now.0.clone());

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use serde::Serialize;
-use serve::plain;
+use serve::{Failure, plain};
 
 use crate::hub::{Hub, Kind};
 use crate::names::Named;
@@ -205,12 +205,24 @@ fn eta(done: u64, total: u64, elapsed: f64) -> Option<u64> {
     Some((elapsed * (total.saturating_sub(done)) as f64 / done as f64).ceil() as u64)
 }
 
-/// A job that is being carried out. If it is dropped without an end, the job has failed, because its set has stopped.
-pub(crate) struct RunningJob(pub(crate) Arc<Job>);
+/// A job that is being carried out. If it is dropped without an end, the job has failed.
+pub(crate) struct RunningJob(pub(crate) Arc<Job>, WhyCut);
+
+/// Says why a job was dropped without an end.
+type WhyCut = Box<dyn Fn() -> Failure + Send + Sync>;
+
+impl RunningJob {
+    /// `why_cut` says why the job was dropped without an end.
+    pub(crate) fn new(job: Arc<Job>, why_cut: impl Fn() -> Failure + Send + Sync + 'static) -> RunningJob {
+        RunningJob(job, Box::new(why_cut))
+    }
+}
 
 impl Drop for RunningJob {
     fn drop(&mut self) {
-        self.0.ended(End::Failed(SharedFailure::of_words("its set has stopped")));
+        if self.0.is_running() {
+            self.0.ended(End::Failed((self.1)().into()));
+        }
     }
 }
 
@@ -271,6 +283,10 @@ impl Jobs {
 mod tests {
     use super::*;
 
+    fn running(job: Arc<Job>) -> RunningJob {
+        RunningJob::new(job, || Failure::Failed("it was cut".into()))
+    }
+
     #[test]
     fn jobs_end_once() {
         let jobs = Jobs::new(Arc::default());
@@ -278,12 +294,12 @@ mod tests {
         job.progress(30, 100);
         assert_eq!((job.view().state, job.view().percent), ("running", 30));
         {
-            let running = RunningJob(job.clone());
+            let running = running(job.clone());
             running.0.ended(End::Done);
         }
         assert_eq!((job.view().state, job.view().percent), ("done", 100));
-        drop(RunningJob(jobs.begin("flush", "x", None).unwrap()));
-        assert_eq!(jobs.get(2).unwrap().view().state, "failed");
+        drop(running(jobs.begin("flush", "x", None).unwrap()));
+        assert_eq!(jobs.get(2).unwrap().problem().unwrap(), "flush x: it was cut");
         assert_eq!(jobs.all().len(), 2);
     }
 

@@ -222,13 +222,10 @@ fn last_store(shared: &Shared) -> Result<(), Failure> {
     }
 }
 
-/// How often memory is freed that exports did not use since the last time.
-const FREES_EVERY: Duration = Duration::from_secs(5);
-
-/// Frees memory from time to time that exports have not used since the last time.
+/// Frees memory that exports do not use, from time to time.
 async fn free_unused_memory() {
     loop {
-        tokio::time::sleep(FREES_EVERY).await;
+        tokio::time::sleep(Duration::from_secs(serve::pressure::FREES_EVERY_S)).await;
         serve::pressure::free_unused();
     }
 }

@@ -131,9 +131,23 @@ fn clean(dir: &File, path: &Path) {
     }
 }
 
-/// Removes the links that an earlier daemon has left in a directory that the configuration names no more.
+/// The labels for udev, whose rule makes links in the default directory only.
+fn published_in(dir: &Path) -> Option<PublishedLabels> {
+    (dir == Path::new(DEFAULT_LINKS)).then(PublishedLabels::default)
+}
+
+/// Removes the links that an earlier daemon has left in a directory that the configuration names no more, and the labels for udev.
 pub(crate) fn remove_left_in(dir: &Path) {
+    remove_left(dir, published_in(dir).as_ref());
+}
+
+fn remove_left(dir: &Path, published: Option<&PublishedLabels>) {
     let left = is_fit(dir).and_then(|()| try_to_own(dir, RELEASED_WITHIN));
+    let has_no_daemon = match &left {
+        Ok(owned) => owned.is_some(),
+        Err(e) => e.kind() == std::io::ErrorKind::NotFound,
+    };
+    published.into_iter().filter(|_| has_no_daemon).for_each(PublishedLabels::remove_all);
     match left {
         Ok(Some(owned)) => {
             clean(&owned, dir);
@@ -151,10 +165,9 @@ pub(crate) fn remove_left_in(dir: &Path) {
 
 impl Links {
     pub(crate) fn new(dir: PathBuf) -> Links {
-        let published = (dir == Path::new(DEFAULT_LINKS)).then(PublishedLabels::default);
         Links {
+            published: published_in(&dir),
             dir,
-            published,
             linked: Mutex::default(),
             ownership: Mutex::new(Ownership::Free),
             taken_over: AtomicBool::new(false),
@@ -481,6 +494,26 @@ mod tests {
         remove_left_in(&dir);
         assert!(!dir.exists(), "an empty directory goes");
         remove_left_in(&dir);
+    }
+
+    /// The setting `links` was changed after a crash. udev had the labels still, and made links to devices of other volumes.
+    #[test]
+    fn labels_for_udev_go_with_the_links_of_an_earlier_configuration() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("ubcache");
+        let published = || PublishedLabels::below(root.path());
+        let label = root.path().join("labels/ublkb0");
+        let daemon = Links { published: Some(published()), ..Links::new(dir.clone()) };
+        std::fs::create_dir_all(root.path().join("sys/ublkb0")).unwrap();
+        daemon.add("a", "data", Path::new("/dev/ublkb0"));
+        remove_left(&dir, Some(&published()));
+        assert!(label.exists(), "a daemon uses them");
+        drop(daemon);
+        remove_left(&dir, None);
+        assert!(label.exists(), "the rule of udev names another directory");
+        remove_left(&dir, Some(&published()));
+        assert!(!label.exists(), "also if the directory has gone");
+        assert!(published_in(Path::new(DEFAULT_LINKS)).is_some() && published_in(&dir).is_none());
     }
 
     /// A symbolic link that another user has put in the place of the directory would let the daemon, which is root, make and

@@ -24,13 +24,15 @@ fn described((key, name): &VolumeKey) -> Named {
     Named { name: Some(name.clone()), uuid, label: key.label.clone(), ..Named::default() }
 }
 
-fn conflict(place: &Spec, has: &VolumeKey, wants: &VolumeKey) -> String {
-    let typed = plain::typed(&has.0.label, &has.1);
+fn conflict(shared: &Shared, place: &Spec, has: &VolumeKey, wants: &VolumeKey) -> String {
+    let its = if has.0.id.contains('/') { "its set" } else { "it" };
+    let forget = shared.forget_command(&has.0.id).map_or_else(String::new, |command| {
+        format!("forget the former if {its} does not come back (`{command}`), or ")
+    });
     let label = Some(&*wants.0.label).filter(|label| plain::is_new_label(label));
     format!(
-        "{place}: belongs to {}, and the configuration gives it to {} as well: clients could get the wrong volume; forget the \
-         former if it does not come back (`ubcache unregister {typed}`), or give each its own, with {{volume}} in `exports` or \
-         with `exports` in {} of the configuration",
+        "{place}: belongs to {}, and the configuration gives it to {} as well: clients could get the wrong volume; {forget}give \
+         each its own, with {{volume}} in `exports` or with `exports` in {} of the configuration",
         described(has),
         described(wants),
         section(label.unwrap_or(&wants.0.id))
@@ -53,7 +55,7 @@ pub(crate) fn conflicts(shared: &Shared, config: &Config, volumes: &[VolumeKey])
     for volume in volumes {
         for place in wanted(shared, config, volume) {
             if let Some((has, _)) = before.iter().find(|(_, there)| excludes(there, &place)) {
-                return Some(conflict(&place, has, volume));
+                return Some(conflict(shared, &place, has, volume));
             }
             before.push((volume, place));
         }
@@ -83,7 +85,7 @@ pub(crate) fn claim(shared: &Shared, key: &Key, name: &str) -> Result<Vec<Decide
     for spec in specs {
         let excluded = others.iter().find(|(_, there)| excludes(there, &spec));
         let result = match excluded {
-            Some((has, _)) => Err(Failure::Failed(conflict(&spec, has, &this))),
+            Some((has, _)) => Err(Failure::Failed(conflict(shared, &spec, has, &this))),
             None if others.iter().any(|(_, there)| there.shares(&spec)) => Ok(Sharing::Guest),
             None => Ok(Sharing::Owner),
         };
@@ -171,6 +173,35 @@ mod tests {
         assert_eq!(conflicts(&first, &first.config(), &both), None);
         first.state().forget_places("u1");
         assert_eq!(role("u2"), Ok(Sharing::Owner));
+    }
+
+    /// The command named the volume, which has no name while it is absent, or a flash-only volume, which has no device.
+    #[test]
+    fn the_command_that_forgets_an_owner_names_its_device() {
+        let dir = tempfile::tempdir().unwrap();
+        let shared = shared(dir.path(), ONE_DIR);
+        let said_after = |owner: &str, device: (&str, &str)| {
+            assert_eq!(comes_up(&shared, owner, "one"), None);
+            shared.state().add_device(std::path::Path::new(device.0), device.1, true);
+            let said = comes_up(&shared, "u9", "").expect("the address has an owner");
+            let served = shared.serves(owner);
+            let of_served = comes_up(&shared, "u9", "").expect("the address has an owner");
+            drop(served);
+            assert!(!of_served.contains("does not come back"), "it is there: {of_served}");
+            shared.state().forget_places(owner);
+            said
+        };
+        let said = said_after("u1", ("/dev/one", "u1"));
+        assert!(said.contains("if it does not come back (`ubcache unregister /dev/one`)"), "{said}");
+        let mark = crate::state::Mark {
+            identity: crate::identity::Identity::default().with_cache("c1"),
+            sequence: 0,
+            path: None,
+            label: String::new(),
+        };
+        shared.state().set_mark("s", mark);
+        let said = said_after("s/3", ("/dev/ssd", "c1"));
+        assert!(said.contains("if its set does not come back (`ubcache unregister /dev/ssd`)"), "{said}");
     }
 
     #[test]

@@ -119,18 +119,21 @@ pub(crate) fn size_bytes(path: &Path) -> Option<u64> {
 /// The error of a device that can be read and has no superblock of bcache.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
-struct Overwritten {
+struct WithoutSuperblock {
     text: String,
+    identity: Identity,
     source: inspect::SuperblockError,
 }
 
-/// Whether this is the failure of a device without a superblock of bcache, which fails each time that it is registered.
-pub(crate) fn is_overwritten(failure: &(dyn Error + 'static)) -> bool {
-    std::iter::successors(Some(failure), |&e| e.source()).any(|e| e.is::<Overwritten>())
+/// The identity of a device without a superblock of bcache, which fails each time that it is registered; `None` if this is
+/// another failure.
+pub(crate) fn without_superblock<'a>(failure: &'a (dyn Error + 'static)) -> Option<&'a Identity> {
+    let mut causes = std::iter::successors(Some(failure), |&e| e.source());
+    causes.find_map(|e| e.downcast_ref::<WithoutSuperblock>()).map(|found| &found.identity)
 }
 
 /// What to say of a device without a superblock of bcache; `None` if it has one.
-fn without_superblock(path: &Path, source: &FileSource) -> Option<String> {
+fn found_instead(path: &Path, source: &FileSource) -> Option<String> {
     let mut bytes = [0; SUPERBLOCK_BYTES];
     let is_read = source.read_at(SUPERBLOCK_SECTOR, &mut bytes).is_ok();
     if !is_read || format::identify(&bytes) != format::Identity::NotBcache {
@@ -151,12 +154,11 @@ fn probe_now(path: &Path) -> Result<Probe, Failure> {
     let appearance = appearance(&path);
     let source = FileSource::open(&path)?;
     serve::superblock::has_room(&source)?;
-    let superblock =
-        inspect::read_superblock(&source).map_err(|e| match without_superblock(&path, &source) {
-            Some(text) => Failure::of(Overwritten { text, source: e }),
-            None => Failure::because(path.display(), e),
-        })?;
     let mut identity = Identity::of(&path);
+    let superblock = inspect::read_superblock(&source).map_err(|e| match found_instead(&path, &source) {
+        Some(text) => Failure::of(WithoutSuperblock { text, identity: identity.clone(), source: e }),
+        None => Failure::because(path.display(), e),
+    })?;
     let (uuid, sequence, role, data_offset) = match superblock {
         DeviceSuper::Cache(sb) => {
             let uuid = sb.uuid().to_string();
@@ -274,9 +276,9 @@ mod tests {
         let path = dir.path().join("hdd");
         std::fs::write(&path, vec![0; 1 << 20]).expect("the file is written");
         let failure = probe_now(&path).expect_err("it has no superblock");
-        assert!(is_overwritten(&failure), "{failure:?}");
+        assert_eq!(without_superblock(&failure), Some(&Identity::of(&path)), "{failure:?}");
         let of_file = probe_now(&dir.path().join("missing")).expect_err("there is no such file");
-        assert!(!is_overwritten(&of_file), "{of_file:?}");
+        assert_eq!(without_superblock(&of_file), None, "{of_file:?}");
         let cause = failure.source().and_then(Error::source);
         let cause = cause.and_then(|e| e.downcast_ref::<inspect::SuperblockError>());
         assert!(matches!(cause, Some(inspect::SuperblockError::Broken(_))), "{failure:?}");

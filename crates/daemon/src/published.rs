@@ -1,5 +1,4 @@
-//! Labels of block devices for udev, which cannot read them: the label is on the backing device, in front of the first sector of
-//! the volume.
+//! Publishes the labels of block devices to udev. udev cannot read a label: it is on the backing device, in front of the volume.
 //!
 //! Owns one file for each block device, with the name of the device in the kernel and its label as a variable of udev. The rule
 //! of the package imports it and makes `/dev/ubcache/LABEL`, so systemd has a unit for that path. After each change the module
@@ -18,6 +17,9 @@ const DIR: &str = "/run/ubcache/labels";
 
 /// Devices of the kernel, by their names.
 const SYS: &str = "/sys/class/block";
+
+/// Start of the names of devices that stay with their volume when the daemon is killed.
+const STAYS: &str = "ublkb";
 
 /// The files.
 pub(crate) struct PublishedLabels {
@@ -39,6 +41,7 @@ impl PublishedLabels {
             return self.remove(device);
         }
         let text = format!("UBCACHE_LABEL={label}\n");
+        self.remove_files(|other, there| other != name && there == text);
         let file = self.dir.join(name);
         if std::fs::read_to_string(&file).is_ok_and(|there| there == text) {
             return;
@@ -64,13 +67,25 @@ impl PublishedLabels {
         }
     }
 
-    /// Removes the files of an earlier daemon whose devices have gone.
+    /// Removes the files of an earlier daemon, except of devices that still belong to their volumes.
     ///
-    /// A device that is left, such as one of ublk after a crash, is its volume's still: without its file, udev would remove the
-    /// link, and systemd would unmount what is mounted by that name.
+    /// A device of ublk that a crash has left still belongs to its volume: without its file, udev would remove the link, and
+    /// systemd would unmount what is mounted by that name. A loop device stays in the kernel after its detachment, and another
+    /// process can attach another file to it.
     pub(crate) fn remove_stale(&self) {
+        self.remove_files(|name, _| !name.starts_with(STAYS) || !self.sys.join(name).exists());
+    }
+
+    /// Removes all files, because no daemon makes links in the directory of the rule any more.
+    pub(crate) fn remove_all(&self) {
+        self.remove_files(|_, _| true);
+    }
+
+    /// Removes the files for whose name and text `is_wrong` is true.
+    fn remove_files(&self, is_wrong: impl Fn(&str, &str) -> bool) {
         for entry in std::fs::read_dir(&self.dir).into_iter().flatten().flatten() {
-            if let Some(name) = entry.file_name().to_str().filter(|name| !self.sys.join(name).exists()) {
+            let there = std::fs::read_to_string(entry.path()).unwrap_or_default();
+            if let Some(name) = entry.file_name().to_str().filter(|name| is_wrong(name, &there)) {
                 self.remove_file(name);
             }
         }
@@ -160,11 +175,32 @@ mod tests {
             published.set(Path::new(device), label);
         }
         assert_eq!(std::fs::read_dir(root.path().join("labels")).unwrap().count(), 0);
-        published.set(device, "data");
+    }
+
+    /// A loop device stays in the kernel after its detachment. When another file was attached to it, udev made the link of the
+    /// volume to that file.
+    #[test]
+    fn files_of_an_earlier_daemon_are_removed_except_of_devices_that_stay_with_their_volume() {
+        let root = tempfile::tempdir().unwrap();
+        let published = PublishedLabels::below(root.path());
+        let has = |name: &str| root.path().join("labels").join(name).exists();
+        let (ublk, other) = (Path::new("/dev/ublkb0"), Path::new("/dev/loop3"));
+        for name in ["ublkb0", "loop3"] {
+            std::fs::create_dir_all(root.path().join("sys").join(name)).unwrap();
+        }
+        published.set(ublk, "data");
+        published.set(other, "films");
         published.remove_stale();
-        assert!(text().is_some(), "the device is there");
+        assert_eq!((has("ublkb0"), has("loop3")), (true, false), "the device of ublk is the volume's");
+        // The volume has another device now.
+        published.set(other, "data");
+        assert_eq!((has("ublkb0"), has("loop3")), (false, true), "a label leads to one device");
+        published.set(ublk, "films");
         std::fs::remove_dir_all(root.path().join("sys")).unwrap();
         published.remove_stale();
-        assert_eq!(text(), None);
+        assert!(!has("ublkb0"), "the device has gone");
+        published.set(ublk, "films");
+        published.remove_all();
+        assert!(!has("ublkb0"));
     }
 }

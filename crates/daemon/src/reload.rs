@@ -52,6 +52,8 @@ impl Reload {
             return Err(Failure::Failed(format!("{path}: {why}")));
         }
         let old = std::mem::replace(&mut *self.shared.config(), next.clone());
+        // A volume whose own section has gone may be the first with its label.
+        self.workers.claim_labels().await;
         let mut said = Remote::differences(self.shared.remote.borrow().as_deref(), remote.as_deref());
         if !said.is_empty() {
             self.shared.remote.send_replace(remote);

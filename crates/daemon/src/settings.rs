@@ -11,7 +11,7 @@ use serve::snapshot::{Snapshot, TunableFigure, VolumeFigures};
 use serve::tunables::{Beyond, Owner, Setting, unknown};
 use serve::{Command, Failure, plain};
 
-use crate::components::{Found, Lookup};
+use crate::components::{Found, Lookup, Workers};
 use crate::config::{Config, Key, Values};
 use crate::hub::Kind;
 use crate::names::Named;
@@ -158,13 +158,14 @@ impl Target {
 pub(crate) struct Settings {
     shared: Arc<Shared>,
     lookup: Arc<Lookup>,
+    workers: Arc<Workers>,
     /// Held while a label is set.
     labels: tokio::sync::Mutex<()>,
 }
 
 impl Settings {
-    pub(crate) fn new(shared: Arc<Shared>, lookup: Arc<Lookup>) -> Settings {
-        Settings { shared, lookup, labels: tokio::sync::Mutex::default() }
+    pub(crate) fn new(shared: Arc<Shared>, lookup: Arc<Lookup>, workers: Arc<Workers>) -> Settings {
+        Settings { shared, lookup, workers, labels: tokio::sync::Mutex::default() }
     }
 
     async fn target(&self, of: Of<'_>) -> Result<Target, Failure> {
@@ -291,11 +292,12 @@ impl Settings {
                 let name = if now.is_empty() { &target.name } else { &now };
                 self.shared.hub.label(&target.worker.plan.id, name);
             }
-            let had_section = self.shared.section_key(&self.shared.config(), &target.key);
+            let old_key = self.shared.section_key(&self.shared.config(), &target.key);
             self.shared.state().relabel(&target.key.id, &now);
             self.shared.claim_label(&Key { label: now.clone(), ..target.key.clone() });
+            self.workers.claim_labels().await;
             self.shared.links.relabel(&target.key.id, &now);
-            notes = self.follow_label(&target, had_section, &now).await;
+            notes = self.follow_label(&target, old_key, &now).await;
         }
         let text = format!("{}: {key} is {now} now", target.shown());
         self.shared.hub.publish(Kind::Configuration, Some(&target.worker.plan.id), "", &text);

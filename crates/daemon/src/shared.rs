@@ -3,14 +3,14 @@
 //!
 //! Owns the locks around this state, which are held only for moments, and the precedence of tunables: a value set at run
 //! time, then the configuration, then the default. Owns the rule that a label selects a section of the configuration for one
-//! volume: any disk can have the label of another. Must not know which devices are served.
+//! volume: any disk can have the label of another. Must not know how a volume is served.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use serve::Failure;
 use serve::exports::{NbdAccess, SaidBy, Spec, SpecError, TlsConfig};
+use serve::{Failure, plain};
 use tokio::sync::watch;
 
 use crate::config::{Config, Key, Values};
@@ -36,6 +36,20 @@ pub(crate) struct Shared {
     stopping: AtomicBool,
     /// UUIDs of the devices that the operator has named, and of the sets of the cache devices among them.
     named: Mutex<BTreeSet<String>>,
+    /// The keys of the volumes that are served.
+    served: Arc<Mutex<BTreeSet<String>>>,
+}
+
+/// A volume that is served. It keeps its label until this is dropped.
+pub(crate) struct ServedKey {
+    served: Arc<Mutex<BTreeSet<String>>>,
+    id: String,
+}
+
+impl Drop for ServedKey {
+    fn drop(&mut self) {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+    }
 }
 
 impl Shared {
@@ -57,6 +71,7 @@ impl Shared {
             claiming: Mutex::default(),
             stopping: AtomicBool::new(false),
             named: Mutex::default(),
+            served: Arc::default(),
             remote: watch::Sender::new(None),
         }
     }
@@ -101,10 +116,32 @@ impl Shared {
         self.named.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a volume that is being served the owner of its label, unless another volume owns the label.
+    /// Notes that a volume is served, until the result is dropped.
+    pub(crate) fn serves(&self, id: &str) -> ServedKey {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
+        ServedKey { served: self.served.clone(), id: id.to_owned() }
+    }
+
+    /// Whether the volume with this key is served, or a flash-only volume of the set with this key.
+    pub(crate) fn is_served(&self, key: &str) -> bool {
+        let flash_only = format!("{key}/");
+        let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        served.iter().any(|id| id == key || id.starts_with(&flash_only))
+    }
+
+    /// The command that forgets a volume which does not come back: it unregisters its device, or the cache device of its set.
+    /// `None` if the volume is served, or no such device is registered.
+    pub(crate) fn forget_command(&self, id: &str) -> Option<String> {
+        let key = id.split('/').next().filter(|_| !self.is_served(id))?;
+        let path = self.state().registered_path(key)?;
+        Some(format!("ubcache unregister {}", plain::in_shell(&path.to_string_lossy())))
+    }
+
+    /// Makes a volume that is served the owner of its label, unless another volume owns the label.
     ///
     /// The first volume that was served with a label owns it until its device is unregistered. A volume that the operator has
-    /// named takes the label of one that no operator has named. A volume whose section has its UUID needs no label.
+    /// named takes the label of one that no operator has named and that is not served: the exports of one that is served have
+    /// their addresses by this label. A volume whose section has its UUID needs no label.
     pub(crate) fn claim_label(&self, key: &Key) {
         let config = self.config().clone();
         let Some(label) = key.section_label().filter(|_| !config.has_own_section(&key.id)) else { return };
@@ -112,7 +149,8 @@ impl Shared {
         let is_named = |id: &str| id.split('/').next().is_some_and(|device| self.named().contains(device));
         let owner = self.state().label_owner(&label);
         let keeps = |owner: &String| {
-            *owner != key.id && !config.has_own_section(owner) && (is_named(owner) || !is_named(&key.id))
+            let has_claim = self.is_served(owner) || is_named(owner) || !is_named(&key.id);
+            *owner != key.id && !config.has_own_section(owner) && has_claim
         };
         if !owner.as_ref().is_some_and(keeps) {
             self.state().set_label_owner(&label, &key.id);
@@ -219,6 +257,20 @@ mod tests {
         second.named().insert("s".into());
         all.iter().for_each(|id| second.claim_label(&key(id)));
         assert_eq!(with_section(&second, &all), ["u2"], "of two that are named the first one keeps it");
+        assert_eq!(second.forget_command("u2"), None, "its device is not registered");
+        second.state().add_device(std::path::Path::new("/dev/a b"), "u2", true);
+        assert_eq!(second.forget_command("u2").as_deref(), Some("ubcache unregister '/dev/a b'"));
+        // An owner that is served keeps the label, because its exports have the addresses of the section.
+        second.named().remove("u2");
+        second.named().insert("u1".into());
+        let served = second.serves("u2");
+        all.iter().for_each(|id| second.claim_label(&key(id)));
+        assert_eq!((with_section(&second, &all), second.forget_command("u2")), (vec!["u2"], None));
+        drop(served);
+        second.claim_label(&key("u1"));
+        assert_eq!(with_section(&second, &all), ["u1"]);
+        second.state().forget_places("u1");
+        second.claim_label(&key("u2"));
         // The label is free after its owner is unregistered, or gets another label.
         second.state().forget_places("u2");
         second.claim_label(&key("s/3"));

@@ -6,6 +6,7 @@
 //! acts, so that it is refused instead; `check_writable` asks from time to time whether it would be. Must not know what is running, nor
 //! the meaning of a tunable.
 
+mod remembered;
 mod room;
 
 use std::collections::BTreeMap;
@@ -18,77 +19,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 use serve::{Failure, message};
 
 use crate::config::{Values, present_word};
 use crate::expected::plain_words;
 use crate::hub::{Hub, Kind};
-use crate::identity::Identity;
 
-/// A device that was registered.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Known {
-    /// UUID in its superblock; another UUID at the same path is another device.
-    pub(crate) uuid: String,
-    /// Whether the operator has named the device; others were found by a scan that the configuration permits.
-    #[serde(default = "yes")]
-    pub(crate) named: bool,
-}
-
-fn yes() -> bool {
-    true
-}
-
-/// The volume that owns an export address.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Owner {
-    /// Key under which its name is stored: UUID of the backing device, or set and slot.
-    pub(crate) volume: String,
-    /// Its label, which may name its section of the configuration.
-    pub(crate) label: String,
-}
-
-/// The identity of a device, which distinguishes it from its copies and from older states.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Mark {
-    /// The hardware or file of the device.
-    pub(crate) identity: Identity,
-    /// The newest sequence number of its superblock that was read.
-    pub(crate) sequence: u64,
-    /// The path at which it was served the last time. It names the device in commands, also after it was unregistered.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) path: Option<PathBuf>,
-    /// The label that it had when it was unregistered; empty while it is registered.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub(crate) label: String,
-}
-
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Remembered {
-    version: u32,
-    devices: BTreeMap<PathBuf, Known>,
-    /// Identities, by UUID of the set or of the backing device. An entry stays when the device is unregistered.
-    marks: BTreeMap<String, Mark>,
-    names: BTreeMap<String, String>,
-    tunables: BTreeMap<String, Values>,
-    /// Owners of export addresses, by the address as the configuration writes it.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    places: BTreeMap<String, Owner>,
-    /// Volumes that own a label, by the label in small letters. The section that the label names applies to no other volume.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    labels: BTreeMap<String, String>,
-    /// Directory of the links to block devices, if it is not the default one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    links: Option<PathBuf>,
-    /// Buckets with damaged dirty data, by UUID of the set.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    damaged: BTreeMap<String, Vec<u32>>,
-}
+use remembered::Remembered;
+pub(crate) use remembered::{Known, Mark, Owner};
 
 /// The state and its file.
 pub(crate) struct State {
@@ -426,17 +364,29 @@ impl State {
         });
     }
 
-    /// Forgets a device, and the addresses of its volume. Its path stays known by its key, its label and the name of its volume.
+    /// Forgets a device, and the addresses and labels of its volumes. Commands still find its path by its key, by this label and
+    /// by the name of its volume.
     pub(crate) fn remove_device(&mut self, path: &Path, key: &str, label: &str) {
+        let stored = self.now.devices.get(path).map(|known| self.key_of(&known.uuid));
         self.change(|s| {
             if let Some(mark) = s.marks.get_mut(key) {
                 label.clone_into(&mut mark.label);
             }
-            if let Some(known) = s.devices.remove(path) {
-                s.places.retain(|_, owner| owner.volume != known.uuid);
-                s.labels.retain(|_, owner| *owner != known.uuid);
-            }
+            s.devices.remove(path);
+            stored.iter().for_each(|key| s.forget_places(key));
         });
+    }
+
+    /// The key of the device with this UUID: of a cache device the UUID of its set, else the UUID itself.
+    pub(crate) fn key_of(&self, uuid: &str) -> String {
+        let cache = self.now.marks.iter().find(|(_, mark)| mark.identity.cache_uuid() == Some(uuid));
+        cache.map_or(uuid, |(set, _)| set).to_owned()
+    }
+
+    /// The path of the registered device with this key.
+    pub(crate) fn registered_path(&self, key: &str) -> Option<PathBuf> {
+        let found = self.now.devices.iter().find(|(_, known)| self.key_of(&known.uuid) == key);
+        found.map(|(path, _)| path.clone())
     }
 
     /// Stores the directory of the links to block devices; `None` for the default one. Returns the one before.
@@ -461,12 +411,7 @@ impl State {
 
     /// Removes the addresses and the label of a volume, or of all flash-only volumes of a set.
     pub(crate) fn forget_places(&mut self, id: &str) {
-        let flash_only = format!("{id}/");
-        let is_it = |volume: &str| volume == id || volume.starts_with(&flash_only);
-        self.change(|s| {
-            s.places.retain(|_, owner| !is_it(&owner.volume));
-            s.labels.retain(|_, owner| !is_it(owner));
-        });
+        self.change(|s| s.forget_places(id));
     }
 
     /// The volume that owns a label; the label is in small letters.

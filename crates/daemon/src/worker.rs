@@ -107,10 +107,8 @@ impl LabelCell {
 /// The handle of a set's thread.
 pub(crate) struct Worker {
     pub(crate) plan: Plan,
-    label: LabelCell,
-    phase: PhaseCell,
+    state: ThreadState,
     orders: RemoteSender<Order>,
-    shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -121,55 +119,47 @@ pub(crate) fn start(
 ) -> Result<(Worker, Awaited<Result<(), Failure>>), Failure> {
     let (orders, receiver) = channel(QUEUE);
     let (ready, up) = oneshot();
-    let phase = PhaseCell(Arc::new(Mutex::new(Phase::Starting)));
-    let label = LabelCell::default();
-    let state = ThreadState { plan: plan.clone(), phase: phase.clone(), label: label.clone() };
-    let of_thread = shared.clone();
-    let body = move || run(&state, &of_thread, receiver, ready);
+    let state = ThreadState::new(plan.clone(), shared);
+    let of_thread = state.clone();
+    let body = move || run(&of_thread, receiver, ready);
     let name = format!("set-{}", plan.id.get(..8).unwrap_or("alone"));
     let thread = std::thread::Builder::new().name(name).spawn(body);
     let thread = thread.map_err(|e| Failure::because("cannot start a thread", e))?;
-    Ok((Worker { plan, label, phase, orders, shared, thread: Mutex::new(Some(thread)) }, up))
+    Ok((Worker { plan, state, orders, thread: Mutex::new(Some(thread)) }, up))
 }
 
 impl Worker {
     pub(crate) fn phase(&self) -> Phase {
-        self.phase.get()
+        self.state.phase.get()
     }
 
     /// The set or device that the thread serves, as messages name it.
     pub(crate) fn title(&self) -> String {
-        self.label.title(&self.plan)
+        self.state.title()
     }
 
     /// The set or device, as an operator types it.
     pub(crate) fn typed(&self) -> String {
-        plain::typed(&self.label.get(), &self.plan.id).to_owned()
+        plain::typed(&self.state.label.get(), &self.plan.id).to_owned()
     }
 
     /// The label of the set, or of the device that is served alone, has changed.
     pub(crate) fn labelled(&self, label: &str) {
-        self.label.set(label);
+        self.state.label.set(label);
     }
 
-    /// Sends an order; never blocks.
+    /// Sends an order; never blocks. An order that cannot be sent is refused, also the job that it has.
     pub(crate) fn order(&self, order: Order) -> Result<(), Failure> {
-        self.orders.try_send(order).map_err(|e| match e {
-            TrySendError::Full(_) => {
+        let (order, why) = match self.orders.try_send(order) {
+            Ok(()) => return Ok(()),
+            Err(TrySendError::Full(order)) => {
                 let title = self.title();
-                Failure::Failed(format!("{title}: too many commands are queued; try again later"))
+                (order, Failure::Failed(format!("{title}: too many commands are queued; try again later")))
             }
-            TrySendError::Disconnected(_) => self.ends_before(Cut::Waiting),
-        })
-    }
-
-    /// The failure of a command that the thread does not answer, because it has ended or ends.
-    fn ends_before(&self, command: Cut) -> Failure {
-        let title = self.title();
-        match self.phase() {
-            Phase::Failed(why) => Failure::because(format_args!("{title} has failed"), why),
-            _ => Failure::Failed(self.plan.ends_before(&title, command, self.shared.is_stopping())),
-        }
+            Err(TrySendError::Disconnected(order)) => (order, self.state.ended(Cut::Waiting)),
+        };
+        order.refuse(why.to_string());
+        Err(why)
     }
 
     /// Waits for an answer of the thread, until a deadline.
@@ -180,7 +170,7 @@ impl Worker {
     ) -> Result<T, Failure> {
         match tokio::time::timeout(deadline, answer).await {
             Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(self.ends_before(Cut::Running)),
+            Ok(Err(_)) => Err(self.state.ended(Cut::Running)),
             Err(_) => {
                 let (title, seconds) = (self.title(), deadline.as_secs());
                 Err(Failure::Failed(format!("{title} did not answer within {seconds} seconds")))
@@ -321,7 +311,8 @@ impl Worker {
                 "too many jobs are running: wait for one to end, or cancel one".into(),
             ));
         };
-        self.order(order(RunningJob(job.clone())))?;
+        let state = self.state.clone();
+        self.order(order(RunningJob::new(job.clone(), move || state.ended(Cut::Running))))?;
         Ok(job)
     }
 
@@ -337,43 +328,74 @@ impl Worker {
 }
 
 /// What a thread and its handle share.
+#[derive(Clone)]
 struct ThreadState {
     plan: Plan,
     phase: PhaseCell,
     label: LabelCell,
+    shared: Arc<Shared>,
 }
 
-fn run(
-    state: &ThreadState,
-    shared: &Arc<Shared>,
-    mut orders: RemoteReceiver<Order>,
-    ready: Reply<Result<(), Failure>>,
-) {
-    let ThreadState { plan, phase, label } = state;
+impl ThreadState {
+    fn new(plan: Plan, shared: Arc<Shared>) -> ThreadState {
+        let phase = PhaseCell(Arc::new(Mutex::new(Phase::Starting)));
+        ThreadState { plan, phase, label: LabelCell::default(), shared }
+    }
+
+    /// The set or device as messages name it.
+    fn title(&self) -> String {
+        self.label.title(&self.plan)
+    }
+
+    /// The failure of a command that the thread does not carry out, or not to its end, because it has ended or ends.
+    fn ended(&self, command: Cut) -> Failure {
+        let title = self.title();
+        match self.phase.get() {
+            Phase::Failed(why) => Failure::because(format_args!("{title} has failed"), why),
+            _ => Failure::Failed(self.plan.ends_before(&title, command, self.shared.is_stopping())),
+        }
+    }
+}
+
+/// Sets the phase when the thread panics, before the commands under way are dropped. Without it, they would end as those of a
+/// set that was stopped.
+struct FailedByPanic<'a>(&'a PhaseCell);
+
+impl Drop for FailedByPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.set(Phase::Failed(panicked("")));
+        }
+    }
+}
+
+/// The failure of a thread that has panicked; a panic has nothing but its text.
+fn panicked(words: &str) -> SharedFailure {
+    let words = if words.is_empty() { String::new() } else { format!(": {words}") };
+    SharedFailure::of_words(format!(
+        "internal error{words}; flushed data is safe, and its block devices wait until it is served again"
+    ))
+}
+
+fn run(state: &ThreadState, mut orders: RemoteReceiver<Order>, ready: Reply<Result<(), Failure>>) {
+    let ThreadState { plan, phase, shared, .. } = state;
     let (hub, id) = (shared.hub.clone(), plan.id.clone());
     message::listen(move |level, text| hub.publish(Kind::Message, Some(&id), level, text));
     let mut ready = Some(ready);
-    let body = AssertUnwindSafe(|| serve(state, shared, &mut orders, &mut ready));
+    let body = AssertUnwindSafe(|| serve(state, &mut orders, &mut ready));
     let end = match catch_unwind(body) {
         Ok(Ok(())) => Phase::Stopped,
         Ok(Err(e)) => Phase::Failed(e.into()),
-        // A panic has nothing but its text.
-        Err(panic) => Phase::Failed(SharedFailure::of_words(format!(
-            "internal error: {}; flushed data is safe, and its block devices wait until it is served again",
-            words_of(&*panic)
-        ))),
+        Err(panic) => Phase::Failed(panicked(&words_of(&*panic))),
     };
+    let title = state.title();
     let (level, text) = match &end {
-        Phase::Failed(why) => ("error", format!("{} has failed: {why}", label.title(plan))),
-        _ => ("", format!("{} has stopped", label.title(plan))),
+        Phase::Failed(why) => ("error", format!("{title} has failed: {why}")),
+        _ => ("", format!("{title} has stopped")),
     };
     phase.set(end.clone());
-    let title = label.title(plan);
     for order in orders.close() {
-        order.refuse(match &end {
-            Phase::Failed(why) => format!("{title} has failed: {why}"),
-            _ => plan.ends_before(&title, Cut::Waiting, shared.is_stopping()),
-        });
+        order.refuse(state.ended(Cut::Waiting).to_string());
     }
     serve::pressure::give_back_heap();
     // The event is published below; without this, the message would be published a second time.
@@ -393,11 +415,10 @@ fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
 
 fn serve(
     state: &ThreadState,
-    shared: &Arc<Shared>,
     orders: &mut RemoteReceiver<Order>,
     ready: &mut Option<Reply<Result<(), Failure>>>,
 ) -> Result<(), Failure> {
-    let ThreadState { plan, phase, label } = state;
+    let ThreadState { plan, phase, label, shared } = state;
     let (seed, busy_poll) = (session::seed(), shared.config().busy_poll);
     serve::pressure::prepare_this_thread();
     let options = DriverOptions { seed, ring_entries: RING_ENTRIES, busy_poll, ..DriverOptions::default() };
@@ -412,6 +433,8 @@ fn serve(
             ready.send(Ok(()));
         }
         let mut tasks = Tasks::default();
+        // Dropped before the tasks.
+        let _failed_by_panic = FailedByPanic(phase);
         host.obey(orders, &mut tasks).await;
         phase.set(Phase::Stopping);
         host.stop(orders, &mut tasks).await
@@ -480,6 +503,37 @@ mod tests {
                 assert!(said.contains(&next), "{said}");
             }
         }
+    }
+
+    /// A job that had no place in the queue had failed because its set had stopped, and so had a job of a set that had panicked.
+    #[test]
+    fn a_job_that_a_thread_does_not_carry_out_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let (shared, jobs) = (shared(dir.path()), Jobs::new(Arc::default()));
+        let cache = crate::testing::cache_device(dir.path(), 2);
+        let plan = Plan { id: "the set".into(), cache: Some(cache), alone: None };
+        let (orders, receiver) = channel(1);
+        let state = ThreadState::new(plan.clone(), shared.clone());
+        let idle = Worker { plan: plan.clone(), state, orders, thread: Mutex::default() };
+        idle.order(Order::Force).unwrap();
+        let refused = |worker: &Worker| {
+            let said = worker.begin_job(&jobs, "wipe", "x", None, Order::Wipe).err().unwrap().to_string();
+            let last = jobs.get(jobs.all().len() as u64).unwrap().problem().unwrap();
+            assert_eq!(last, format!("wipe x: {said}"));
+            said
+        };
+        assert!(refused(&idle).contains("too many commands are queued"));
+        drop(receiver);
+        idle.state.phase.set(Phase::Stopped);
+        assert!(refused(&idle).contains("is not served any more"));
+
+        let (worker, up) = start(plan, shared).unwrap();
+        let job = worker.begin_job(&jobs, "wipe", "x", None, Order::Wipe).unwrap();
+        worker.order(Order::Panic).unwrap();
+        up.wait().unwrap().unwrap();
+        worker.join();
+        let said = job.problem().unwrap();
+        assert!(said.starts_with("wipe x: set the set has failed: internal error"), "{said}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! (`blockio::Listener`) binds, takes over the socket of a dead server, and removes its own socket at the end.
 
 use std::fmt::{self, Write as _};
+use std::fs::FileType;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -13,8 +14,6 @@ use blockio::{Address, Listener, Reactor};
 
 /// The port of NBD that the IANA has assigned.
 const DEFAULT_PORT: u16 = 10809;
-/// What a socket's path may be by mistake.
-const DIRECTORY: &str = "a directory";
 /// Prefix of an export option for this server.
 const PREFIX: &str = "nbd=";
 
@@ -30,6 +29,36 @@ pub enum Endpoint {
         /// The port.
         port: u16,
     },
+}
+
+/// What is at the path of a socket in its place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NotASocket {
+    /// A directory, in which a socket could be.
+    #[error("a directory")]
+    Directory,
+    /// A symbolic link.
+    #[error("a symbolic link")]
+    Link,
+    /// A block or character device.
+    #[error("a device")]
+    Device,
+    /// Another file.
+    #[error("a file")]
+    File,
+}
+
+impl NotASocket {
+    /// `None` for a socket.
+    fn of(found: FileType) -> Option<NotASocket> {
+        Some(match () {
+            () if found.is_socket() => return None,
+            () if found.is_dir() => NotASocket::Directory,
+            () if found.is_symlink() => NotASocket::Link,
+            () if found.is_block_device() || found.is_char_device() => NotASocket::Device,
+            () => NotASocket::File,
+        })
+    }
 }
 
 /// Why an endpoint cannot be used.
@@ -71,12 +100,12 @@ pub enum EndpointError {
         source: std::io::Error,
     },
     /// The path of the socket is taken by something else.
-    #[error("cannot listen on {}: expected no file or the socket of a server that has ended, found {found}{}", .path.display(), next_to(.path, .found))]
+    #[error("cannot listen on {}: expected no file or the socket of a server that has ended, found {found}{}", .path.display(), next_to(.path, *.found))]
     NoSocket {
         /// The path.
         path: PathBuf,
         /// What is there.
-        found: &'static str,
+        found: NotASocket,
         /// The error of the system.
         source: std::io::Error,
     },
@@ -224,27 +253,21 @@ impl fmt::Display for Endpoint {
 /// The error of a listener, which says what is at the path of a socket.
 fn cannot_listen(address: Address, source: std::io::Error) -> EndpointError {
     let found = match &address {
-        Address::Unix(path) => std::fs::symlink_metadata(path).ok().map(|meta| meta.file_type()),
+        Address::Unix(path) => std::fs::symlink_metadata(path).ok(),
         Address::Tcp(_) => None,
     };
-    match (address, found) {
-        (Address::Unix(path), Some(found)) if !found.is_socket() => {
-            let found = match () {
-                () if found.is_dir() => DIRECTORY,
-                () if found.is_symlink() => "a symbolic link",
-                () if found.is_block_device() || found.is_char_device() => "a device",
-                () => "a file",
-            };
-            EndpointError::NoSocket { path, found, source }
-        }
+    match (address, found.and_then(|meta| NotASocket::of(meta.file_type()))) {
+        (Address::Unix(path), Some(found)) => EndpointError::NoSocket { path, found, source },
         (address, _) => EndpointError::Bind { address, source },
     }
 }
 
 /// What to write in the place of a path that has no socket.
-fn next_to(path: &Path, found: &str) -> String {
+fn next_to(path: &Path, found: NotASocket) -> String {
     match found {
-        DIRECTORY => format!("; name a socket in it, such as {}", path.join("ubcache.sock").display()),
+        NotASocket::Directory => {
+            format!("; name a socket in it, such as {}", path.join("ubcache.sock").display())
+        }
         _ => "; name another path, or remove it".to_owned(),
     }
 }

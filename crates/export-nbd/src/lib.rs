@@ -16,7 +16,7 @@ mod socket;
 mod tls;
 
 pub use blockio::PeerId;
-pub use endpoint::{Endpoint, EndpointError, Reach, uri};
+pub use endpoint::{Endpoint, EndpointError, NotASocket, Reach, uri};
 pub use server::{
     ConnectionEnd, ConnectionEvent, ExportError, Exports, Hubs, JoinError, Joining, Observer, Server,
     ServerOptions, TurnedAway,

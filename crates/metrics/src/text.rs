@@ -101,10 +101,10 @@ impl Text {
         let _ = writeln!(self.out, " {value}");
     }
 
-    /// Writes the series of a histogram with these upper bounds. What has never occurred has none.
+    /// Writes the series of a histogram with these upper bounds. A histogram without a time has no series.
     ///
-    /// Of the bounds below the shortest time, only the last one is written: it is the lower end of the bucket that follows, and
-    /// the others add nothing, also to a sum over several histograms.
+    /// Of the bounds below the shortest time, only the last one is written: it is the lower end of the first bucket with a
+    /// count. The others have the count 0, so a sum over several histograms does not need them.
     pub(crate) fn histogram(&mut self, labels: Labels<'_>, times: &Histogram, bounds: &[u32]) {
         let count = times.count();
         if count == 0 {

@@ -114,14 +114,17 @@ pub(crate) fn reserve_heap() {
     }
 }
 
-/// Gives memory back that a set had, which has stopped. The reserve stays.
+/// Gives the memory of a set that has stopped back to the system. The reserve stays.
 pub fn give_back_heap() {
     if let Some(refill) = REFILL.get() {
         refill.give_back();
     }
 }
 
-/// Frees memory of exports that was not used since the last call. It goes back to the system later, and the reserve stays.
+/// Seconds between two calls of [`free_unused`].
+pub const FREES_EVERY_S: u64 = 5;
+
+/// Frees memory that exports have not used since the last call. The system gets it later, and the reserve stays.
 pub fn free_unused() {
     export_fuse::free_unused();
 }

@@ -40,12 +40,14 @@ impl Room {
         if bytes <= left {
             return Ok(());
         }
+        let room = match left / 1024 {
+            0 => "no room is left".to_owned(),
+            kib => format!("{} are left, give at most {kib}k", human(left)),
+        };
         Err(Failure::Failed(format!(
-            "set {set}: a volume of {} does not fit: {} are left, give at most {}k; flash-only volumes may have {} % of \
-             the cache (cutoff_writeback_sync), which are {}, and have {}",
+            "set {set}: a volume of {} does not fit: {room}; flash-only volumes may have {} % of the cache \
+             (cutoff_writeback_sync), which are {}, and have {}",
             human(bytes),
-            human(left),
-            left / 1024,
             self.percent,
             human(self.most_bytes),
             human(self.taken_bytes)
@@ -65,5 +67,11 @@ mod tests {
         let expected = "set s: a volume of 1000.0 MiB does not fit: 89.5 MiB are left, give at most 91648k;";
         assert!(said.starts_with(expected), "{said}");
         room.check("s", 91_648 << 10).expect("what it says fits");
+        let full = Room { taken_bytes: 91_648 << 10, ..room };
+        let said = full.check("s", 1 << 20).expect_err("no room").to_string();
+        assert!(
+            said.starts_with("set s: a volume of 1.0 MiB does not fit: no room is left; flash-only"),
+            "{said}"
+        );
     }
 }

@@ -309,6 +309,13 @@ impl Up {
         // The running command. Other events must not interrupt it.
         let mut command: Option<Pin<Box<dyn Future<Output = Value> + '_>>> = None;
         let rt = driver.handle();
+        let has_files = session.volumes().iter().any(|volume| {
+            let mut ways = running.iter().flat_map(|export| export.ways(&volume.name()));
+            ways.any(|way| way.kind.opens == exports::Opens::File)
+        });
+        if has_files {
+            drop(rt.spawn(free_unused_memory(rt.clone())));
+        }
         loop {
             let event = {
                 let next = pin!(async {
@@ -350,6 +357,14 @@ impl Up {
                 Either::Right(Either::Right(())) => {}
             }
         }
+    }
+}
+
+/// Frees memory that exports do not use, from time to time. Only exports of files have such memory.
+async fn free_unused_memory(rt: io::Handle) {
+    loop {
+        rt.sleep(Nanos::from_secs(serve::pressure::FREES_EVERY_S)).await;
+        serve::pressure::free_unused();
     }
 }
 

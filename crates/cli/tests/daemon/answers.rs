@@ -1,5 +1,7 @@
 //! What commands answer: which dirty data stays where, which job goes on, and what is in the way.
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
@@ -34,7 +36,10 @@ fn attach_says_what_is_dirty_in_another_set() {
     let both = format!("run `ubcache register {} && ubcache detach one`", place.hdd);
     daemon.run(&["attach", "new", "one"]).refused(&["8.0 KiB of dirty data in old", &both]);
     daemon.run(&["unregister", &place.ssd]).ok();
-    let alone = format!("which is not served: {} alone has it; run `ubcache register {0}`, then", place.ssd);
+    let alone = format!(
+        "which is not served: {0} alone has it; run `ubcache register {0} {1}`, then `ubcache detach one`",
+        place.ssd, place.hdd
+    );
     daemon.run(&["attach", "new", "one"]).refused(&[
         "has dirty data in cache set ",
         &alone,
@@ -98,6 +103,42 @@ fn a_command_that_is_interrupted_says_that_its_job_goes_on() {
     }
     slow.thaw();
     daemon.stop();
+}
+
+/// A signal during the request was lost: the command ended with exit status 0.
+#[test]
+fn a_command_that_does_not_wait_ends_by_a_signal_after_its_answer() {
+    let dir = Dir::new();
+    let socket = dir.path("socket");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let child = Command::new(program())
+        .args(["detach", "one", "--no-wait", "--socket", &socket])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut client, _) = listener.accept().unwrap();
+    // The command listens for signals before its request.
+    assert_ne!(client.read(&mut [0; 65536]).unwrap(), 0);
+    signal(child.id(), Signal::INT);
+    let status = format!("/proc/{}/status", child.id());
+    wait_until("the signal", || {
+        let text = std::fs::read_to_string(&status).unwrap();
+        let mut pending =
+            text.lines().filter_map(|l| l.strip_prefix("ShdPnd:").or(l.strip_prefix("SigPnd:")));
+        pending.all(|mask| mask.trim().bytes().all(|b| b == b'0'))
+    });
+    let body = r#"{"schema_version": 1, "job": {"id": 7, "kind": "detach", "target": "bcache0", "state": "running"}}"#;
+    let answer = format!(
+        "HTTP/1.0 202 Accepted\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    client.write_all(answer.as_bytes()).unwrap();
+    drop(client);
+    let said = Said::of(child.wait_with_output().unwrap());
+    assert_eq!(said.code, 130, "{said}");
+    said.says(&["job 7: bcache0"]);
 }
 
 /// A directory in the place of a socket was said to be in use, and an address without a port became the name of a socket.

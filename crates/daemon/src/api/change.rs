@@ -18,7 +18,7 @@ use serve::Failure;
 use super::context::{Api, SharedApi};
 use crate::answer::{Answered, Refusal, ok, parse, to_the_end};
 use crate::audit::Audit;
-use crate::components::{Attach, By, DeviceView, Found, NotExported, Problem, SetView, problems};
+use crate::components::{Attach, By, DeviceView, Ended, Found, NotExported, Problem, SetView, problems};
 use crate::jobs::{End, Job, RunningJob};
 use crate::names::Named;
 use crate::order::Order;
@@ -167,14 +167,12 @@ pub(super) async fn unregister(State(api): SharedApi, Extension(audit): Audited,
     done(&here, json!({"resolved": named, "stays_dirty": stays}))
 }
 
-/// Ends the service of a device, and finds out how much of it stays dirty in the cache.
+/// Ends the service of a device. Returns its dirty data that stays in the cache.
 async fn with_what_stays(
     api: &Api,
-    end: impl Future<Output = Result<Named, Failure>>,
+    end: impl Future<Output = Result<Ended, Failure>>,
 ) -> Result<(Option<Stays>, Named), Failure> {
-    let before = api.registry.views.sets().await;
-    let known = api.registry.views.devices_with(&before);
-    let named = end.await?;
+    let Ended { named, sets: before, devices: known } = end.await?;
     let device = known.iter().find(|d| Some(&d.path) == named.device.as_ref() && d.uuid == named.uuid);
     let after = api.registry.views.sets().await;
     Ok((device.and_then(|device| Stays::of(device, &known, [&after, &before])), named))
@@ -193,7 +191,7 @@ struct Stays {
 }
 
 impl Stays {
-    /// What stays of a device, by the first of these lists of sets that knows; `None` if nothing is dirty.
+    /// The dirty data of a device, from the first of these lists of sets that has the amount; `None` if nothing is dirty.
     fn of(device: &DeviceView, known: &[DeviceView], sets: [&[SetView]; 2]) -> Option<Stays> {
         let id = device.set.clone()?;
         let is_cache = |d: &&DeviceView| d.kind == Some("cache") && d.set.as_ref() == Some(&id);
@@ -365,7 +363,9 @@ pub(super) async fn check(
     let Some(job) = api.registry.jobs.begin("check", &wanted.devices.join(" "), None) else {
         return Err(Refusal::new(StatusCode::CONFLICT, "too many jobs are running".into()));
     };
-    let running = RunningJob(job.clone());
+    let running = RunningJob::new(job.clone(), || {
+        Failure::Failed("internal error: the check has ended without a result".into())
+    });
     tokio::task::spawn_blocking(move || check_now(&paths, wanted.quick, wanted.in_use, &running));
     accepted(&job, None)
 }

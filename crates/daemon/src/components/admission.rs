@@ -12,12 +12,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use serve::Failure;
 use serve::amount::human;
+use serve::{Failure, message};
 
 use super::devices::{DeviceState, WaitsFor};
 use super::inventory::Inventory;
+use crate::hub::Kind;
 use crate::identity::Likeness;
+use crate::order::KnownSlot;
 use crate::probe::{Attachment, Probe, Role, probe_device};
 use crate::shared::Shared;
 use crate::state::{Known, Mark};
@@ -58,6 +60,32 @@ pub(crate) struct Admission {
     /// UUIDs of devices that an operator has unregistered, or that were refused when they were plugged in. An uevent of
     /// such a device does not register it again.
     released: Mutex<BTreeSet<String>>,
+    /// UUIDs of the devices that commands under way name.
+    ordered: Mutex<BTreeSet<String>>,
+}
+
+/// Devices that a command under way names; until this is dropped.
+pub(crate) struct Ordered<'a> {
+    admission: &'a Admission,
+    uuids: Vec<String>,
+    /// Whether volumes own their labels no longer.
+    pub(crate) has_freed_labels: bool,
+}
+
+impl Drop for Ordered<'_> {
+    fn drop(&mut self) {
+        locked(&self.admission.ordered).retain(|uuid| !self.uuids.contains(uuid));
+    }
+}
+
+/// Whether and when the operator has named a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Naming {
+    Never,
+    /// By an earlier command, or in the configuration.
+    Before,
+    /// By the command that is under way.
+    Now,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -66,7 +94,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Admission {
     pub(crate) fn new(shared: Arc<Shared>, inventory: Inventory) -> Admission {
-        Admission { shared, inventory, released: Mutex::default() }
+        Admission { shared, inventory, released: Mutex::default(), ordered: Mutex::default() }
     }
 
     /// The stored devices, by their paths.
@@ -91,16 +119,32 @@ impl Admission {
         }
     }
 
-    /// Marks devices as named by the operator, with their paths.
+    /// Marks devices as named by the operator, with their paths, by a command that is under way until the result is dropped.
     ///
-    /// If another device had such a path, it is not expected there any more, and owns its label no longer.
-    pub(crate) fn name_at_paths(&self, probes: &[Probe]) {
-        self.name_all(probes.iter().map(|p| p.uuid.clone()));
+    /// If another device had such a path, it is not expected there any more. Unless it is served or named as well, its volumes
+    /// own their addresses and labels no longer.
+    pub(crate) fn name_at_paths(&self, probes: &[Probe]) -> Ordered<'_> {
+        let uuids: Vec<String> = probes.iter().map(|p| p.uuid.clone()).collect();
+        locked(&self.ordered).extend(uuids.iter().cloned());
+        self.name_all(uuids.iter().cloned());
         let known = self.remembered();
-        for probe in probes {
-            if let Some(before) = known.get(&probe.path).filter(|before| before.uuid != probe.uuid) {
-                self.shared.state().forget_label(&before.uuid);
+        let before = probes.iter().filter_map(|probe| known.get(&probe.path));
+        let mut has_freed_labels = false;
+        for before in before.filter(|before| !uuids.contains(&before.uuid)) {
+            let key = self.shared.state().key_of(&before.uuid);
+            if !self.shared.is_served(&key) {
+                self.shared.state().forget_places(&key);
+                has_freed_labels = true;
             }
+        }
+        Ordered { admission: self, uuids, has_freed_labels }
+    }
+
+    fn naming(&self, device: &Probe) -> Naming {
+        match (self.is_named(device), locked(&self.ordered).contains(&device.uuid)) {
+            (_, true) => Naming::Now,
+            (true, false) => Naming::Before,
+            (false, false) => Naming::Never,
         }
     }
 
@@ -124,17 +168,21 @@ impl Admission {
         locked(&self.released).contains(uuid)
     }
 
-    /// Releases a device that the operator unregisters: its volume, or the volumes of its set, own no export addresses any
-    /// more.
-    pub(crate) fn release(&self, device: &Probe) {
-        self.shared.named().retain(|uuid| *uuid != device.uuid && uuid != device.key());
-        self.refuse(&device.uuid);
-        self.shared.state().forget_places(device.key());
-    }
-
-    /// Forgets the device at a path. Its path stays known by `key` and `label`, those of its volume.
-    pub(crate) fn forget(&self, path: &Path, key: &str, label: &str) {
-        self.shared.state().remove_device(path, key, label);
+    /// Releases and forgets the device at a path, which the operator unregisters: its volume, or the volumes of its set, own no
+    /// export address and no label any more. The path stays known by the key of the device and by `label`. Returns the key.
+    ///
+    /// A device that is absent has no probe; its UUID is stored.
+    pub(crate) fn release(&self, path: &Path, probe: Option<&Probe>, label: &str) -> String {
+        let stored = self.remembered().get(path).map(|known| known.uuid.clone());
+        let uuid = probe.map(|probe| probe.uuid.clone()).or(stored).unwrap_or_default();
+        let key = probe.map_or_else(|| self.shared.state().key_of(&uuid), |probe| probe.key().to_owned());
+        self.shared.named().retain(|named| *named != uuid && *named != key);
+        if !uuid.is_empty() {
+            self.refuse(&uuid);
+            self.shared.state().forget_places(&key);
+        }
+        self.shared.state().remove_device(path, &key, label);
+        key
     }
 
     /// Stores a device with its path.
@@ -322,7 +370,8 @@ impl Admission {
     ///
     /// The superblock names the set, but a person other than the operator may have written it. The set itself knows which
     /// devices were attached to it: it has a slot for each. A device that was served without its set loses the data that the
-    /// set has of it, so it does not join while some of that data is dirty.
+    /// set has of it, so it does not join while some of that data is dirty, unless the command under way names it: an earlier
+    /// command did not know of the loss.
     ///
     /// # Errors
     /// If the thread of the set does not answer.
@@ -332,30 +381,58 @@ impl Admission {
         worker: &Worker,
     ) -> Result<Option<String>, Failure> {
         let Role::Backing { attachment, .. } = &probe.role else { return Ok(None) };
-        if self.is_named(probe) {
-            return Ok(None);
-        }
-        let set = &worker.plan.id;
-        let what = match attachment {
-            // The set itself refuses dirty data that it does not know.
-            Attachment::Free | Attachment::Dirty => return Ok(None),
-            Attachment::Made => format!("was made for cache set {set}"),
-            Attachment::Clean | Attachment::Stale => match worker.slot_of(&probe.uuid).await? {
-                None => format!("says that it was attached to cache set {set}, which has no slot for it"),
-                Some(slot) if *attachment == Attachment::Stale && slot.dirty_bytes > 0 => format!(
-                    "was used without cache set {set}, which loses {} of dirty data of it if it is attached again",
-                    human(slot.dirty_bytes)
-                ),
-                Some(_) => return Ok(None),
-            },
+        let naming = self.naming(probe);
+        let slot = match (attachment, naming) {
+            (Attachment::Stale, _) | (Attachment::Clean, Naming::Never) => {
+                worker.slot_of(&probe.uuid).await?
+            }
+            _ => None,
         };
-        Ok(Some(format!("{what}, and no operator has named it")))
+        let lost = slot.map_or(0, |slot| slot.dirty_bytes);
+        if (*attachment, naming) == (Attachment::Stale, Naming::Now) && lost > 0 {
+            let (title, lost) = (worker.title(), human(lost));
+            let text = format!(
+                "was used without {title}, which drops {lost} of dirty data of it, because it is older"
+            );
+            self.warn_of(probe, &text);
+        }
+        Ok(why_to_wait(&worker.plan.id, *attachment, naming, slot))
+    }
+
+    fn warn_of(&self, probe: &Probe, text: &str) {
+        let text = format!("{}: {text}", probe.path.display());
+        message::warn(&text);
+        self.shared.hub.publish(Kind::Device, None, "warning", &text);
     }
 
     /// Marks a device that may not be attached as waiting for the operator.
     pub(crate) fn wait_for_operator(&self, probe: &Probe, why: String) {
         self.inventory.devices.set(probe, DeviceState::Waiting(WaitsFor::Operator, why));
     }
+}
+
+/// Why a device in this relation to a set waits for a command; `None` if it does not. `slot` is the one of the set for it.
+fn why_to_wait(set: &str, attachment: Attachment, naming: Naming, slot: Option<KnownSlot>) -> Option<String> {
+    match (attachment, slot) {
+        (Attachment::Stale, Some(slot)) if slot.dirty_bytes > 0 && naming != Naming::Now => {
+            return Some(format!(
+                "was used without cache set {set}, which loses {} of dirty data of it if it is attached again, so an operator has \
+                 to name it",
+                human(slot.dirty_bytes)
+            ));
+        }
+        _ if naming != Naming::Never => return None,
+        // The set itself refuses dirty data that it does not know.
+        (Attachment::Free | Attachment::Dirty, _) | (Attachment::Clean | Attachment::Stale, Some(_)) => {
+            return None;
+        }
+        _ => {}
+    }
+    let what = match attachment {
+        Attachment::Made => format!("was made for cache set {set}"),
+        _ => format!("says that it was attached to cache set {set}, which has no slot for it"),
+    };
+    Some(format!("{what}, and no operator has named it"))
 }
 
 fn what(probe: &Probe) -> String {
@@ -369,4 +446,30 @@ fn copies(one: &Probe, all: &[&Probe]) -> String {
     let places: Vec<String> = all.iter().map(|s| s.path.display().to_string()).collect();
     let places = places.join(" and at ");
     format!("{} is at {places}; one may be a copy of the other; register the right device", what(one))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk that an earlier command had named was attached by the next start, and the set dropped dirty data.
+    #[test]
+    fn a_stale_disk_with_dirty_data_waits_for_a_command_that_names_it_now() {
+        let slot = |dirty_bytes| Some(KnownSlot { dirty_bytes });
+        for naming in [Naming::Never, Naming::Before] {
+            let said = why_to_wait("s", Attachment::Stale, naming, slot(2 << 20)).expect("it waits");
+            assert!(said.contains("loses 2.0 MiB of dirty data of it"), "{said}");
+            assert!(!said.contains("no operator has named it"), "that is not the reason: {said}");
+        }
+        assert_eq!(why_to_wait("s", Attachment::Stale, Naming::Now, slot(2 << 20)), None);
+        assert_eq!(why_to_wait("s", Attachment::Stale, Naming::Never, slot(0)), None, "nothing is lost");
+        assert_eq!(why_to_wait("s", Attachment::Clean, Naming::Never, slot(9)), None, "nothing is lost");
+        for attachment in [Attachment::Made, Attachment::Clean, Attachment::Stale] {
+            assert!(why_to_wait("s", attachment, Naming::Never, None).is_some(), "{attachment:?}");
+            assert_eq!(why_to_wait("s", attachment, Naming::Before, None), None, "{attachment:?}");
+        }
+        for attachment in [Attachment::Free, Attachment::Dirty] {
+            assert_eq!(why_to_wait("s", attachment, Naming::Never, None), None, "{attachment:?}");
+        }
+    }
 }

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serve::{Failure, plain};
 
 use crate::hub::{Hub, Kind};
+use crate::identity::Identity;
 use crate::probe::{Probe, Role};
 use crate::state::Known;
 use crate::why::SharedFailure;
@@ -59,9 +60,12 @@ impl DeviceState {
         matches!(self, DeviceState::Served | DeviceState::Unplugged(_) | DeviceState::Replugged(_))
     }
 
-    /// Whether the device can be read and has no superblock of bcache any more.
-    pub(crate) fn is_overwritten(&self) -> bool {
-        matches!(self, DeviceState::Failed(why) if crate::probe::is_overwritten(why))
+    /// The identity of the device at the path, if it can be read and has no superblock of bcache.
+    pub(crate) fn without_superblock(&self) -> Option<&Identity> {
+        match self {
+            DeviceState::Failed(why) => crate::probe::without_superblock(why),
+            _ => None,
+        }
     }
 }
 

@@ -11,10 +11,9 @@ use super::inventory::Inventory;
 use super::views::{DeviceView, Views};
 use crate::config::{Config, Key};
 use crate::hub::Kind;
-use crate::places::{self, VolumeKey};
+use crate::places;
 use crate::probe::Role;
 use crate::shared::Shared;
-use crate::worker::Phase;
 
 /// A served volume without all its configured exports.
 #[derive(Serialize)]
@@ -56,20 +55,9 @@ impl Exports {
         found
     }
 
-    /// The served volumes, by the keys of their sections in the configuration.
-    async fn volumes(&self) -> Vec<VolumeKey> {
-        let mut all = Vec::new();
-        for worker in self.inventory.workers.all().into_iter().filter(|w| w.phase() == Phase::Serving) {
-            if let Ok(figures) = worker.snapshot().await {
-                all.extend(figures.volumes.into_iter().map(|v| (worker.volume_key(&v), v.name)));
-            }
-        }
-        all
-    }
-
     /// Why a configuration cannot be used for the served volumes; `None` if it can.
     pub(crate) async fn conflicts(&self, next: &Config) -> Option<String> {
-        places::conflicts(&self.shared, next, &self.volumes().await)
+        places::conflicts(&self.shared, next, &self.inventory.workers.volumes().await)
     }
 
     /// Sections of a configuration that apply to no registered set or volume.
@@ -79,7 +67,7 @@ impl Exports {
         }
         let mut known: Vec<(Key, Option<String>)> =
             self.inventory.workers.all().iter().map(|w| (w.key(), None)).collect();
-        known.extend(self.volumes().await.into_iter().map(|(key, name)| (key, Some(name))));
+        known.extend(self.inventory.workers.volumes().await.into_iter().map(|(key, name)| (key, Some(name))));
         for probe in self.inventory.devices.all().into_values().filter_map(|d| d.probe) {
             let (label, set) = match &probe.role {
                 Role::Cache { .. } => (String::new(), true),

@@ -40,6 +40,11 @@ impl Lookup {
         Lookup { shared, inventory, views }
     }
 
+    /// The views of devices and threads.
+    pub(crate) fn views(&self) -> &Views {
+        &self.views
+    }
+
     /// Lists everything that has a name.
     async fn all_named(&self) -> Vec<Named> {
         let sets = self.views.sets().await;

@@ -14,7 +14,7 @@ use serve::exports::{Opens, Way};
 use serve::snapshot::{SetFigures, SlotDirty, TunableFigure, VolumeFigures};
 
 use super::devices::WaitsFor;
-use super::views::{DeviceView, SetView};
+use super::views::{Blank, DeviceView, SetView};
 use crate::state::{STORED_AGAIN_EVERY, State};
 
 /// A problem, and the command that comes next.
@@ -142,13 +142,18 @@ fn title_of(label: &str, name: &str) -> String {
 /// The state of a device that is not served, and the command that comes next.
 fn state_and_command(device: &DeviceView) -> (String, String) {
     let path = device.path.display();
-    let why = device.why.clone().unwrap_or_else(|| match device.state {
+    let mut why = device.why.clone().unwrap_or_else(|| match device.state {
         "stopped" => "it was stopped".to_owned(),
         _ => "it has no volume".to_owned(),
     });
+    if device.blank == Some(Blank::Another) {
+        why += "; this may be another device than the one that was registered here: look for that one, and register it; if it \
+                does not come back, unregister this path";
+    }
     let command = match (device.state, device.waits_for) {
         ("waiting", None) => format!("ubcache unregister {path}"),
-        _ if device.overwritten => format!("ubcache unregister {path}"),
+        _ if device.blank == Some(Blank::Overwritten) => format!("ubcache unregister {path}"),
+        _ if device.blank == Some(Blank::Another) => "lsblk -o PATH,SIZE,MODEL,SERIAL,FSTYPE".to_owned(),
         (_, Some(WaitsFor::Cache | WaitsFor::DirtyCache)) if device.cache_failed => {
             "ubcache status".to_owned()
         }

@@ -3,6 +3,7 @@
 //! Owns the order of the steps of each command. A command claims the devices and sets that it changes, so no other command
 //! changes them meanwhile. Must not know the client.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -18,10 +19,12 @@ use super::lookup::{Found, Lookup};
 use super::placement::Placement;
 use super::problems::register_cache;
 use super::replug::Replug;
+use super::views::{DeviceView, SetView};
 use crate::asked::Asked;
 use crate::names::Named;
 use crate::order::StartedVolume;
 use crate::probe::{Attachment, Probe, Role, probe_all, probe_device};
+use crate::state::Known;
 use crate::why::SharedFailure;
 
 /// The parameters of an attachment.
@@ -44,6 +47,13 @@ pub(crate) struct Registered {
     pub(crate) accepted: Vec<String>,
     /// The devices that were registered and served before.
     pub(crate) already: Vec<PathBuf>,
+}
+
+/// The end of the service of a device, and what was known when the command had its claim.
+pub(crate) struct Ended {
+    pub(crate) named: Named,
+    pub(crate) sets: Vec<SetView>,
+    pub(crate) devices: Vec<DeviceView>,
 }
 
 /// Carries out the operator's commands about devices.
@@ -99,14 +109,12 @@ impl Registration {
         self.inventory.devices.note_unplugged();
         let accepted = self.admission.admit_all(&probes, by).map_err(|e| none_of(&paths, e))?;
         accepted.iter().for_each(message::note);
-        if by.is_operator() {
-            self.admission.name_at_paths(&probes);
-        }
+        let ordered = by.is_operator().then(|| self.admission.name_at_paths(&probes));
         let paths: Vec<PathBuf> = probes.iter().map(|p| p.path.clone()).collect();
         let (back, probes): (Vec<Probe>, Vec<Probe>) =
             probes.into_iter().partition(|p| self.inventory.devices.was_unplugged(p));
-        for probe in back {
-            self.replug.replugged(probe).await?;
+        for probe in &back {
+            self.replug.replugged(probe.clone()).await?;
         }
         // A device that a scan or the configuration registered is served already, and only has to be stored.
         let (mut served, mut new) = (Vec::new(), Vec::new());
@@ -121,27 +129,42 @@ impl Registration {
         placed.extend(served.into_iter().map(|probe| (probe, Ok(()))));
         let mut results = Vec::new();
         for (probe, result) in placed {
-            let result = match result {
-                Err(e) if !self.placement.comes_up_late(&probe) => {
-                    let why = SharedFailure::from(e);
-                    if before.contains(&probe.path) {
-                        self.inventory.devices.set(&probe, DeviceState::Failed(why.clone()));
-                    } else {
-                        self.inventory.devices.remove(&probe.path);
-                    }
-                    Err(Failure::of(why))
-                }
-                result => {
-                    self.inventory.devices.forget_missing(&known, &probe);
-                    self.inventory.devices.forget_other_places(&probe);
-                    self.admission.remember(&probe);
-                    result
-                }
-            };
+            let result = self.settled(&probe, result, &before, &known);
             results.push((probe, result));
+        }
+        results.extend(back.into_iter().map(|probe| (probe, Ok(()))));
+        if ordered.is_some_and(|ordered| ordered.has_freed_labels) {
+            self.inventory.workers.claim_labels().await;
         }
         self.all_or_what_became_of_each(results)?;
         Ok(Registered { paths, accepted, already })
+    }
+
+    /// Stores a device that was placed. If it was refused, it stays in the table, with the reason, only if it was there before.
+    fn settled(
+        &self,
+        probe: &Probe,
+        result: Result<(), Failure>,
+        before: &[PathBuf],
+        known: &BTreeMap<PathBuf, Known>,
+    ) -> Result<(), Failure> {
+        match result {
+            Err(e) if !self.placement.comes_up_late(probe) => {
+                let why = SharedFailure::from(e);
+                if before.contains(&probe.path) {
+                    self.inventory.devices.set(probe, DeviceState::Failed(why.clone()));
+                } else {
+                    self.inventory.devices.remove(&probe.path);
+                }
+                Err(Failure::of(why))
+            }
+            result => {
+                self.inventory.devices.forget_missing(known, probe);
+                self.inventory.devices.forget_other_places(probe);
+                self.admission.remember(probe);
+                result
+            }
+        }
     }
 
     /// The failure of the first device that is not registered, with what became of the others.
@@ -152,9 +175,10 @@ impl Registration {
             match (result, self.inventory.devices.get(&probe.path).map(|device| device.state)) {
                 (Err(e), _) if first.is_none() => first = Some(e),
                 (Err(e), _) => others.push(e.to_string()),
-                (Ok(()), Some(DeviceState::Waiting(_, why))) => {
+                (Ok(()), Some(DeviceState::Waiting(_, why) | DeviceState::Replugged(why))) => {
                     others.push(format!("{path}: is registered: {why}"));
                 }
+                (Ok(()), Some(DeviceState::Failed(why))) => others.push(format!("{path}: {why}")),
                 (Ok(()), _) => others.push(format!("{path}: is registered and served")),
             }
         }
@@ -196,6 +220,13 @@ impl Registration {
         scope
     }
 
+    /// Every set and device before a command that has its claim acts.
+    async fn views(&self) -> (Vec<SetView>, Vec<DeviceView>) {
+        let sets = self.lookup.views().sets().await;
+        let devices = self.lookup.views().devices_with(&sets);
+        (sets, devices)
+    }
+
     /// Whether the registration of a device has failed, and no other registered device has its UUID: a failed copy says nothing
     /// about the original.
     fn is_last(&self, device: &Device, probe: &Probe) -> bool {
@@ -207,7 +238,7 @@ impl Registration {
     ///
     /// # Errors
     /// If a volume is in use, among others; it stays served then.
-    pub(crate) async fn unregister(&self, device: &str, asked: &Asked) -> Result<Named, Failure> {
+    pub(crate) async fn unregister(&self, device: &str, asked: &Asked) -> Result<Ended, Failure> {
         let find = || async {
             let named = self.lookup.named(device).await?;
             let scope = self.scope_of_named(&named);
@@ -217,6 +248,7 @@ impl Registration {
         let Some(path) = named.device.clone() else { return failed(format!("{named}: has no device")) };
         let known = self.inventory.devices.get(&path);
         let Some(known) = known else { return failed(format!("{named}: is not registered")) };
+        let (sets, devices) = self.views().await;
         match known.probe.as_ref().map(|probe| (probe, &probe.role)) {
             Some((_, Role::Cache { set, .. })) if known.state.has_thread() => {
                 let stopped = self.inventory.workers.stop(set).await;
@@ -238,16 +270,11 @@ impl Registration {
             _ => {}
         }
         self.inventory.devices.remove(&path);
-        if let Some(probe) = &known.probe {
-            // A thread that has failed would stay in the status, and make the exit status of the daemon 1.
-            self.inventory.workers.forget(probe.key());
-        }
-        if let Some(probe) = &known.probe {
-            self.admission.release(probe);
-        }
-        let key = known.probe.as_ref().map_or("", Probe::key);
-        self.admission.forget(&path, key, &named.label);
-        Ok(named)
+        let key = self.admission.release(&path, known.probe.as_ref(), &named.label);
+        // A thread that has failed would stay in the status, and make the exit status of the daemon 1.
+        self.inventory.workers.forget(&key);
+        self.inventory.workers.claim_labels().await;
+        Ok(Ended { named, sets, devices })
     }
 
     /// Attaches a backing device to a set. A device that is served is served again afterwards, through the cache; its
@@ -373,9 +400,14 @@ impl Registration {
                     "the page dead-ssd-clean of the guide",
                 ),
             };
+            // Only a disk that waits for its cache device is served with it.
+            let disk = match self.inventory.devices.get(&probe.path).map(|device| device.state) {
+                Some(DeviceState::Waiting(..)) => String::new(),
+                _ => format!(" {}", probe.path.display()),
+            };
             return format!(
-                "{backing}: {what}; run `{}`, then `ubcache detach {backing}`{then}; if the cache device of that set is lost, \
-                 see {page}",
+                "{backing}: {what}; run `{}{disk}`, then `ubcache detach {backing}`{then}; if the cache device of that set is \
+                 lost, see {page}",
                 register_cache(cache.as_deref())
             );
         };
@@ -470,15 +502,16 @@ impl Registration {
     ///
     /// # Errors
     /// If it is in use, among others; it stays served then.
-    pub(crate) async fn stop_volume(&self, volume: &str, asked: &Asked) -> Result<Named, Failure> {
+    pub(crate) async fn stop_volume(&self, volume: &str, asked: &Asked) -> Result<Ended, Failure> {
         let (_claim, Found { worker, name, named }) = self.claim_volume(volume, asked).await?;
+        let (sets, devices) = self.views().await;
         if worker.plan.alone.is_some() {
             self.inventory.workers.stop(&worker.plan.id).await?;
         } else {
             worker.stop_volume(name).await?;
         }
         self.inventory.devices.stopped(named.uuid.as_ref());
-        Ok(named)
+        Ok(Ended { named, sets, devices })
     }
 
     /// Serves a stopped flash-only volume again.
@@ -502,15 +535,16 @@ impl Registration {
         let (_claim, Found { worker, name, named }) = self.claim_volume(volume, asked).await?;
         self.admission.can_remember()?;
         worker.delete_volume(name).await?;
+        self.inventory.workers.claim_labels().await;
         Ok(named)
     }
 }
 
-/// The failure of a registration that has not begun: none of its devices is registered by it.
+/// The failure of a registration before its first change: it has registered none of its devices.
 fn none_of(paths: &[PathBuf], e: Failure) -> Failure {
     match paths {
         [] | [_] => e,
-        _ => Failure::caused(format!("{e}; nothing was changed, also for the other devices"), e),
+        _ => Failure::caused(format!("{e}; nothing was changed on any of the devices"), e),
     }
 }
 

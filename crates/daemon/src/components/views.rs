@@ -3,7 +3,7 @@
 //! Owns what clients see of a device and of a thread. Must not change either.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use serve::Snapshot;
 
 use super::devices::{Device, DeviceState, WaitsFor};
 use super::inventory::Inventory;
+use crate::identity::{Identity, Likeness};
 use crate::order::Holder;
 use crate::probe::{Probe, Role, size_bytes};
 use crate::shared::Shared;
@@ -39,9 +40,9 @@ pub(crate) struct DeviceView {
     /// Whether the cache device that it waits for is registered and has failed.
     #[serde(skip)]
     pub(crate) cache_failed: bool,
-    /// Whether the device can be read and has no superblock of bcache any more.
+    /// Whether the device at the path can be read and has no superblock of bcache.
     #[serde(skip)]
-    pub(crate) overwritten: bool,
+    pub(crate) blank: Option<Blank>,
     /// The path of the cache device of its set, present or last; `None` if the daemon has never served the set.
     #[serde(skip)]
     pub(crate) cache_path: Option<PathBuf>,
@@ -49,6 +50,15 @@ pub(crate) struct DeviceView {
     pub(crate) dirty_bytes: Option<u64>,
     #[serde(flatten)]
     pub(crate) sizes: DeviceSizes,
+}
+
+/// A device without a superblock of bcache, at the path of a registered device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Blank {
+    /// It is the registered device, which was overwritten.
+    Overwritten,
+    /// It may be another device, which has the path now.
+    Another,
 }
 
 /// The sizes of a backing device as clients see it.
@@ -79,13 +89,22 @@ pub(crate) struct SetView {
     /// The last paths of disks with dirty data in the set, by UUID.
     #[serde(skip)]
     pub(crate) disks: BTreeMap<String, PathBuf>,
-    /// The volumes whose label names a section of the configuration that applies to another volume: the name of that one, by
-    /// the name of the volume.
+    /// The volumes whose label names a section of the configuration that applies to another volume: that one, by the name of
+    /// the volume.
     #[serde(skip)]
-    pub(crate) without_section: BTreeMap<String, String>,
+    pub(crate) without_section: BTreeMap<String, LabelOwner>,
     /// Figures; empty unless the thread serves.
     #[serde(flatten)]
     pub(crate) figures: Snapshot,
+}
+
+/// The volume that owns the label of another one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct LabelOwner {
+    pub(crate) name: String,
+    pub(crate) is_served: bool,
+    /// The command that forgets it, if it does not come back.
+    pub(crate) forget: Option<String>,
 }
 
 /// The sets whose cache devices have failed, each with the failure as the end of a message.
@@ -113,13 +132,14 @@ fn grown(device_bytes: u64, data_offset_bytes: u64, served_bytes: u64) -> Option
     (more >= LEAST_GROWTH_BYTES).then_some(more)
 }
 
-/// The volumes of a thread whose label names a section that applies to another volume, with the name of that one.
-fn without_section(shared: &Shared, worker: &Worker, figures: &Snapshot) -> BTreeMap<String, String> {
+/// The volumes of a thread whose label names a section that applies to another volume, with that one.
+fn without_section(shared: &Shared, worker: &Worker, figures: &Snapshot) -> BTreeMap<String, LabelOwner> {
     let config = shared.config().clone();
     let volumes = figures.volumes.iter().filter_map(|volume| {
         let owner = shared.other_owner(&config, &worker.volume_key(volume))?;
+        let (is_served, forget) = (shared.is_served(&owner), shared.forget_command(&owner));
         let name = shared.state().known_name(&owner).unwrap_or(owner);
-        Some((volume.name.clone(), name))
+        Some((volume.name.clone(), LabelOwner { name, is_served, forget }))
     });
     volumes.collect()
 }
@@ -245,6 +265,18 @@ impl Views {
         self.shared.state().mark(uuid)?.path
     }
 
+    /// What a device without a superblock is, by the identity that is stored for the registered device; `None` if none was
+    /// registered at this path.
+    fn blank(&self, path: &Path, found: &Identity) -> Option<Blank> {
+        let known = self.shared.state().devices().remove(path)?;
+        let state = self.shared.state();
+        let mark = state.mark(&state.key_of(&known.uuid));
+        match mark.map(|mark| mark.identity.compare(found)) {
+            Some(Likeness::Same) => Some(Blank::Overwritten),
+            _ => Some(Blank::Another),
+        }
+    }
+
     /// The phase of the thread that serves the device.
     fn phase_of(&self, probe: &Probe) -> Option<Phase> {
         let set = match &probe.role {
@@ -271,7 +303,7 @@ impl Views {
                 DeviceState::Waiting(what, _) => (Some(*what), of_cache(&device.probe)),
                 _ => (None, None),
             };
-            let overwritten = device.state.is_overwritten();
+            let blank = device.state.without_superblock().and_then(|found| self.blank(&path, found));
             let (state, why) = match device.state {
                 DeviceState::Served => match device.probe.as_ref().and_then(|probe| self.phase_of(probe)) {
                     Some(Phase::Failed(why)) => ("failed", Some(why.text())),
@@ -307,7 +339,7 @@ impl Views {
                 why,
                 waits_for,
                 cache_failed,
-                overwritten,
+                blank,
                 cache_path,
                 dirty_bytes: None,
                 sizes: DeviceSizes { data_offset_bytes, ..DeviceSizes::default() },
@@ -320,6 +352,38 @@ impl Views {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::asked::Asked;
+    use crate::components::By;
+    use crate::config::Config;
+    use crate::registry::Registry;
+    use crate::state::State;
+
+    /// Another disk that had got the path was reported as the registered one, which was overwritten.
+    #[tokio::test]
+    async fn a_device_is_overwritten_only_if_it_is_the_registered_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = crate::testing::cache_device(dir.path(), 2);
+        let state = || State::open(&dir.path().join("state")).unwrap();
+        let begin = async || {
+            let registry = Registry::new(Arc::new(Shared::new(Config::default(), state())));
+            registry.startup.begin(Vec::new(), Vec::new).await;
+            registry
+        };
+        let first = begin().await;
+        let asked = Asked::inside("a test");
+        first.registration.register(vec![path.clone()], By::NAME, &asked).await.unwrap();
+        first.inventory.workers.stop_all().await.unwrap();
+        drop(first);
+        let blank = async || begin().await.views.devices()[0].blank;
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        assert_eq!(blank().await, Some(Blank::Overwritten));
+        let other = dir.path().join("other");
+        std::fs::write(&other, vec![0; 1 << 20]).unwrap();
+        std::fs::rename(&other, &path).unwrap();
+        assert_eq!(blank().await, Some(Blank::Another));
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(blank().await, None, "it is missing");
+    }
 
     #[test]
     fn the_rest_of_a_block_is_no_growth() {

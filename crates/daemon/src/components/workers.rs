@@ -11,6 +11,7 @@ use serve::Failure;
 
 use crate::hub::Kind;
 use crate::order::{Order, Plan};
+use crate::places::VolumeKey;
 use crate::probe::{Probe, Role};
 use crate::shared::Shared;
 use crate::worker::{self, ANSWER_WITHIN, Phase, Worker};
@@ -75,6 +76,22 @@ impl Workers {
             }
         }
         None
+    }
+
+    /// The served volumes, with their names.
+    pub(crate) async fn volumes(&self) -> Vec<VolumeKey> {
+        let mut all = Vec::new();
+        for worker in self.all().into_iter().filter(|w| w.phase() == Phase::Serving) {
+            if let Ok(figures) = worker.snapshot().await {
+                all.extend(figures.volumes.into_iter().map(|v| (worker.volume_key(&v), v.name)));
+            }
+        }
+        all
+    }
+
+    /// Makes served volumes the owners of their labels, if the labels have no owner any more.
+    pub(crate) async fn claim_labels(&self) {
+        self.volumes().await.iter().for_each(|(key, _)| self.shared.claim_label(key));
     }
 
     /// Starts a thread, and waits until its set is up.

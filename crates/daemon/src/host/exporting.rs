@@ -7,7 +7,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use engine::Volume;
-use serve::exports::{self, Context, Sharing, Spec};
+use serve::exports::{self, Context, Sharing, Spec, Way};
 use serve::{Failure, message};
 
 use super::{Host, RunningExport, key, shown};
@@ -47,15 +47,20 @@ pub(super) async fn exports_of(
     }
     let problem = (!problems.is_empty()).then(|| problems.join("; "));
     let ways: Vec<_> = started.iter().flat_map(|e| e.export.ways(&name)).collect();
-    if let Some(device) = ways.iter().find(|way| way.is_block_device()) {
-        host.shared.links.add(&key.id, &key.label, Path::new(&device.address));
-    }
+    link(host, key, &ways);
     match (ways.is_empty(), &problem) {
         (false, _) => message::note(format!("{shown} ready: {}", exports::in_words(&ways))),
         (true, None) => message::note(format!("{shown} is served; the configuration has no exports for it")),
         (true, Some(_)) => {}
     }
     Ok((started, problem))
+}
+
+/// Makes the link of a volume to its block device, if it has one.
+fn link(host: &Host<'_>, key: &Key, ways: &[Way]) {
+    if let Some(device) = ways.iter().find(|way| way.is_block_device()) {
+        host.shared.links.add(&key.id, &key.label, Path::new(&device.address));
+    }
 }
 
 /// Tries the exports of every volume again that has not all of them. Returns what came of it, by volume.
@@ -122,8 +127,12 @@ async fn export(
     Ok(RunningExport { spec, sharing, export })
 }
 
-/// Starts exports again that ended before another one turned out to be in use.
-pub(super) async fn export_again(host: &Host<'_>, ended: Vec<(Rc<Volume>, Spec, Sharing)>) {
+/// Starts exports again that ended before another one turned out to be in use, and makes the links of these volumes again.
+pub(super) async fn export_again(
+    host: &Host<'_>,
+    ended: Vec<(Rc<Volume>, Spec, Sharing)>,
+    volumes: &[Rc<Volume>],
+) {
     for (volume, spec, sharing) in ended.into_iter().rev() {
         match export(host, spec, sharing, &volume).await {
             Ok(running) => drop(host.with(&volume, |s| s.exports.push(running))),
@@ -137,5 +146,11 @@ pub(super) async fn export_again(host: &Host<'_>, ended: Vec<(Rc<Volume>, Spec, 
                 host.with(&volume, |s| s.problem = Some(why));
             }
         }
+    }
+    for volume in volumes {
+        let name = volume.name();
+        let ways =
+            host.with(volume, |s| s.exports.iter().flat_map(|e| e.export.ways(&name)).collect::<Vec<_>>());
+        link(host, &key(&host.session, volume), &ways.unwrap_or_default());
     }
 }

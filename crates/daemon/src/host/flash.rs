@@ -55,7 +55,6 @@ pub(super) async fn delete(host: &Host<'_>, name: &str, is_wanted: impl Fn() -> 
     };
     let key = key(&host.session, &volume);
     host.release(Some(&volume), is_wanted).await?;
-    host.shared.links.remove(&key.id);
     host.served.borrow_mut().retain(|s| !Rc::ptr_eq(&s.volume, &volume));
     let deleted = set.delete_volume(inode).await;
     host.session.log_events();

@@ -190,7 +190,7 @@ fn has_failed(scrubbed: &Scrubbed, set: &str) -> Option<String> {
     Some(format!("{}; run `{next}`", found.join("; ")))
 }
 
-/// Ends a job. One that ended because its set alone stops has failed: nobody has cancelled it.
+/// Ends a job. If it ended because its set stops and the daemon does not, it has failed: no client has cancelled it.
 pub(super) fn end_of(host: &Host<'_>, job: &RunningJob, result: Result<End, Failure>) {
     let is_cut = !job.0.is_cancelled() && host.stopping.get() && !host.shared.is_stopping();
     job.0.ended(match result {

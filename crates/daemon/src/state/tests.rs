@@ -1,6 +1,7 @@
 //! Tests of the state file: earlier versions, files that cannot be used, and names of volumes.
 
 use super::*;
+use crate::identity::Identity;
 
 /// A state file of the first version is readable for all users, and has no identities.
 #[test]

@@ -134,12 +134,13 @@ impl Waiting {
 
     fn begin_with(&self, kind: &'static str, path: &str, wanted: &Value) -> Result<(), Failure> {
         // A signal during the request must not end the command before it can say that the job goes on.
-        let interrupt = Interrupt::new()?;
+        let mut interrupt = Interrupt::new()?;
         let body = self.control.post(path, wanted)?;
         if self.no_wait {
-            return answer(&self.control, &body, || {
+            answer(&self.control, &body, || {
                 format!("job {}: {}\n", body["job"]["id"], target_of(&body["job"]))
-            });
+            })?;
+            return interrupt.first().map_or(Ok(()), |signal| Err(Failure::Signalled(exit_code(signal))));
         }
         watch(&self.control, kind, interrupt, body)
     }

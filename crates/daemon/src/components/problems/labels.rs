@@ -1,7 +1,7 @@
-//! Labels that name several served volumes and sets, or a volume in place of the one that had the label first.
+//! Problems of labels: several volumes and sets have one label, or a volume has a label that another volume had first.
 //!
-//! Owns their problem. It lists all that have the label: nothing on a device says which of them is older, so the operator chooses the
-//! one that gets another label. Must not know how a label is set.
+//! Owns these problems. A problem lists every volume and set with the label. Nothing on a device says which of them is older, so
+//! the operator chooses the one that gets another label. Must not know how a label is set.
 
 use std::collections::BTreeMap;
 
@@ -9,6 +9,7 @@ use format::counted;
 use serve::plain;
 
 use super::{DeviceView, Problem, SetView, label_of};
+use crate::components::views::LabelOwner;
 use crate::config::section;
 
 /// The volumes and sets that have one label, as messages name them.
@@ -17,7 +18,7 @@ struct Bearers<'a> {
     volumes: Vec<String>,
     sets: Vec<String>,
     /// The last volume to which the section of the label does not apply, and the volume to which it does.
-    without_section: Option<(&'a str, &'a str)>,
+    without_section: Option<(&'a str, &'a LabelOwner)>,
 }
 
 impl Bearers<'_> {
@@ -49,7 +50,7 @@ fn by_label<'a>(sets: &'a [SetView], devices: &'a [DeviceView]) -> BTreeMap<&'a 
     all
 }
 
-/// The problem of each label that names several, or a volume in place of another.
+/// The problem of each label that several volumes and sets have, or that another volume had first.
 pub(super) fn shared(sets: &[SetView], devices: &[DeviceView]) -> Vec<Problem> {
     let all = by_label(sets, devices);
     let shared = all.iter().filter(|(_, of)| of.len() > 1 || of.without_section.is_some());
@@ -68,13 +69,15 @@ fn text(label: &str, bearers: &Bearers<'_>) -> String {
     let shown = plain::label(label);
     let applies = without_section.map_or_else(String::new, |(_, owner)| {
         let section = section(&label.to_lowercase());
-        format!("; {section} of the configuration applies to {owner} alone")
+        format!("; {section} of the configuration applies to {} alone", owner.name)
     });
-    if let (1, Some((volume, owner))) = (bearers.len(), without_section) {
-        return format!(
-            "{volume} has the label {shown}, which {owner} had first; if {owner} does not come back, forget it with `ubcache \
-             unregister {owner}`{applies}"
-        );
+    if let (1, Some((volume, LabelOwner { name, is_served, forget }))) = (bearers.len(), without_section) {
+        let more = match forget {
+            _ if *is_served => ", written in other capital or small letters".to_owned(),
+            Some(command) => format!("; if {name} does not come back, forget it with `{command}`"),
+            None => String::new(),
+        };
+        return format!("{volume} has the label {shown}, which {name} had first{more}{applies}");
     }
     let kinds = [(volumes, "volume"), (sets, "set")];
     let counts = kinds.iter().filter(|(of, _)| !of.is_empty());
@@ -88,13 +91,13 @@ fn text(label: &str, bearers: &Bearers<'_>) -> String {
         None => "; give another label to the one that you choose",
     };
     format!(
-        "{} have the label {shown} ({}): it names none of them{link}{applies}{choice}",
+        "{} have the label {shown} ({}): no command takes it as a name{link}{applies}{choice}",
         counts.join(" and "),
         [volumes.as_slice(), sets.as_slice()].concat().join(", ")
     )
 }
 
-/// A label that nothing has, made of `label`.
+/// A new label, made of `label`, that no volume and no set has.
 fn another(all: &BTreeMap<&str, Bearers<'_>>, label: &str) -> String {
     let base = if plain::typed(label, "").is_empty() || label.len() > 28 { "other" } else { label };
     let mut new = (2..=99).map(|n| format!("{base}-{n}"));

@@ -7,7 +7,7 @@ use serve::Snapshot;
 use serve::exports::{Opens, Way, WayKind};
 
 use super::*;
-use crate::components::views::DeviceSizes;
+use crate::components::views::{DeviceSizes, LabelOwner};
 use crate::order::Holder;
 
 fn volume(name: &str, label: &str) -> VolumeFigures {
@@ -49,7 +49,7 @@ fn device(path: &str, kind: &'static str, state: &'static str, why: &str) -> Dev
         why: Some(why.to_owned()).filter(|w| !w.is_empty()),
         waits_for: None,
         cache_failed: false,
-        overwritten: false,
+        blank: None,
         cache_path: Some(PathBuf::from("/dev/ssd")),
         dirty: false,
         dirty_bytes: None,
@@ -204,7 +204,7 @@ fn a_label_of_two_volumes_is_a_problem() {
     let volumes = vec![volume("bcache0", "data"), volume("bcache1", "data"), volume("bcache2", "")];
     let found = problems(&[set(volumes), set(vec![volume("bcache3", ""), volume("bcache4", "other")])], &[]);
     assert_eq!(found.len(), 1, "{found:?}");
-    let both = "2 volumes have the label data (bcache0 (/dev/hdd), bcache1 (/dev/hdd)): it names none of them, and /dev/ubcache has";
+    let both = "2 volumes have the label data (bcache0 (/dev/hdd), bcache1 (/dev/hdd)): no command takes it as a name, and /dev/ubcache has";
     assert!(found[0].text.starts_with(both), "{found:?}");
     // The volume with the higher number may be the older one.
     assert!(found[0].text.ends_with("; give another label to the one that you choose"), "{found:?}");
@@ -226,7 +226,7 @@ fn a_label_of_two_sets_is_a_problem() {
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!(
         found[0].text,
-        "2 sets have the label fast (set s (/dev/ssd), set t (/dev/nvme)): it names none of them; give another label to the one \
+        "2 sets have the label fast (set s (/dev/ssd), set t (/dev/nvme)): no command takes it as a name; give another label to the one \
          that you choose"
     );
     assert_eq!((found[0].kind, &*found[0].command), ("label_shared", "ubcache set-label NAME fast-2"));
@@ -246,9 +246,19 @@ fn a_label_of_two_sets_is_a_problem() {
 fn a_section_that_applies_to_another_volume_is_a_problem() {
     let mut shared =
         set(vec![volume("bcache0", "data"), volume("bcache1", "data"), volume("bcache2", "films")]);
-    shared.without_section = [("bcache0", "bcache1"), ("bcache2", "bcache9")]
-        .map(|(volume, owner)| (volume.to_owned(), owner.to_owned()))
-        .into();
+    let owner = |name: &str, is_served, forget: Option<&str>| LabelOwner {
+        name: name.into(),
+        is_served,
+        forget: forget.map(str::to_owned),
+    };
+    let away = owner("bcache9", false, Some("ubcache unregister /dev/away"));
+    shared.without_section =
+        [("bcache0".into(), owner("bcache1", true, None)), ("bcache2".into(), away)].into();
+    let text_by = |owner: LabelOwner| {
+        let mut films = set(vec![volume("bcache2", "films")]);
+        films.without_section = [("bcache2".into(), owner)].into();
+        problems(&[films], &[]).remove(0).text
+    };
     let found = problems(&[shared], &[]);
     assert_eq!(found.iter().map(|p| p.kind).collect::<Vec<_>>(), ["label_shared"; 2]);
     assert!(
@@ -261,7 +271,12 @@ fn a_section_that_applies_to_another_volume_is_a_problem() {
     );
     assert_eq!(found[0].command, "ubcache set-label bcache0 data-2");
     assert!(found[1].text.starts_with("bcache2 has the label films, which bcache9 had first"), "{found:?}");
-    assert!(found[1].text.contains("`ubcache unregister bcache9`"), "{found:?}");
+    assert!(found[1].text.contains("`ubcache unregister /dev/away`"), "{found:?}");
+    // A label that differs in capital letters only selects the same section, and its owner does not have to come back.
+    let said = text_by(owner("bcache9", true, None));
+    assert!(said.contains("had first, written in other capital or small letters; [volume.films]"), "{said}");
+    let said = text_by(owner("bcache9", false, None));
+    assert!(said.contains("had first; [volume.films]"), "no command would forget it: {said}");
     assert_eq!(found[1].command, "ubcache set-label bcache2 films-2");
 }
 
@@ -465,6 +480,10 @@ fn the_path_of_a_device_is_said_once() {
 fn a_disk_that_was_overwritten_is_let_go_of() {
     let mut disk = device("/dev/slow", "backing", "failed", "expected a superblock of bcache, found ext4");
     assert_eq!(problems(&[], std::slice::from_ref(&disk))[0].command, "ubcache register /dev/slow");
-    disk.overwritten = true;
-    assert_eq!(problems(&[], &[disk])[0].command, "ubcache unregister /dev/slow");
+    disk.blank = Some(Blank::Overwritten);
+    assert_eq!(problems(&[], std::slice::from_ref(&disk))[0].command, "ubcache unregister /dev/slow");
+    // The kernel has given the path to another disk.
+    disk.blank = Some(Blank::Another);
+    let found = problems(&[], &[disk]).remove(0);
+    assert!(found.text.contains("may be another device") && found.command.starts_with("lsblk "), "{found:?}");
 }

@@ -1,12 +1,17 @@
 //! Tests of the registration of several devices, and after the failure of a set.
 
+use std::path::Path;
+
+use ::format::BackingState;
+
 use super::*;
 use crate::config::Config;
 use crate::order::Order;
 use crate::registry::Registry;
+use crate::settings::Of;
 use crate::shared::Shared;
-use crate::state::State;
-use crate::testing::{backing_device, cache_device};
+use crate::state::{Owner, State};
+use crate::testing::{backing_device, backing_device_in, cache_device};
 use crate::worker::Phase;
 
 /// Of several devices one could not be served, and the answer did not say what became of the others.
@@ -38,7 +43,7 @@ async fn a_registration_of_several_devices_says_what_became_of_each() {
     }
     let missing = dir.path().join("missing");
     let said = register(&ours, &[&missing, &waiting]).await.unwrap_err().to_string();
-    assert!(said.ends_with("; nothing was changed, also for the other devices"), "{said}");
+    assert!(said.ends_with("; nothing was changed on any of the devices"), "{said}");
     let said = register(&ours, &[&missing]).await.unwrap_err().to_string();
     assert!(!said.contains("nothing was changed"), "{said}");
     for registry in [ours, theirs] {
@@ -81,4 +86,179 @@ async fn a_disk_is_served_again_after_its_set_has_failed() {
         assert_eq!(volumes().await, 1, "together: {together}");
         workers.stop_all().await.unwrap();
     }
+}
+
+fn registry_in(dir: &Path, config: &str) -> Registry {
+    let state = State::open(&dir.join("state")).unwrap();
+    Registry::new(Arc::new(Shared::new(Config::parse(config).unwrap(), state)))
+}
+
+async fn register(registry: &Registry, devices: &[&PathBuf]) -> Result<Registered, Failure> {
+    let devices = devices.iter().map(|d| (*d).clone()).collect();
+    registry.registration.register(devices, By::NAME, &Asked::inside("a test")).await
+}
+
+/// Makes a volume own a label and an address.
+fn own(registry: &Registry, id: &str, label: &str) {
+    let state = &mut *registry.shared.state();
+    state.set_label_owner(label, id);
+    state.set_places(&Owner { volume: id.into(), label: label.into() }, &[format!("fuse=/run/{label}")]);
+}
+
+/// The volumes that own a label or an address.
+fn owners(registry: &Registry, labels: &[&str]) -> Vec<String> {
+    let state = &*registry.shared.state();
+    let mut all: Vec<_> = labels.iter().filter_map(|label| state.label_owner(label)).collect();
+    all.extend(state.places().into_values().map(|owner| owner.volume));
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// An absent cache device was forgotten by its own UUID. Its flash-only volumes owned their addresses for ever, and the set
+/// was named by the operator still.
+#[tokio::test]
+async fn an_absent_cache_device_is_forgotten_with_its_volumes() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = cache_device(dir.path(), 2);
+    let set = format::Uuid([2; 16]).to_string();
+    let first = registry_in(dir.path(), "exports = []");
+    register(&first, &[&cache]).await.unwrap();
+    own(&first, &format!("{set}/3"), "films");
+    first.inventory.workers.stop_all().await.unwrap();
+    drop(first);
+    std::fs::rename(&cache, dir.path().join("away")).unwrap();
+    let second = registry_in(dir.path(), "exports = []");
+    second.startup.begin(Vec::new(), Vec::new).await;
+    assert_eq!(owners(&second, &["films"]).len(), 1);
+    assert!(!second.shared.named().is_empty());
+    let said = second.shared.forget_command(&format!("{set}/3")).unwrap();
+    assert_eq!(said, format!("ubcache unregister {}", cache.display()));
+    second.registration.unregister(&cache.to_string_lossy(), &Asked::inside("a test")).await.unwrap();
+    assert_eq!(owners(&second, &["films"]), Vec::<String>::new());
+    assert!(second.shared.named().is_empty(), "it would be attached again without a command");
+}
+
+/// Another device at a path freed the label of the former one and not its addresses. Two devices that had changed places freed
+/// the labels of each other.
+#[tokio::test]
+async fn a_device_at_the_path_of_another_frees_what_that_one_owns() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = registry_in(dir.path(), "exports = []");
+    let [one, two, three] = [5, 6, 7].map(|own| backing_device_in(dir.path(), 0, own, BackingState::None));
+    let [u5, u6, u7] = [5, 6, 7].map(|own| format::Uuid([own; 16]).to_string());
+    {
+        let state = &mut *registry.shared.state();
+        // The state is of a time when the first two had the paths of each other, and the path of the third one was of another.
+        state.add_device(&one, &u6, true);
+        state.add_device(&two, &u5, true);
+        state.add_device(&three, "gone", true);
+    }
+    own(&registry, &u5, "five");
+    own(&registry, &u6, "six");
+    own(&registry, "gone", "gone");
+    register(&registry, &[&one, &two, &three]).await.unwrap();
+    assert_eq!(owners(&registry, &["five", "six", "gone"]), [u5.clone(), u6.clone()]);
+    // A volume that is served keeps its label.
+    own(&registry, &u7, "seven");
+    registry.shared.state().add_device(&one, &u7, true);
+    registry.admission.name_at_paths(&[probe_device(&one).await.unwrap()]);
+    assert_eq!(owners(&registry, &["five", "six", "seven"]), [u5, u6, u7]);
+    registry.inventory.workers.stop_all().await.unwrap();
+}
+
+/// A label was free after the end of its owner, and its section applied to all others with the label.
+#[tokio::test]
+async fn a_free_label_becomes_that_of_another_volume() {
+    let dir = tempfile::tempdir().unwrap();
+    let [u5, u6] = [5, 6].map(|own| format::Uuid([own; 16]).to_string());
+    let section =
+        format!("exports = []\n[volume.data]\npreset = \"latency\"\n[volume.\"{u5}\"]\nexports = []\n");
+    let path = dir.path().join("config.toml");
+    std::fs::write(&path, "exports = []\n[volume.data]\npreset = \"latency\"\n").unwrap();
+    let registry = registry_in(dir.path(), &section);
+    let disks = [5, 6].map(|own| backing_device_in(dir.path(), 0, own, BackingState::None));
+    register(&registry, &[&disks[0], &disks[1]]).await.unwrap();
+    for worker in registry.inventory.workers.all() {
+        // As disks of other hosts, they may have the same label.
+        let name = worker.snapshot().await.unwrap().volumes[0].name.clone();
+        let command = serve::Command::SetVolume {
+            volume: name,
+            key: "label".into(),
+            value: "data".into(),
+            beyond: serve::tunables::Beyond::Refused,
+        };
+        worker.command(command).await.unwrap();
+    }
+    let owner = || registry.shared.state().label_owner("data");
+    let asked = Asked::inside("a test");
+    assert_eq!(owner(), None);
+    registry.reload.reload(&path, &asked).await.unwrap();
+    let first = owner().expect("a reload that leaves a section to the label lets a volume own it");
+    assert_eq!(first, u5);
+    registry.registration.unregister(&u5, &asked).await.unwrap();
+    assert_eq!(owner(), Some(u6.clone()), "the owner has been unregistered");
+    register(&registry, &[&disks[0]]).await.unwrap();
+    registry.settings.set_tunable(Of::Volume(&u6), "label", "other", true).await.unwrap();
+    assert_eq!(owner(), Some(u5), "the owner has another label");
+    registry.inventory.workers.stop_all().await.unwrap();
+}
+
+/// What stayed dirty was read before the command waited for another one.
+#[tokio::test]
+async fn what_is_known_before_the_end_is_read_under_the_claim() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = registry_in(dir.path(), "exports = []");
+    let disk = backing_device_in(dir.path(), 0, 5, BackingState::None);
+    register(&registry, &[&disk]).await.unwrap();
+    let uuid = format::Uuid([5; 16]).to_string();
+    let other = registry.reload.placement.changes().wait("a test", &Scope::everything()).await;
+    let asked = Asked::inside("unregister");
+    let unregister = registry.registration.unregister(&uuid, &asked);
+    let change = async {
+        tokio::task::yield_now().await;
+        registry.inventory.devices.set(&probe_device(&disk).await.unwrap(), DeviceState::Stopped);
+        drop(other);
+    };
+    let ended = tokio::join!(unregister, change).0.unwrap();
+    assert_eq!(ended.devices[0].state, "stopped");
+    registry.inventory.workers.stop_all().await.unwrap();
+}
+
+/// A device that was plugged in again was missing in the answer about a device that was refused.
+#[tokio::test]
+async fn a_device_that_was_plugged_in_again_is_in_the_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = registry_in(dir.path(), "exports = []");
+    let (disk, cache) =
+        (backing_device_in(dir.path(), 0, 5, BackingState::None), cache_device(dir.path(), 2));
+    let theirs = registry_in(&dir.path().join("theirs"), "exports = []");
+    register(&theirs, &[&cache]).await.unwrap();
+    let probe = probe_device(&disk).await.unwrap();
+    registry.inventory.devices.set(&probe, DeviceState::Unplugged("was unplugged".into()));
+    let said = register(&registry, &[&cache, &disk]).await.err().unwrap().to_string();
+    assert!(said.contains(&format!("; {}: is registered and served", disk.display())), "{said}");
+    for registry in [registry, theirs] {
+        registry.inventory.workers.stop_all().await.unwrap();
+    }
+}
+
+/// The command registered the cache device alone, and the disk was not served with it.
+#[tokio::test]
+async fn the_refusal_of_an_attachment_registers_the_disk_as_well() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = registry_in(dir.path(), "exports = []");
+    let (cache, disk) =
+        (cache_device(dir.path(), 2), backing_device_in(dir.path(), 3, 5, BackingState::Clean));
+    register(&registry, &[&cache]).await.unwrap();
+    let (cache, backing) = (cache.display().to_string(), disk.display().to_string());
+    let wanted = Attach { cache, backing, force: false };
+    let asked = Asked::inside("a test");
+    let said = registry.registration.attach(&wanted, &asked).await.err().unwrap().to_string();
+    let command = format!("`ubcache register CACHE-DEVICE {0}`, then `ubcache detach {0}`", disk.display());
+    assert!(said.contains(&command), "{said}");
+    register(&registry, &[&disk]).await.unwrap();
+    let said = registry.registration.attach(&wanted, &asked).await.err().unwrap().to_string();
+    assert!(said.contains("`ubcache register CACHE-DEVICE`, then"), "it waits for the cache device: {said}");
+    registry.inventory.workers.stop_all().await.unwrap();
 }

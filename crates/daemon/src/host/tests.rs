@@ -1,0 +1,86 @@
+//! Tests of the end of exports.
+
+use std::path::PathBuf;
+
+use blockio::DriverOptions;
+use serve::exports::{WayKind, Work};
+
+use super::*;
+use crate::config::Config;
+use crate::state::State;
+use crate::testing::backing_device_in;
+
+/// An export that is a block device, and notes whether its link is there when it ends.
+struct Device {
+    link: PathBuf,
+    is_used: Rc<Cell<bool>>,
+    linked_at_end: Rc<Cell<Option<bool>>>,
+}
+
+const PATH: &str = "/dev/ublkb0";
+static BLOCK: WayKind = WayKind { name: "ublk", opens: Opens::BlockDevice { prefix: "ublkb" } };
+
+impl Export for Device {
+    fn ways(&self, _: &str) -> Vec<Way> {
+        vec![Way { kind: &BLOCK, address: PATH.into() }]
+    }
+
+    fn stop(self: Box<Self>, _: &Force) -> Work<'_, Result<(), Failure>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn stop_if_free(self: Box<Self>) -> Work<'static, Result<(), Occupied>> {
+        Box::pin(async move {
+            self.linked_at_end.set(Some(self.link.is_symlink()));
+            match self.is_used.get() {
+                true => Err(Occupied { export: self, why: Failure::Failed("it is open".into()) }),
+                false => Ok(()),
+            }
+        })
+    }
+
+    fn can_be_handed_over(&self) -> bool {
+        false
+    }
+
+    fn hand_over(self: Box<Self>) -> Work<'static, Option<Box<dyn Export>>> {
+        Box::pin(async { None })
+    }
+}
+
+/// The device ended before its link. udev handled the event of the end, found the label, and made the link again.
+#[test]
+fn a_link_goes_before_its_device_and_stays_if_the_device_is_in_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let links = dir.path().join("links");
+    let mut config = Config::parse("exports = []").unwrap();
+    config.links = Some(links.clone());
+    let shared = Arc::new(Shared::new(config, State::open(&dir.path().join("state")).unwrap()));
+    let disk = backing_device_in(dir.path(), 0, 5, format::BackingState::None);
+    let plan = Plan { id: format::Uuid([5; 16]).to_string(), cache: None, alone: Some(disk) };
+    let driver = Driver::new(DriverOptions::default()).unwrap();
+    driver
+        .block_on(async {
+            let host = Host::start(&driver, &plan, &shared).await.unwrap();
+            let volume = host.session.volumes().remove(0);
+            let link = links.join("data");
+            let (is_used, linked_at_end) = (Rc::new(Cell::new(true)), Rc::new(Cell::new(None)));
+            let export =
+                Device { link: link.clone(), is_used: is_used.clone(), linked_at_end: linked_at_end.clone() };
+            let (spec, sharing) = ("ublk".parse().unwrap(), Sharing::Alone);
+            host.with(&volume, |s| {
+                s.exports.push(RunningExport { spec, sharing, export: Box::new(export) });
+            });
+            volume.set("label", "data").await.unwrap();
+            shared.links.add(&plan.id, "data", Path::new(PATH));
+            assert!(link.is_symlink());
+            let refused = host.release(None, || true).await.unwrap_err().to_string();
+            assert!(refused.contains("it is open"), "{refused}");
+            assert_eq!((linked_at_end.take(), link.is_symlink()), (Some(false), true), "it serves on");
+            is_used.set(false);
+            host.release(None, || true).await.unwrap();
+            assert_eq!((linked_at_end.take(), link.is_symlink()), (Some(false), false));
+            host.bring_down().await
+        })
+        .unwrap();
+}
