@@ -101,13 +101,17 @@ pub(super) fn hit_ended(
     extent: CachedExtent,
     result: Result<(), IoError>,
 ) -> Result<bool, EngineError> {
-    let Target { volume, cache, .. } = target;
-    cache.device.observe_data(&result);
+    target.cache.device.observe_data(&result);
     match result {
         Ok(()) => Ok(true),
-        Err(e) if extent.dirty || volume.backing.is_none() => Err(e.into()),
-        Err(_) => Ok(false),
+        Err(e) => hit_failed(target, extent, e),
     }
+}
+
+#[cold]
+fn hit_failed(target: Target<'_>, extent: CachedExtent, error: IoError) -> Result<bool, EngineError> {
+    let only_cache_has_it = extent.dirty || target.volume.backing.is_none();
+    if only_cache_has_it { Err(error.into()) } else { Ok(false) }
 }
 
 /// Ends a read of one extent whose data is sound: records the hit, and promotes the data if its bucket will be evicted soon.
