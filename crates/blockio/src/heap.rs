@@ -123,9 +123,25 @@ pub(crate) fn free_end() -> Option<Range<usize>> {
     usage().map(|usage| usage.free_end)
 }
 
-/// Grows the heap: allocates memory that is larger than the free end, and touches it. `None` if the system refuses it.
-pub(crate) fn grow(free_end: &Range<usize>) -> Option<Vec<u8>> {
-    touched(free_end.len() + PAGE_BYTES)
+/// Grows the heap, and returns the memory that made it grow; fewer pieces if the system refuses more.
+///
+/// The pieces are larger than the free end. The allocator can serve such a piece from a gap between pieces in use, which does not
+/// move the end, so it takes pieces until no gap is left for them.
+pub(crate) fn grow(usage: &HeapUsage) -> Vec<Vec<u8>> {
+    let piece_bytes = PIECE_BYTES.max(usage.free_end.len() + PAGE_BYTES);
+    let most = usage.gap_bytes / piece_bytes + 1;
+    let mut pieces = Vec::new();
+    while pieces.len() < most {
+        let Some(mut piece) = untouched(piece_bytes) else { break };
+        if free_end().is_none_or(|now| now.end != usage.free_end.end) {
+            // It is in front of the new free end, and becomes a part of that when it is freed.
+            touch(&mut piece);
+            pieces.push(piece);
+            break;
+        }
+        pieces.push(piece);
+    }
+    pieces
 }
 
 /// Makes `bytes` bytes of the heap free and resident, after [`retain_freed_memory`], and returns how many it got.
@@ -156,13 +172,25 @@ pub(crate) fn populate(address: usize, bytes: usize) -> io::Result<()> {
 
 /// Allocates memory and writes to each of its pages; `None` if the system refuses it.
 fn touched(bytes: usize) -> Option<Vec<u8>> {
+    let mut piece = untouched(bytes)?;
+    touch(&mut piece);
+    Some(piece)
+}
+
+/// Allocates memory; `None` if the system refuses it.
+fn untouched(bytes: usize) -> Option<Vec<u8>> {
     let mut piece = Vec::new();
     piece.try_reserve_exact(bytes).ok()?;
+    Some(piece)
+}
+
+/// Writes to each page of the spare capacity.
+fn touch(piece: &mut Vec<u8>) {
     for byte in piece.spare_capacity_mut().iter_mut().step_by(PAGE_BYTES) {
         byte.write(0);
     }
     // Without this, the compiler may remove the writes, because their result is not used.
-    Some(black_box(piece))
+    black_box(piece);
 }
 
 /// Touches the part of the calling thread's stack that a serving thread uses.

@@ -179,13 +179,13 @@ impl Resident {
         if let Some(taken) = self.taken {
             return taken;
         }
-        let Some(mut free) = heap::free_end() else { return self.take(bytes) };
+        let Some(usage) = heap::usage() else { return self.take(bytes) };
         // Freed below, after the pages before it are populated: other threads may need some of these at once.
-        let mut grown = None;
-        if free.len() < MIN_FREE_ADDRESSES_BYTES.min(bytes) {
-            grown = heap::grow(&free);
-            free = heap::free_end().unwrap_or(free);
+        let mut grown = Vec::new();
+        if usage.free_end.len() < MIN_FREE_ADDRESSES_BYTES.min(bytes) {
+            grown = heap::grow(&usage);
         }
+        let free = heap::free_end().unwrap_or(usage.free_end);
         let ahead = self.ahead(&free);
         if ahead < bytes - bytes / GAP_PART {
             if !self.populate(&free, bytes) {

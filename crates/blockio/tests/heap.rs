@@ -38,9 +38,14 @@ fn main() {
     if !heap::retain_freed_memory() {
         return println!("NOT CHECKED: another C library than glibc");
     }
+    // A gap that is larger than the free end of the heap: what is to grow the heap must not go there.
+    let freed = vec![1_u8; 3 * MIB];
+    let behind = vec![1_u8; 64];
+    drop(freed);
     let refill = Refill::start().expect("a thread");
     let had = refill.hold(RESERVE, 32 * MIB);
     assert!(had >= RESERVE - RESERVE / 8, "{had} bytes");
+    drop(behind);
     let mut used: Vec<Vec<u8>> = Vec::with_capacity(100);
     let before = minor_faults();
     for n in 0..12 {

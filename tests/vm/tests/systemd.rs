@@ -177,6 +177,14 @@ fn units_and_rules_of_the_package() {
         "{ timeout 60 systemctl start data.mount || stuck; } && mounted && [ $(($(cat /data/file) + 1)) = $(head -n 1 /run/written) ]",
     );
 
+    // The package stays while something uses a volume that no unit ends: its requests would wait for ever.
+    let said = sh(
+        vm,
+        "mkdir -p /by-hand && mount /dev/ublkb0 /by-hand && ! sh /prerm remove 2>&1 && pidof ubcache && ls /by-hand/file && \
+         umount /by-hand && systemctl start data.mount && mounted",
+    );
+    assert!(said.out.contains("/dev/ublkb0 is mounted at /by-hand"), "{said}");
+
     // The package goes while a file system is mounted: nothing runs any more, the data stays.
     sh(vm, "sh /prerm remove && ! mounted && [ ! -e /dev/ublkb0 ] && ! pidof ubcache");
     sh(

@@ -397,7 +397,7 @@ fn formatted(other: &DeviceView) -> String {
     format!(
         "; {} has UUID {} now: it was formatted, or another disk has this path; if the disk is gone for good, no command \
          drops this data alone: detach the other disks of the set, unregister its cache device, and format it with `ubcache \
-         make -C`",
+         make -C DEVICE --wipe-dirty`",
         other.path.display(),
         other.uuid.as_deref().unwrap_or("unknown")
     )

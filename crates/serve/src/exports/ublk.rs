@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use blockio::Driver;
 use engine::{Volume, VolumeRef};
-use export_ublk::{Identity, Options, Ublk as Devices, UblkError, left_behind};
+use export_ublk::{Identity, Left, Options, Ublk as Devices, UblkError, left_behind};
 use io::sync::{Event, select};
 use io::{Handle, Nanos};
 
@@ -144,13 +144,23 @@ pub(crate) async fn warn_of_left(context: &Context<'_>) {
         return;
     }
     let wanted: Vec<Identity> = context.volumes.iter().map(|v| identity(&context.id, v)).collect();
-    for left in context.driver.reactor().blocking(move || left_behind(&wanted)).await.unwrap_or_default() {
-        message::warn(format!(
+    let found = context.driver.reactor().blocking(move || left_behind(&wanted)).await.unwrap_or_default();
+    for warning in found.iter().filter_map(not_served) {
+        message::warn(warning);
+    }
+}
+
+/// The warning about a device that an earlier process left; `None` if a process serves it, such as this one for another export of
+/// the same volume.
+fn not_served(left: &Left) -> Option<String> {
+    let warning = || {
+        format!(
             "/dev/ublkb{}, left behind by process {}, is not served: its users wait until it is served again \
              (--export ublk)",
             left.number, left.pid
-        ));
-    }
+        )
+    };
+    (!left.alive).then(warning)
 }
 
 /// Makes or recovers a device for each volume.
@@ -256,5 +266,19 @@ impl Force {
 
     async fn on(&self) {
         self.event.wait_until(|| self.on.get()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A volume with `exports = ["ublk=7", "nbd=..."]` was said to have been left behind by the process that served it.
+    #[test]
+    fn a_device_in_service_is_not_left_behind() {
+        let left = |alive| Left { number: 7, pid: 42, alive };
+        assert_eq!(not_served(&left(true)), None);
+        let warning = not_served(&left(false)).expect("a warning");
+        assert!(warning.contains("/dev/ublkb7, left behind by process 42, is not served"), "{warning}");
     }
 }
