@@ -43,6 +43,8 @@ table! {
         WriteAwaitsWriteback,
         /// After a failed flush, a read waits for writeback of dirty data that it reads from the cache.
         ReadAwaitsWriteback,
+        /// A read that looks up again and again still inserts missing data, which evicts what others read.
+        ReadsEvictEachOther,
         /// Data is written back although the dirty key may be lost.
         WritebackBeforeDirtyKey,
         /// A change past the cache goes ahead although the dirty keys of its range may be lost.

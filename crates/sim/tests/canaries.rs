@@ -17,6 +17,8 @@ mod older_devices;
 #[allow(dead_code)]
 mod outlasting;
 #[allow(dead_code)]
+mod reads_beside_evictions;
+#[allow(dead_code)]
 mod refused_sets;
 #[allow(dead_code)]
 mod scrub;
@@ -56,6 +58,7 @@ const RARE: &[Bug] = &[
     Bug::MissOverPendingHole,
     Bug::LateFlushTrusted,
     Bug::ReadAwaitsWriteback,
+    Bug::ReadsEvictEachOther,
     Bug::CrashLogAfterError,
     Bug::OlderCacheBelieved,
     Bug::StartWantsOneMore,
@@ -116,6 +119,7 @@ const SCENARIOS: &[(Bug, fn())] = &[
         Bug::ReadOutlastsDetach,
         outlasting::a_read_does_not_return_the_zeros_of_a_wipe_after_its_volume_was_detached,
     ),
+    (Bug::ReadsEvictEachOther, reads_beside_evictions::two_reads_that_are_larger_than_the_cache_end),
     (Bug::ReleaseOvertakesUpdate, outlasting::a_release_waits_for_the_update_of_the_superblock),
     (Bug::EdgesNotDurable, contract::durable_zeros_of_a_flash_only_volume_wait_for_their_edges),
     (Bug::FarKeyLeftOut, refused_sets::a_leaf_with_a_key_beyond_the_largest_position),

@@ -89,8 +89,10 @@ pub(super) async fn read_parts(
     mut buffer: Buffer,
 ) -> (Buffer, Result<Option<Outcome>, EngineError>) {
     let Target { volume, cache, inode } = target;
-    let caches =
-        volume.backing().is_some() && read.decision == Decision::Cache && !cache.device.is_stopping();
+    let caches = read.inserts
+        && volume.backing().is_some()
+        && read.decision == Decision::Cache
+        && !cache.device.is_stopping();
     let (pieces, unchanged) = match pieces(target, read, first).await {
         Ok(found) => found,
         Err(e) => return (buffer, Err(e)),

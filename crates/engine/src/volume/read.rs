@@ -23,7 +23,10 @@ use crate::index::{IndexSegment, Kind, NotLoaded};
 use crate::policy::bypass::{BypassReason, Decision};
 use crate::stats::{OpKind, Outcome};
 
-/// So often a read of data with checksums looks up again before it excludes writes of its range.
+/// So often a read looks up again before it prevents what makes its data too old: it no longer inserts missing data, and a read of
+/// data with checksums excludes writes of its range.
+///
+/// Without the first, two reads that together need more buckets than can be evicted evict each other's data for ever.
 const MOST_RACES: u32 = 3;
 
 /// The state of a read that looks up again.
@@ -142,7 +145,9 @@ async fn read_in_pieces(
             return (buffer, Ok(false));
         }
     }
-    let (buffer, found) = read_parts(target, read, (first, epoch), buffer).await;
+    let races = again.as_ref().map_or(0, |again| again.races);
+    let part = Read { inserts: races < MOST_RACES || bug(Bug::ReadsEvictEachOther), ..*read };
+    let (buffer, found) = read_parts(target, &part, (first, epoch), buffer).await;
     let is_settled = flush_has_failed(volume) == flush_failed || bug(Bug::FailedFlushIgnoredByReads);
     let found = match found {
         Ok(found) => found.filter(|_| is_settled),
@@ -235,7 +240,7 @@ pub(super) async fn read_merged(
     let Target { volume, cache, inode } = target;
     let mut buffer = volume.rt.pool().take((end - start).bytes() as usize);
     let decision = Decision::Bypass(BypassReason::Unaligned);
-    let read = Read { start, end, offset_bytes: 0, meta: false, decision };
+    let read = Read { start, end, offset_bytes: 0, meta: false, decision, inserts: false };
     loop {
         cache.device.check()?;
         let epoch = cache.device.read_epoch();

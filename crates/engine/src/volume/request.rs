@@ -19,6 +19,8 @@ pub(super) struct Read {
     pub(super) meta: bool,
     /// Whether missing data is put into the cache.
     pub(super) decision: Decision,
+    /// False if it is not, whatever the decision says: data that large reads insert can evict what the others read.
+    pub(super) inserts: bool,
 }
 
 impl Read {
@@ -31,7 +33,7 @@ impl Read {
     ) -> Read {
         let Target { volume, cache, .. } = target;
         let decision = volume.decide(cache, RequestKind::Read, start, end - start, meta);
-        Read { start, end, offset_bytes, meta, decision }
+        Read { start, end, offset_bytes, meta, decision, inserts: true }
     }
 
     pub(super) fn sectors(&self) -> Sectors {
