@@ -1,5 +1,5 @@
 //! Images of real devices, damage to their structures, and the data that is still there.
-#![allow(clippy::unwrap_used, dead_code, reason = "test code")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, dead_code, reason = "test code")]
 
 #[path = "../../../format/tests/common/fixtures.rs"]
 pub mod fixtures;
@@ -133,4 +133,26 @@ pub fn structures(set: &Set) -> Vec<Structure> {
     node("root node above leaves", view.nodes.first().filter(|n| n.level > 0));
     node("leaf", view.nodes.iter().find(|n| n.level == 0 && n.live > 0));
     all
+}
+
+/// The names of the structures, in the order of the tables.
+pub const ORDER: [&str; 8] = [
+    "cache superblock",
+    "backing superblock",
+    "journal entry that is needed",
+    "newest journal entry",
+    "prio set",
+    "UUID table",
+    "root node above leaves",
+    "leaf",
+];
+
+/// Damages the bytes of a structure, of which that at `used` is in use.
+pub fn damaged(bytes: &mut [u8], used: usize, damage: &str) {
+    match damage {
+        "nothing" => {}
+        "zeros" => bytes.fill(0),
+        "garbage" => garbage(bytes),
+        _ => bytes[used] ^= 0x10,
+    }
 }
