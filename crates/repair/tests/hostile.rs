@@ -1,8 +1,9 @@
-//! No contents of the devices make a plan panic or loop.
+//! No contents of the devices make a plan or a salvage panic or loop, or make a salvage call a wrong byte certain.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code")]
 
 mod common;
 
+use common::salvaged::{disks, salvaged, wrong};
 use common::{Set, structures};
 use format::Uuid;
 use inspect::SliceSource;
@@ -12,7 +13,7 @@ use repair::plan;
 fn damage_at_many_places_ends_in_a_report() {
     for dir in ["08-synthetic", "04-writeback-killed"] {
         let set = Set::new(dir);
-        let all = structures(&set);
+        let (all, disks) = (structures(&set), disks(&set));
         let mut x = 0x2545_F491_4F6C_DD1D_u64;
         let mut random = |below: usize| {
             x ^= x << 13;
@@ -35,6 +36,11 @@ fn damage_at_many_places_ends_in_a_report() {
             let plan = plan(&c, &[&b], Uuid([3; 16]));
             let report = plan.report();
             assert!(plan.is_complete() || report.errors_after > 0 || !report.refused.is_empty(), "{report}");
+            for (disk, good) in &disks {
+                let Ok(got) = salvaged(&c, &b, *disk, false) else { continue };
+                let wrong = wrong(&got, good);
+                assert!(wrong.is_empty(), "{:?} of {disk:?}\n{}", &wrong[..5.min(wrong.len())], got.summary);
+            }
         }
     }
 }

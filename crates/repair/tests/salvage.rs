@@ -5,86 +5,17 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 
+use common::salvaged::{disks, salvaged, wrong};
 use common::{Set, Structure, damaged, fixtures, structures};
-use format::Uuid;
-use inspect::{ExtractOptions, Extraction, SliceSource, StreamSink, Target};
-use repair::{MapLine, Salvage, SalvageError, SalvageOptions, SalvageTarget, Salvaged, State, plan};
+use inspect::SliceSource;
+use repair::Salvaged;
 
 const DAMAGES: [&str; 3] = ["zeros", "garbage", "one bit"];
 
 /// The options without and with trust in the end of the journal.
 const TRUST: [bool; 2] = [false, true];
-
-/// The disks of a set, with the contents that the intact set gives.
-fn disks(set: &Set) -> Vec<(SalvageTarget, Vec<u8>)> {
-    let (c, b) = (SliceSource::new("cache", &set.cache), SliceSource::new("backing", &set.backing));
-    let volumes = set.view.volumes().map(|(inode, _)| (SalvageTarget::Volume(inode), Target::Volume(inode)));
-    let all = std::iter::once((SalvageTarget::Backing(0), Target::Cached(&b))).chain(volumes);
-    all.map(|(disk, target)| {
-        let extraction = Extraction::new(&set.view, &c, target, ExtractOptions::default()).unwrap();
-        let mut sink = StreamSink::new(Vec::new());
-        extraction.run(&mut sink, &mut |_| ControlFlow::Continue(())).unwrap();
-        (disk, sink.into_inner())
-    })
-    .collect()
-}
-
-/// The result of a salvage.
-struct Got {
-    image: Vec<u8>,
-    map: Vec<MapLine>,
-    summary: Salvaged,
-}
-
-fn salvaged(cache: &[u8], backing: &[u8], disk: SalvageTarget, trust: bool) -> Result<Got, SalvageError> {
-    let (c, b) = (SliceSource::new("cache", cache), SliceSource::new("backing", backing));
-    let plan = plan(&c, &[&b], Uuid([3; 16]));
-    let options = SalvageOptions { trust_journal_end: trust, ..SalvageOptions::default() };
-    let salvage = Salvage::new(&plan, disk, options)?;
-    let (mut sink, mut map) = (StreamSink::new(Vec::new()), Vec::new());
-    let mut line = |line: &MapLine| {
-        map.push(line.clone());
-        Ok(())
-    };
-    let summary = salvage.run(&mut sink, &mut line, &mut |_| ControlFlow::Continue(()))?;
-    let image = sink.into_inner();
-    well_formed(&map, &summary, image.len() as u64 / 512);
-    Ok(Got { image, map, summary })
-}
-
-/// The map covers the disk without gaps, in order, with equal lines merged, and the summary has its sums.
-fn well_formed(map: &[MapLine], summary: &Salvaged, sectors: u64) {
-    let mut at = 0;
-    for line in map {
-        assert_eq!(line.start_sector, at);
-        assert!(line.sectors > 0);
-        assert_eq!(line.why.is_none(), line.state == State::Certain, "{line:?}");
-        at += line.sectors;
-    }
-    assert_eq!((at, summary.sectors), (sectors, sectors));
-    let differ = |a: &MapLine, b: &MapLine| (a.state, a.from, &a.why) != (b.state, b.from, &b.why);
-    assert!(map.windows(2).all(|pair| differ(&pair[0], &pair[1])));
-    for (state, part) in [
-        (State::Certain, summary.certain),
-        (State::Uncertain, summary.uncertain),
-        (State::Lost, summary.lost),
-    ] {
-        let of_state = map.iter().filter(|l| l.state == state);
-        assert_eq!(of_state.clone().map(|l| l.sectors).sum::<u64>(), part.sectors, "{state:?}");
-        assert_eq!(of_state.count() as u64, part.ranges, "{state:?}");
-    }
-}
-
-/// The sectors that the map calls certain and that have other bytes than `good`.
-fn wrong(got: &Got, good: &[u8]) -> Vec<u64> {
-    let certain = got.map.iter().filter(|l| l.state == State::Certain);
-    let sector = |s: u64| s as usize * 512..(s as usize + 1) * 512;
-    let each = certain.flat_map(|l| l.start_sector..l.start_sector + l.sectors);
-    each.filter(|s| good.get(sector(*s)) != got.image.get(sector(*s))).collect()
-}
 
 /// What became of one kind of damage in all sets.
 #[derive(Default)]
@@ -100,12 +31,13 @@ fn one(set: &Set, structure: &Structure, damage: &str, row: &mut Row) {
     let (mut cache, mut backing) = (set.cache.clone(), set.backing.clone());
     let image = if structure.on_cache { &mut cache } else { &mut backing };
     damaged(&mut image[structure.range.clone()], structure.used - structure.range.start, damage);
+    let (c, b) = (SliceSource::new("cache", &cache), SliceSource::new("backing", &backing));
     for (disk, good) in disks(set) {
         row.disks += 1;
         row.all += good.len() as u64 / 512;
         for (n, trust) in TRUST.into_iter().enumerate() {
             let what = format!("{} of {} by {damage}, {disk:?}, trust {trust}", structure.name, set.dir);
-            match salvaged(&cache, &backing, disk, trust) {
+            match salvaged(&c, &b, disk, trust) {
                 Err(e) => {
                     println!("{what}: {e}");
                     row.refused += usize::from(!trust);

@@ -3,14 +3,15 @@
 
 #[path = "../../../format/tests/common/fixtures.rs"]
 pub mod fixtures;
+pub mod salvaged;
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
-use format::{Inode, Sector};
+use format::{Inode, Sector, Sectors};
 use inspect::view::SlotKind;
 use inspect::{
-    DamagedDirty, ExtractOptions, Extraction, Mode, PieceKind, ReadAt, SetView, SliceSource, StreamSink,
-    Target,
+    DamagedDirty, ExtractOptions, Extraction, Mode, PieceKind, ReadAt, ReadError, ReadFailure, SetView,
+    SliceSource, StreamSink, Target,
 };
 
 /// An image set, with what is known about it while it is intact.
@@ -154,5 +155,31 @@ pub fn damaged(bytes: &mut [u8], used: usize, damage: &str) {
         "zeros" => bytes.fill(0),
         "garbage" => garbage(bytes),
         _ => bytes[used] ^= 0x10,
+    }
+}
+
+/// A device that fails every read of some sectors.
+pub struct Unreadable<'a> {
+    pub image: SliceSource<'a>,
+    pub sectors: Range<u64>,
+}
+
+impl ReadAt for Unreadable<'_> {
+    fn read_at(&self, at: Sector, into: &mut [u8]) -> Result<(), ReadError> {
+        let end = at.0 + into.len() as u64 / 512;
+        if at.0 < self.sectors.end && self.sectors.start < end {
+            let reason = ReadFailure::Io(std::io::ErrorKind::Other.into());
+            let sectors = Sectors::from_bytes_ceil(into.len() as u64);
+            return Err(ReadError { device: self.name().to_owned(), at, sectors, reason });
+        }
+        self.image.read_at(at, into)
+    }
+
+    fn sectors(&self) -> Sectors {
+        self.image.sectors()
+    }
+
+    fn name(&self) -> &str {
+        self.image.name()
     }
 }
