@@ -10,7 +10,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use format::{Inode, Uuid};
+use format::{Inode, Uuid, counted};
 use inspect::{DamagedDirty, ReadAt};
 use repair::{MapLine, SalvageOptions, SalvageTarget, Salvaged};
 use serve::plain;
@@ -75,6 +75,9 @@ pub(crate) struct Salvage {
     #[arg(long)]
     json: bool,
 }
+
+/// Number of notes of the extraction in the text of a summary.
+const SHOWN: usize = 5;
 
 /// The values of `--damaged`.
 #[derive(Clone, Copy, ValueEnum, Debug)]
@@ -143,7 +146,10 @@ impl Salvage {
         } else {
             out::print(&text)?;
         }
-        salvaged.notes.iter().for_each(out::note);
+        salvaged.notes.iter().take(SHOWN).for_each(out::note);
+        if let Some(more @ 1..) = salvaged.notes.len().checked_sub(SHOWN) {
+            out::note(format!("and {}, which --json lists", counted(more, "more note")));
+        }
         salvaged.warnings.iter().for_each(out::warn);
         self.next(salvaged).iter().for_each(out::note);
         Ok(())
@@ -161,6 +167,13 @@ impl Salvage {
                  damaged, repeat with --trust-journal-end",
                 size::human(by_end)
             ));
+        }
+        if salvaged.backing_is_clean && salvaged.uncertain.sectors > 0 {
+            next.push(
+                "the state of the backing device is clean: it has every write that was acknowledged; the cache can have other bytes \
+                 of writes that were under way at a crash"
+                    .to_owned(),
+            );
         }
         if salvaged.is_certain() {
             next.push(format!("`ubcache repair {set} --dry-run` says whether the set itself can be mended"));

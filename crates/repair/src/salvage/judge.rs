@@ -32,6 +32,8 @@ pub(super) struct Case {
     pub(super) sectors: Sectors,
     /// The backing device is attached to no set, so nothing else has data of it.
     pub(super) is_alone: bool,
+    /// The backing device has every write that was acknowledged.
+    pub(super) is_clean: bool,
     /// Why nothing at all is certain.
     pub(super) hard: Option<String>,
     /// The newest journal entry that was found counts as the last one.
@@ -83,6 +85,8 @@ pub(super) struct Judged {
     pub(super) segments: Vec<Segment>,
     /// Why clean data that was read from the backing device instead is uncertain.
     pub(super) instead: Rc<str>,
+    /// The backing device has every write that was acknowledged.
+    pub(super) is_clean: bool,
 }
 
 /// Judges the contents of a disk.
@@ -106,7 +110,7 @@ pub(super) fn judge(
     judge.range(at, end, None);
     let instead =
         "clean data in the cache is damaged or cannot be read; the image has the data of the backing device";
-    Judged { data_offset: first, segments: judge.segments, instead: instead.into() }
+    Judged { data_offset: first, segments: judge.segments, instead: instead.into(), is_clean: case.is_clean }
 }
 
 /// A piece of the extent map and what is known of it.

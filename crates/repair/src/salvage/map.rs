@@ -103,6 +103,8 @@ pub struct Salvaged {
     /// The newest journal entry that was found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub journal_entry: Option<u64>,
+    /// Whether the backing device has every write that was acknowledged, as its state says.
+    pub backing_is_clean: bool,
     /// The reasons, up to a limit.
     pub reasons: Vec<Reason>,
     /// Number of ranges with a reason that is not listed.

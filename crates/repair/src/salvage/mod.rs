@@ -21,6 +21,7 @@ use inspect::{
 };
 
 use crate::plan::Plan;
+use crate::work::Doubt;
 use journal_end::JournalEnd;
 use judge::{Case, Judged};
 use mapper::Mapper;
@@ -190,6 +191,7 @@ impl<'p> Salvage<'p> {
             lost: totals.lost,
             uncertain_by_journal_end: totals.by_journal_end,
             journal_entry: self.journal_end.as_ref().map(|end| end.newest.0),
+            backing_is_clean: self.judged.is_clean,
             reasons: totals.reasons,
             more_reasons: totals.more_reasons,
             steps: report.steps,
@@ -239,6 +241,8 @@ fn of_backing(
     case.slot = relation.attached();
     let dirty = relation.slot.map(|slot| view.totals_of(slot).dirty_sectors).unwrap_or_default();
     let is_clean = state == BackingState::Clean;
+    // After a crash a device with dirty data can have the state clean.
+    case.is_clean = is_clean && dirty == 0 && !plan.work.doubts.contains(&Doubt::BackingSuperblock(index));
     case.hard = match relation.attachment {
         Attachment::OtherSet => {
             return Err(SalvageError::OtherSet {
