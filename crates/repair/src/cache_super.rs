@@ -81,16 +81,7 @@ fn rebuild(work: &mut Work<'_>, bytes: &[u8; SUPERBLOCK_BYTES], fresh: Uuid) {
         ));
         return;
     }
-    let mut best: Option<Candidate> = None;
-    let mut fitting = 0u32;
-    for superblock in candidates(work, &sets, fresh) {
-        let Some(wrong) = judge(&work.cache, &superblock) else { continue };
-        fitting += u32::from(wrong.0 == 0);
-        if best.as_ref().is_none_or(|b| wrong < b.wrong) {
-            best = Some(Candidate { superblock, wrong });
-        }
-    }
-    let Some(Candidate { mut superblock, .. }) = best else {
+    let Some((mut superblock, is_only)) = best(work, &sets, fresh) else {
         work.refuse(format!(
             "{device}: the {STRUCTURE} is destroyed, and with no usual size of buckets a journal entry of the set of the backing \
              devices is found"
@@ -120,9 +111,23 @@ fn rebuild(work: &mut Work<'_>, bytes: &[u8; SUPERBLOCK_BYTES], fresh: Uuid) {
             .to_owned(),
     ];
     work.step(STRUCTURE, device, action, uncertain);
-    if fitting != 1 || may_have_newer_entry(work) {
+    if !is_only || may_have_newer_entry(work) {
         work.doubts.push(Doubt::CacheSuperblock);
     }
+}
+
+/// The superblock with which the least is wrong, and whether it is the only one with which nothing is.
+fn best(work: &Work<'_>, sets: &BTreeSet<Uuid>, fresh: Uuid) -> Option<(CacheSuper, bool)> {
+    let mut best: Option<Candidate> = None;
+    let mut fitting = 0u32;
+    for superblock in candidates(work, sets, fresh) {
+        let Some(wrong) = judge(&work.cache, &superblock) else { continue };
+        fitting += u32::from(wrong.0 == 0);
+        if best.as_ref().is_none_or(|b| wrong < b.wrong) {
+            best = Some(Candidate { superblock, wrong });
+        }
+    }
+    best.map(|best| (best.superblock, fitting == 1))
 }
 
 /// Whether a journal entry can be at a place where the rebuilt superblock has none: the number of journal buckets and the size of blocks

@@ -29,7 +29,7 @@ pub(super) struct Image<'a> {
 }
 
 /// What is written to an output.
-struct Contents<'c, T> {
+struct ImageContents<'c, T> {
     sectors: Sectors,
     copy: Copying<'c, T>,
 }
@@ -70,10 +70,10 @@ impl Image<'_> {
             let stdout = BufWriter::with_capacity(1 << 20, std::io::stdout().lock());
             return copy(&mut StreamSink::new(stdout));
         }
-        self.to_path(inputs, Contents { sectors, copy: Box::new(copy) })
+        self.to_path(inputs, ImageContents { sectors, copy: Box::new(copy) })
     }
 
-    fn to_path<T>(&self, inputs: &[&Path], contents: Contents<'_, T>) -> Result<T, Failure> {
+    fn to_path<T>(&self, inputs: &[&Path], contents: ImageContents<'_, T>) -> Result<T, Failure> {
         let path = self.path;
         let meta = match std::fs::metadata(path) {
             Ok(meta) => Some(meta),
@@ -147,7 +147,7 @@ impl Image<'_> {
         Ok(Claimed { device, _file: file, _driver: driver })
     }
 
-    fn to_device<T>(&self, contents: Contents<'_, T>) -> Result<T, Failure> {
+    fn to_device<T>(&self, contents: ImageContents<'_, T>) -> Result<T, Failure> {
         let path = self.path;
         let claim = self.claim()?;
         let room = io::Device::info(&claim.device).sectors;
@@ -165,7 +165,7 @@ impl Image<'_> {
         Ok(copied)
     }
 
-    fn to_file<T>(&self, contents: Contents<'_, T>, before: Option<&Metadata>) -> Result<T, Failure> {
+    fn to_file<T>(&self, contents: ImageContents<'_, T>, before: Option<&Metadata>) -> Result<T, Failure> {
         let claim = before.map(|_| self.claim()).transpose()?;
         let (partial, file) = Partial::create(self.path)?;
         let about = file.try_clone().map_err(|e| Failure::at(self.path, "cannot be created", e))?;

@@ -66,8 +66,8 @@ pub(crate) struct Salvage {
     /// What the output gets in place of dirty data that is damaged: does not have its checksum in the cache
     ///
     /// The map calls these ranges lost in each case. Sectors that a device cannot read are zeros.
-    #[arg(long, value_name = "WHAT", value_enum, default_value_t = OnDamage::Zeros)]
-    damaged: OnDamage,
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = InPlace::Zeros)]
+    damaged: InPlace,
     /// Read devices that another process writes to; the contents may be inconsistent
     #[arg(long)]
     in_use: bool,
@@ -81,7 +81,7 @@ const SHOWN: usize = 5;
 
 /// The values of `--damaged`.
 #[derive(Clone, Copy, ValueEnum, Debug)]
-enum OnDamage {
+enum InPlace {
     /// Write zeros
     Zeros,
     /// Write the older data of the backing device; zeros for a volume without one
@@ -93,9 +93,9 @@ enum OnDamage {
 impl Salvage {
     fn options(&self) -> SalvageOptions {
         let damaged = match self.damaged {
-            OnDamage::Zeros => DamagedDirty::Zeros,
-            OnDamage::Older => DamagedDirty::Older,
-            OnDamage::AsIs => DamagedDirty::AsIs,
+            InPlace::Zeros => DamagedDirty::Zeros,
+            InPlace::Older => DamagedDirty::Older,
+            InPlace::AsIs => DamagedDirty::AsIs,
         };
         SalvageOptions { trust_journal_end: self.trust_journal_end, damaged }
     }
