@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use common::salvaged::{disks, salvaged, wrong};
 use common::{Set, Structure, damaged, fixtures, structures};
+use format::{Sector, Sectors};
 use inspect::SliceSource;
 use repair::Salvaged;
 
@@ -106,5 +107,37 @@ fn nothing_wrong_is_certain_whatever_structure_is_destroyed() {
         std::fs::write(&path, page).unwrap();
     } else {
         assert_eq!(old, table, "run with UBCACHE_REPAIR=write");
+    }
+}
+
+/// The table has one structure of a kind; here each node, needed journal entry and prio set is destroyed.
+#[test]
+fn nothing_wrong_is_certain_whichever_node_or_entry_is_destroyed() {
+    for dir in fixtures::initialised() {
+        let set = Set::new(dir);
+        let (g, disks) = (*set.view.geometry(), disks(&set));
+        let bytes = |start: Sector, len: Sectors| start.bytes() as usize..(start.0 + len.0) as usize * 512;
+        let journal = set.view.journal.as_ref().unwrap();
+        let entries = journal.replay.iter().filter(|e| e.seq != journal.newest);
+        let entries = entries.filter_map(|e| journal.entry(e.seq)).map(|e| bytes(e.sector, e.sectors));
+        let nodes = set.view.nodes.iter().map(|n| bytes(n.key.ptr.offset(), n.key.size()));
+        let prio = set.view.prio.chain.iter().map(|b| bytes(g.bucket_start(*b), g.meta_sectors));
+        let all: Vec<_> = entries.step_by(4).chain(nodes.step_by(2)).chain(prio).collect();
+        println!("{dir}: {} structures", all.len());
+        for range in all {
+            let mut cache = set.cache.clone();
+            cache[range.clone()].fill(0);
+            let (c, b) = (SliceSource::new("cache", &cache), SliceSource::new("backing", &set.backing));
+            for (disk, good) in &disks {
+                let Ok(got) = salvaged(&c, &b, *disk, true) else { continue };
+                let wrong = wrong(&got, good);
+                assert!(
+                    wrong.is_empty(),
+                    "{dir}, {range:?}, {disk:?}: {} sectors: {}",
+                    wrong.len(),
+                    got.summary
+                );
+            }
+        }
     }
 }
