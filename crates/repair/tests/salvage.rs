@@ -8,12 +8,16 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use common::salvaged::{disks, salvaged, wrong};
-use common::{Set, Structure, damaged, fixtures, structures};
+use common::{ORDER, Set, Structure, damaged, fixtures, structures};
 use format::{Sector, Sectors};
 use inspect::SliceSource;
+use inspect::view::NodeView;
 use repair::Salvaged;
 
 const DAMAGES: [&str; 3] = ["zeros", "garbage", "one bit"];
+
+/// A structure that a salvage notices by the journal alone.
+const LAST_BSET: &str = "last bset of a leaf";
 
 /// The options without and with trust in the end of the journal.
 const TRUST: [bool; 2] = [false, true];
@@ -87,9 +91,9 @@ fn nothing_wrong_is_certain_whatever_structure_is_destroyed() {
         let nothing = Structure { name: "none", on_cache: true, range: 0..0, used: 0 };
         let (_, row) = rows.entry((0, 3)).or_insert_with(|| ("none".to_owned(), Row::default()));
         one(&set, &nothing, "nothing", row);
-        for structure in structures(&set) {
+        for structure in structures(&set).into_iter().chain(last_bset(&set)) {
             for (n, damage) in DAMAGES.iter().enumerate() {
-                let place = 1 + common::ORDER.iter().position(|name| *name == structure.name).unwrap();
+                let place = ORDER.iter().position(|name| *name == structure.name).unwrap_or(ORDER.len()) + 1;
                 let (_, row) =
                     rows.entry((place, n)).or_insert_with(|| (structure.name.to_owned(), Row::default()));
                 one(&set, &structure, damage, row);
@@ -110,7 +114,20 @@ fn nothing_wrong_is_certain_whatever_structure_is_destroyed() {
     }
 }
 
-/// The table has one structure of a kind; here each node, needed journal entry and prio set is destroyed.
+/// The last bset of the leaf that has the most. Without it the leaf seems to end before.
+fn last_bset(set: &Set) -> Option<Structure> {
+    let leaves = set.view.nodes.iter().filter(|n| n.level == 0 && n.bsets.len() > 1);
+    let range = last_bset_of(leaves.max_by_key(|n| n.bsets.len())?);
+    Some(Structure { name: LAST_BSET, on_cache: true, used: range.start + 18, range })
+}
+
+fn last_bset_of(leaf: &NodeView) -> std::ops::Range<usize> {
+    let start = leaf.key.ptr.offset().bytes() as usize;
+    let last = leaf.bsets.last().unwrap().offset_bytes as usize;
+    start + last..start + leaf.written.bytes() as usize
+}
+
+/// The table has one structure of a kind; here each node, bset, needed journal entry and prio set is destroyed.
 #[test]
 fn nothing_wrong_is_certain_whichever_node_or_entry_is_destroyed() {
     for dir in fixtures::initialised() {
@@ -122,7 +139,9 @@ fn nothing_wrong_is_certain_whichever_node_or_entry_is_destroyed() {
         let entries = entries.filter_map(|e| journal.entry(e.seq)).map(|e| bytes(e.sector, e.sectors));
         let nodes = set.view.nodes.iter().map(|n| bytes(n.key.ptr.offset(), n.key.size()));
         let prio = set.view.prio.chain.iter().map(|b| bytes(g.bucket_start(*b), g.meta_sectors));
-        let all: Vec<_> = entries.step_by(4).chain(nodes.step_by(2)).chain(prio).collect();
+        let leaves = set.view.nodes.iter().filter(|n| n.level == 0 && n.bsets.len() > 1);
+        let bsets = leaves.map(last_bset_of);
+        let all: Vec<_> = entries.step_by(4).chain(nodes.step_by(2)).chain(prio).chain(bsets).collect();
         println!("{dir}: {} structures", all.len());
         for range in all {
             let mut cache = set.cache.clone();

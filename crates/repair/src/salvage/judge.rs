@@ -11,11 +11,13 @@
 use std::rc::Rc;
 
 use format::{BucketNr, Inode, JournalSeq, Sector, Sectors};
+use inspect::view::KeyRange;
 use inspect::{Invariant, Origin, Piece, PieceKind, SetView, Severity};
 
-use super::end_of;
+use super::history::Devices;
 use super::journal_end::JournalEnd;
 use super::map::State;
+use super::{end_of, history};
 use crate::plan::Plan;
 use crate::work::Doubt;
 
@@ -154,8 +156,7 @@ struct Reasons {
     /// For data in this bucket and those behind it.
     generations: Option<(BucketNr, Rc<str>)>,
     /// For these ranges, as far as no journal key decides about them; in order, and disjoint.
-    unknown: Vec<(Sector, Sector)>,
-    unknown_why: Rc<str>,
+    unknown: Vec<(Sector, Sector, Rc<str>)>,
     stale_why: Rc<str>,
     invalid_why: Rc<str>,
     /// For all ranges: there may have been a newer entry.
@@ -166,7 +167,6 @@ impl Reasons {
     fn of(plan: &Plan<'_>, view: Option<&SetView>, case: &Case, end: Option<&JournalEnd>) -> Reasons {
         let mut reasons = Reasons {
             hard: case.hard.as_deref().map(Rc::from),
-            unknown_why: "a node of the btree that had the keys of this range is lost".into(),
             stale_why: "the key says dirty data, and its bucket was reused: it was written back before, or the key is out of date"
                 .into(),
             invalid_why: "dirty data whose pointer leads to no bucket".into(),
@@ -198,7 +198,7 @@ impl Reasons {
             reasons.all.get_or_insert_with(why);
         }
         if let Some(slot) = case.slot {
-            reasons.unknown = unknown(view, slot);
+            reasons.unknown = unknown(plan, view, case, slot);
         }
         reasons
     }
@@ -241,14 +241,14 @@ impl Reasons {
     }
 
     /// The reason that does not depend on bytes, for a range of a piece or without one.
-    fn plain(&self, cached: Option<&Cached>, is_unknown: bool) -> Option<&Rc<str>> {
+    fn plain<'r>(&'r self, cached: Option<&Cached>, unknown: Option<&'r Rc<str>>) -> Option<&'r Rc<str>> {
         let entry = cached.and_then(|c| c.entry);
         let is_stale = cached.is_some_and(|c| c.kind == PieceKind::Stale && c.is_dirty);
         let lost = self.entries.as_ref().filter(|(newest, _)| entry.is_none_or(|seq| seq < *newest));
         (self.all.as_ref())
             .or(self.index.as_ref().filter(|_| entry.is_none()))
             .or(lost.map(|(_, why)| why))
-            .or(Some(&self.unknown_why).filter(|_| is_unknown && entry.is_none()))
+            .or(unknown.filter(|_| entry.is_none()))
             .or(Some(&self.stale_why).filter(|_| is_stale))
     }
 }
@@ -269,20 +269,28 @@ fn decides(finding: &inspect::Finding, plan: &Plan<'_>, view: &SetView) -> bool 
     finding.severity > Severity::Notice && !covered
 }
 
-/// The ranges of a slot of which not all keys are known, as sectors; in order, and disjoint.
-fn unknown(view: &SetView, slot: Inode) -> Vec<(Sector, Sector)> {
-    let of_slot = |range: &inspect::view::KeyRange| {
+/// The ranges of a slot of which not all keys are known, and why; in order, and disjoint.
+fn unknown(plan: &Plan<'_>, view: &SetView, case: &Case, slot: Inode) -> Vec<(Sector, Sector, Rc<str>)> {
+    let lost: Rc<str> = "a node of the btree that had the keys of this range is lost".into();
+    let torn: Rc<str> =
+        "an old journal entry has a key that the leaf of this range does not have: the end of the leaf may be destroyed".into();
+    let backing = case.backing.and_then(|index| plan.backings().get(index));
+    let devices = Devices { view, cache: plan.cache(), backing: backing.map(|b| b as &dyn inspect::ReadAt) };
+    let leaves = history::torn_leaves(devices, slot).into_iter().filter_map(|id| view.node(id));
+    let leaves = leaves.map(|node| (KeyRange { after: node.after, last: node.key.position() }, &torn));
+    let ranges = view.unknown.iter().map(|range| (*range, &lost)).chain(leaves);
+    let of_slot = |(range, why): (KeyRange, &Rc<str>)| {
         let from = if range.after.0 == slot { range.after.1 } else { Sector(0) };
         let to = if range.last.0 == slot { range.last.1 } else { Sector(u64::MAX) };
-        (range.after.0 <= slot && range.last.0 >= slot && from < to).then_some((from, to))
+        (range.after.0 <= slot && range.last.0 >= slot && from < to).then(|| (from, to, Rc::clone(why)))
     };
-    let mut all: Vec<(Sector, Sector)> = view.unknown.iter().filter_map(of_slot).collect();
-    all.sort_unstable();
-    let mut disjoint: Vec<(Sector, Sector)> = Vec::new();
-    for (from, to) in all {
-        match disjoint.last_mut() {
-            Some(last) if last.1 >= from => last.1 = last.1.max(to),
-            _ => disjoint.push((from, to)),
+    let mut all: Vec<(Sector, Sector, Rc<str>)> = ranges.filter_map(of_slot).collect();
+    all.sort_by_key(|(from, to, _)| (*from, *to));
+    let mut disjoint: Vec<(Sector, Sector, Rc<str>)> = Vec::new();
+    for (from, to, why) in all {
+        let from = disjoint.last().map_or(from, |(_, end, _)| from.max(*end));
+        if from < to {
+            disjoint.push((from, to, why));
         }
     }
     disjoint
@@ -298,19 +306,19 @@ impl Judge<'_> {
     /// Judges a range of positions of keys, which is a piece or part of a gap.
     fn range(&mut self, start: Sector, end: Sector, cached: Option<&Cached>) {
         let mut at = start;
-        let from = self.reasons.unknown.partition_point(|(_, to)| *to <= start);
-        let unknown: Vec<(Sector, Sector)> =
-            self.reasons.unknown.iter().skip(from).take_while(|(from, _)| *from < end).copied().collect();
-        for (from, to) in unknown {
-            self.push(at, from.max(at), cached, false);
+        let from = self.reasons.unknown.partition_point(|(_, to, _)| *to <= start);
+        let unknown: Vec<_> =
+            self.reasons.unknown.iter().skip(from).take_while(|(from, ..)| *from < end).cloned().collect();
+        for (from, to, why) in unknown {
+            self.push(at, from.max(at), cached, None);
             at = from.max(at);
-            self.push(at, to.min(end), cached, true);
+            self.push(at, to.min(end), cached, Some(&why));
             at = to.min(end);
         }
-        self.push(at, end, cached, false);
+        self.push(at, end, cached, None);
     }
 
-    fn push(&mut self, start: Sector, end: Sector, cached: Option<&Cached>, is_unknown: bool) {
+    fn push(&mut self, start: Sector, end: Sector, cached: Option<&Cached>, unknown: Option<&Rc<str>>) {
         if start >= end {
             return;
         }
@@ -320,7 +328,7 @@ impl Judge<'_> {
             Some((PieceKind::Clean, _)) => "cache clean",
             _ => beyond,
         };
-        let (verdict, unless) = self.verdict(start, cached, is_unknown);
+        let (verdict, unless) = self.verdict(start, cached, unknown);
         let first = self.case.data_offset.0;
         let (start, end) = (start.0.saturating_sub(first), end.0.saturating_sub(first));
         self.segments.push(Segment { start, end, from, verdict, unless });
@@ -330,7 +338,7 @@ impl Judge<'_> {
         &self,
         start: Sector,
         cached: Option<&Cached>,
-        is_unknown: bool,
+        unknown: Option<&Rc<str>>,
     ) -> (Verdict, Option<(Other, Verdict)>) {
         let reasons = &self.reasons;
         if let Some(why) = &reasons.hard {
@@ -344,7 +352,7 @@ impl Judge<'_> {
             return (Verdict { state: State::Lost, why, by_journal_end: false }, None);
         }
         let is_live = cached.is_some_and(|c| c.kind.is_live());
-        let plain = reasons.plain(cached, is_unknown);
+        let plain = reasons.plain(cached, unknown);
         let place = cached.and_then(|c| Some((c.start, c.place?)));
         let generation = match (&reasons.generations, place) {
             (Some((first, why)), Some((_, (_, bucket)))) if bucket >= *first => Some(why),

@@ -7,6 +7,7 @@
 //! Invariant: a sector is certain only if no damaged and no guessed structure could have decided about its bytes.
 
 mod alone;
+mod history;
 mod journal_end;
 mod judge;
 mod map;
