@@ -121,10 +121,10 @@ fn last_bset(set: &Set) -> Option<Structure> {
     Some(Structure { name: LAST_BSET, on_cache: true, used: range.start + 18, range })
 }
 
-fn last_bset_of(leaf: &NodeView) -> std::ops::Range<usize> {
-    let start = leaf.key.ptr.offset().bytes() as usize;
-    let last = leaf.bsets.last().unwrap().offset_bytes as usize;
-    start + last..start + leaf.written.bytes() as usize
+fn last_bset_of(node: &NodeView) -> std::ops::Range<usize> {
+    let start = node.key.ptr.offset().bytes() as usize;
+    let last = node.bsets.last().unwrap().offset_bytes as usize;
+    start + last..start + node.written.bytes() as usize
 }
 
 /// The table has one structure of a kind; here each node, bset, needed journal entry and prio set is destroyed.
@@ -139,8 +139,7 @@ fn nothing_wrong_is_certain_whichever_node_or_entry_is_destroyed() {
         let entries = entries.filter_map(|e| journal.entry(e.seq)).map(|e| bytes(e.sector, e.sectors));
         let nodes = set.view.nodes.iter().map(|n| bytes(n.key.ptr.offset(), n.key.size()));
         let prio = set.view.prio.chain.iter().map(|b| bytes(g.bucket_start(*b), g.meta_sectors));
-        let leaves = set.view.nodes.iter().filter(|n| n.level == 0 && n.bsets.len() > 1);
-        let bsets = leaves.map(last_bset_of);
+        let bsets = set.view.nodes.iter().filter(|n| n.bsets.len() > 1).map(last_bset_of);
         let all: Vec<_> = entries.step_by(4).chain(nodes.step_by(2)).chain(prio).chain(bsets).collect();
         println!("{dir}: {} structures", all.len());
         for range in all {

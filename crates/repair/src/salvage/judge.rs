@@ -17,7 +17,7 @@ use inspect::{Invariant, Origin, Piece, PieceKind, SetView, Severity};
 use super::history::Devices;
 use super::journal_end::JournalEnd;
 use super::map::State;
-use super::{end_of, history};
+use super::{end_of, history, orphans};
 use crate::plan::Plan;
 use crate::work::Doubt;
 
@@ -278,7 +278,10 @@ fn unknown(plan: &Plan<'_>, view: &SetView, case: &Case, slot: Inode) -> Vec<(Se
     let devices = Devices { view, cache: plan.cache(), backing: backing.map(|b| b as &dyn inspect::ReadAt) };
     let leaves = history::torn_leaves(devices, slot).into_iter().filter_map(|id| view.node(id));
     let leaves = leaves.map(|node| (KeyRange { after: node.after, last: node.key.position() }, &torn));
-    let ranges = view.unknown.iter().map(|range| (*range, &lost)).chain(leaves);
+    let unnamed: Rc<str> =
+        "a node of the btree has keys of this range, and no other node names it: the end of a node may be destroyed".into();
+    let orphans = orphans::orphans(view, plan.cache()).into_iter().map(|range| (range, &unnamed));
+    let ranges = view.unknown.iter().map(|range| (*range, &lost)).chain(leaves).chain(orphans);
     let of_slot = |(range, why): (KeyRange, &Rc<str>)| {
         let from = if range.after.0 == slot { range.after.1 } else { Sector(0) };
         let to = if range.last.0 == slot { range.last.1 } else { Sector(u64::MAX) };

@@ -12,6 +12,7 @@ mod journal_end;
 mod judge;
 mod map;
 mod mapper;
+mod orphans;
 
 use std::ops::ControlFlow;
 
