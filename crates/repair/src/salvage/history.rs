@@ -28,7 +28,7 @@ pub(super) struct Devices<'a> {
 pub(super) fn torn_leaves(devices: Devices<'_>, slot: Inode) -> BTreeSet<NodeId> {
     let Devices { view, cache, .. } = devices;
     let Some(history) = history(view, cache, slot) else { return BTreeSet::new() };
-    let leaves = Leaves::of(view);
+    let leaves = LeafIndex::of(view);
     let mut torn: BTreeSet<NodeId> = BTreeSet::new();
     let mut pieces = view.extents.of_inode(slot).peekable();
     for old in history.of_inode(slot) {
@@ -127,14 +127,14 @@ impl Devices<'_> {
 }
 
 /// The leaves, by their keys.
-struct Leaves<'v>(Vec<(NodeId, &'v NodeView)>);
+struct LeafIndex<'v>(Vec<(NodeId, &'v NodeView)>);
 
-impl<'v> Leaves<'v> {
-    fn of(view: &'v SetView) -> Leaves<'v> {
+impl<'v> LeafIndex<'v> {
+    fn of(view: &'v SetView) -> LeafIndex<'v> {
         let mut leaves: Vec<_> =
             (0..).map(NodeId).zip(&view.nodes).filter(|(_, node)| node.level == 0).collect();
         leaves.sort_by_key(|(_, node)| node.key.position());
-        Leaves(leaves)
+        LeafIndex(leaves)
     }
 
     /// The leaf for keys at a position.
