@@ -32,7 +32,8 @@ pub use check::{CheckOptions, CheckReport, DamagedDirtyData, SetReport, check, c
 pub use device::{DeviceSuper, SuperblockError, read_superblock};
 pub use extent_map::{ExtentMap, Origin, Piece};
 pub use extract::{
-    DamagedDirty, ExtractError, ExtractOptions, Extraction, FileSink, Sink, StreamSink, Target,
+    DamagedDirty, ExtractError, ExtractOptions, Extracted, Extraction, FileSink, Progress, Remark, Sink,
+    StreamSink, Target,
 };
 pub use finding::{Finding, Findings, Invariant, Mismatch, Place, Severity};
 pub use source::{FileSource, OpenFileError, ReadAt, ReadError, ReadFailure, SliceSource};

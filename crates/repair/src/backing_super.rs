@@ -14,7 +14,7 @@ use inspect::{DeviceSuper, PieceKind, ReadAt, SetView, read_superblock};
 
 use crate::bits::{self, Extent};
 use crate::reason::Unrepairable;
-use crate::work::Work;
+use crate::work::{Doubt, Work};
 
 const STRUCTURE: &str = "backing superblock";
 
@@ -58,6 +58,7 @@ pub(crate) fn rebuild(work: &mut Work<'_>) {
                         backing.write(SUPERBLOCK_SECTOR, &superblock.encode());
                     }
                     work.step(STRUCTURE, device, action, uncertain);
+                    work.doubts.push(Doubt::BackingSuperblock(i));
                 }
                 Err(why) => {
                     let what = format!("{}: the {STRUCTURE} is destroyed: {why}", backing.name());

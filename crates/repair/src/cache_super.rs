@@ -15,7 +15,7 @@ use inspect::{DeviceSuper, Invariant, Mode, ReadAt, SetView, Severity, read_supe
 
 use crate::bits::{self, Extent};
 use crate::overlay::Overlay;
-use crate::work::Work;
+use crate::work::{Doubt, Work};
 
 const STRUCTURE: &str = "cache superblock";
 
@@ -69,6 +69,7 @@ fn rebuild(work: &mut Work<'_>, bytes: &[u8; SUPERBLOCK_BYTES], fresh: Uuid) {
         let uncertain = "label, flags, padding and the UUID of the device, which nothing else confirms";
         let action = "its fields fit all other structures; its checksum is written anew";
         work.step(STRUCTURE, device, action.into(), vec![uncertain.into()]);
+        work.doubts.push(Doubt::CacheSuperblock);
         return;
     }
     let sets: BTreeSet<Uuid> =
@@ -80,14 +81,7 @@ fn rebuild(work: &mut Work<'_>, bytes: &[u8; SUPERBLOCK_BYTES], fresh: Uuid) {
         ));
         return;
     }
-    let mut best: Option<Candidate> = None;
-    for superblock in candidates(work, &sets, fresh) {
-        let Some(wrong) = judge(&work.cache, &superblock) else { continue };
-        if best.as_ref().is_none_or(|b| wrong < b.wrong) {
-            best = Some(Candidate { superblock, wrong });
-        }
-    }
-    let Some(Candidate { mut superblock, .. }) = best else {
+    let Some((mut superblock, is_only)) = best(work, &sets, fresh) else {
         work.refuse(format!(
             "{device}: the {STRUCTURE} is destroyed, and with no usual size of buckets a journal entry of the set of the backing \
              devices is found"
@@ -117,6 +111,47 @@ fn rebuild(work: &mut Work<'_>, bytes: &[u8; SUPERBLOCK_BYTES], fresh: Uuid) {
             .to_owned(),
     ];
     work.step(STRUCTURE, device, action, uncertain);
+    if !is_only || may_have_newer_entry(work) {
+        work.doubts.push(Doubt::CacheSuperblock);
+    }
+}
+
+/// The superblock with which the least is wrong, and whether it is the only one with which nothing is.
+fn best(work: &Work<'_>, sets: &BTreeSet<Uuid>, fresh: Uuid) -> Option<(CacheSuper, bool)> {
+    let mut best: Option<Candidate> = None;
+    let mut fitting = 0u32;
+    for superblock in candidates(work, sets, fresh) {
+        let Some(wrong) = judge(&work.cache, &superblock) else { continue };
+        fitting += u32::from(wrong.0 == 0);
+        if best.as_ref().is_none_or(|b| wrong < b.wrong) {
+            best = Some(Candidate { superblock, wrong });
+        }
+    }
+    best.map(|best| (best.superblock, fitting == 1))
+}
+
+/// Whether a journal entry can be at a place where the rebuilt superblock has none: the number of journal buckets and the size of blocks
+/// are assumed.
+fn may_have_newer_entry(work: &Work<'_>) -> bool {
+    let Some(view) = work.view() else { return true };
+    let Some(newest) = view.journal.as_ref().map(|journal| journal.newest) else { return true };
+    let g = *view.geometry();
+    let magic = view.superblock.set_magic().jset().to_le_bytes();
+    let is_entry = |sector: &[u8]| sector.get(8..16) == Some(&magic[..]);
+    let is_newer = |sector: &[u8]| {
+        let seq =
+            sector.get(16..).and_then(|rest| rest.first_chunk::<8>()).map(|seq| u64::from_le_bytes(*seq));
+        is_entry(sector) && seq.is_none_or(|seq| seq > newest.0)
+    };
+    let mut bucket_bytes = vec![0; usize::try_from(g.bucket_sectors.bytes()).unwrap_or(0)];
+    let ring = (g.first_bucket.0..g.first_dynamic().0).map(BucketNr).any(|bucket| {
+        work.cache.read_at(g.bucket_start(bucket), &mut bucket_bytes).is_err()
+            || bucket_bytes.chunks(512).any(is_newer)
+    });
+    let mut first = [0; 512];
+    ring || (g.first_dynamic().0..g.nbuckets)
+        .map(BucketNr)
+        .any(|bucket| work.cache.read_at(g.bucket_start(bucket), &mut first).is_err() || is_entry(&first))
 }
 
 /// The backing superblocks that are valid.

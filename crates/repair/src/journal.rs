@@ -11,7 +11,7 @@ use format::{CacheSuper, JournalSeq, Jset, JsetRoots, Sector, Sectors, SetMagic,
 use inspect::{Invariant, ReadAt, Severity};
 
 use crate::bits::{self, Extent};
-use crate::work::Work;
+use crate::work::{Doubt, Work};
 
 const STRUCTURE: &str = "journal";
 
@@ -53,6 +53,7 @@ pub(crate) fn mend(work: &mut Work<'_>) {
             let uncertain = "the keys of these entries are lost: writes of that time may be missing, and which sectors they \
                              were is not known; check the file systems";
             work.step(STRUCTURE, device, action, vec![uncertain.into()]);
+            work.doubts.extend(lost.iter().max().copied().map(Doubt::Entries));
         }
         _ => work.refuse(format!(
             "{device}: entries of the journal that are needed are missing, and there is no place for them between the others"

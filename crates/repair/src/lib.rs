@@ -22,11 +22,15 @@ mod plan;
 mod prio;
 mod reason;
 mod roots;
+mod salvage;
 mod undo;
 mod uuids;
 mod work;
 
 pub use overlay::{Change, Overlay};
 pub use plan::{Plan, Report, plan};
+pub use salvage::{
+    MapLine, Part, Reason, Salvage, SalvageError, SalvageOptions, SalvageTarget, Salvaged, State,
+};
 pub use undo::{Undo, UndoError, UndoneDevice};
 pub use work::Step;

@@ -94,6 +94,12 @@ impl ReadAt for Overlay<'_> {
         self.base.sectors()
     }
 
+    fn next_data(&self, from: Sector) -> Sector {
+        let changed = self.changed.range(from.0..).next().map(|(sector, _)| Sector(*sector));
+        let data = self.base.next_data(from);
+        changed.map_or(data, |changed| data.min(changed))
+    }
+
     fn name(&self) -> &str {
         self.base.name()
     }

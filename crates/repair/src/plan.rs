@@ -33,9 +33,9 @@ pub struct Report {
 
 /// A repair that was not carried out yet.
 pub struct Plan<'a> {
-    work: Work<'a>,
+    pub(crate) work: Work<'a>,
     before: SetReport,
-    after: SetReport,
+    pub(crate) after: SetReport,
 }
 
 /// Examines a set and plans its repair. Reads only.
@@ -48,6 +48,7 @@ pub fn plan<'a>(cache: &'a dyn ReadAt, backings: &[&'a dyn ReadAt], fresh: Uuid)
         backings: backings.iter().map(|b| Overlay::new(*b)).collect(),
         steps: Vec::new(),
         refused: Vec::new(),
+        doubts: Vec::new(),
     };
     backing_super::correct(&mut work);
     cache_super::mend(&mut work, fresh);

@@ -13,7 +13,7 @@ use inspect::{PieceKind, ReadAt, SetView};
 
 use crate::bits::{self, Extent};
 use crate::reason::Unrepairable;
-use crate::work::Work;
+use crate::work::{Doubt, Work};
 
 const STRUCTURE: &str = "prio sets";
 /// The priority of a bucket that was just filled.
@@ -39,7 +39,8 @@ pub(crate) fn mend(work: &mut Work<'_>) {
     };
     report_corrected(work, corrected);
     match rebuild(work, &view) {
-        Ok(NewSets { sets, action, uncertain }) => {
+        Ok(NewSets { first, sets, action, uncertain }) => {
+            work.doubts.push(Doubt::Generations(first));
             sets.iter().for_each(|(at, bytes)| work.cache.write(*at, bytes));
             work.step(STRUCTURE, device, action, uncertain);
         }
@@ -90,6 +91,8 @@ fn correct(work: &Work<'_>, view: &SetView) -> Option<(Sector, Vec<u8>)> {
 
 /// New prio sets.
 struct NewSets {
+    /// The first bucket whose generation is rebuilt.
+    first: BucketNr,
     sets: Vec<(Sector, Vec<u8>)>,
     action: String,
     uncertain: Vec<String>,
@@ -166,7 +169,7 @@ fn rebuild(work: &Work<'_>, view: &SetView) -> Result<NewSets, Unrepairable> {
             "dirty data that was written back just before a crash, and whose bucket was freed then, would count again".to_owned(),
         );
     }
-    Ok(NewSets { sets, action, uncertain })
+    Ok(NewSets { first: BucketNr(first), sets, action, uncertain })
 }
 
 /// The generations that live keys and roots name, by bucket.

@@ -11,7 +11,7 @@ use inspect::view::JournalStop;
 use inspect::{Invariant, ReadAt, SetView};
 
 use crate::reason::Unrepairable;
-use crate::work::Work;
+use crate::work::{Doubt, Work};
 
 const STRUCTURE: &str = "btree";
 
@@ -51,6 +51,7 @@ pub(crate) fn rebuild(work: &mut Work<'_>) {
                 uncertain.push(format!("{buckets} cannot be read; if one was a leaf, its keys are missing"));
             }
             work.step(STRUCTURE, device, action, uncertain);
+            work.doubts.push(Doubt::Root);
         }
         Err(why) => work.refuse(format!("{device}: the root of the btree is destroyed: {why}")),
     }

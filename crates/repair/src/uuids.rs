@@ -14,7 +14,7 @@ use format::{
 use inspect::{DeviceSuper, Invariant, ReadAt, SetView, Severity, read_superblock};
 
 use crate::reason::Unrepairable;
-use crate::work::Work;
+use crate::work::{Doubt, Work};
 
 const STRUCTURE: &str = "UUID table";
 
@@ -37,6 +37,9 @@ pub(crate) fn mend(work: &mut Work<'_>) {
         Ok((at, bytes, action, uncertain)) => {
             work.cache.write(at, &bytes);
             work.step(STRUCTURE, device, action, uncertain);
+            let now = work.view().map(|after| after.slots).unwrap_or_default();
+            let same = view.slots.iter().filter(|(inode, slot)| now.get(inode) == Some(slot));
+            work.doubts.push(Doubt::Slots(same.map(|(inode, _)| *inode).collect()));
         }
         Err(why) => work.refuse(format!("{device}: the {STRUCTURE} is damaged: {why}")),
     }

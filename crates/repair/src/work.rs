@@ -1,8 +1,10 @@
 //! The devices of a set under repair, with the changes so far, and the steps.
 //!
-//! Owns what the structures share while a plan is made. Must not know any structure.
+//! Owns what the structures share while a plan is made, and what it could not find out with certainty. Must not know any structure.
 
-use format::CacheSuper;
+use std::collections::BTreeSet;
+
+use format::{BucketNr, CacheSuper, Inode, JournalSeq};
 use inspect::{DeviceSuper, Mode, SetView, read_superblock};
 use serde::Serialize;
 
@@ -21,6 +23,23 @@ pub struct Step {
     pub uncertain: Vec<String>,
 }
 
+/// What a step had to guess or give up. [`Salvage`](crate::Salvage) derives from it which sectors are certain.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Doubt {
+    /// The cache superblock is rebuilt.
+    CacheSuperblock,
+    /// The superblock of the backing device with this index is rebuilt, and with it the first sector of the data.
+    BackingSuperblock(usize),
+    /// The keys of journal entries are lost; this is the newest of them.
+    Entries(JournalSeq),
+    /// The root is rebuilt from leaves, one of which may be free.
+    Root,
+    /// The generations of the buckets from this one on come from keys.
+    Generations(BucketNr),
+    /// The UUID table is rebuilt. These slots have the entry that they had before.
+    Slots(BTreeSet<Inode>),
+}
+
 /// A repair in the making.
 pub(crate) struct Work<'a> {
     /// The cache device, with the changes.
@@ -29,6 +48,7 @@ pub(crate) struct Work<'a> {
     pub(crate) backings: Vec<Overlay<'a>>,
     pub(crate) steps: Vec<Step>,
     pub(crate) refused: Vec<String>,
+    pub(crate) doubts: Vec<Doubt>,
 }
 
 impl Work<'_> {

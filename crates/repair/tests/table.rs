@@ -7,20 +7,12 @@ mod common;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use common::{Set, fixtures, garbage, structures};
+use common::{Set, damaged, fixtures, structures};
 use format::Uuid;
 use inspect::{CheckOptions, SliceSource, check_set};
 use repair::plan;
 
 const DAMAGES: [&str; 3] = ["zeros", "garbage", "one bit"];
-
-fn damaged(bytes: &mut [u8], used: usize, damage: &str) {
-    match damage {
-        "zeros" => bytes.fill(0),
-        "garbage" => garbage(bytes),
-        _ => bytes[used] ^= 0x10,
-    }
-}
 
 /// What became of one kind of damage in all sets.
 #[derive(Default)]
@@ -88,21 +80,11 @@ fn text(rows: &BTreeMap<(usize, usize), (String, Row)>) -> String {
 #[test]
 fn every_structure_destroyed_alone() {
     let mut rows: BTreeMap<(usize, usize), (String, Row)> = BTreeMap::new();
-    let order = [
-        "cache superblock",
-        "backing superblock",
-        "journal entry that is needed",
-        "newest journal entry",
-        "prio set",
-        "UUID table",
-        "root node above leaves",
-        "leaf",
-    ];
     for dir in fixtures::initialised() {
         let set = Set::new(dir);
         for structure in structures(&set) {
             for (n, damage) in DAMAGES.iter().enumerate() {
-                let place = order.iter().position(|name| *name == structure.name).unwrap();
+                let place = common::ORDER.iter().position(|name| *name == structure.name).unwrap();
                 let (_, row) =
                     rows.entry((place, n)).or_insert_with(|| (structure.name.to_owned(), Row::default()));
                 one(&set, &structure, damage, row);

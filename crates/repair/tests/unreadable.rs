@@ -1,40 +1,16 @@
-//! A destroyed root of the btree on a device that cannot be read everywhere: what may be missing is said, or nothing is rebuilt.
+//! A device that cannot be read everywhere: if the root of the btree is destroyed, what may be missing is said, or nothing is rebuilt;
+//! a salvage calls data lost, and metadata uncertain.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code")]
 
 mod common;
 
 use std::ops::Range;
 
-use common::{Set, fixtures, structures};
-use format::{Sector, Sectors, Uuid};
-use inspect::{ReadAt, ReadError, ReadFailure, SliceSource};
-use repair::{Report, plan};
-
-/// A device that fails every read of some sectors.
-struct Unreadable<'a> {
-    image: SliceSource<'a>,
-    sectors: Range<u64>,
-}
-
-impl ReadAt for Unreadable<'_> {
-    fn read_at(&self, at: Sector, into: &mut [u8]) -> Result<(), ReadError> {
-        let end = at.0 + into.len() as u64 / 512;
-        if at.0 < self.sectors.end && self.sectors.start < end {
-            let reason = ReadFailure::Io(std::io::ErrorKind::Other.into());
-            let sectors = Sectors::from_bytes_ceil(into.len() as u64);
-            return Err(ReadError { device: self.name().to_owned(), at, sectors, reason });
-        }
-        self.image.read_at(at, into)
-    }
-
-    fn sectors(&self) -> Sectors {
-        self.image.sectors()
-    }
-
-    fn name(&self) -> &str {
-        self.image.name()
-    }
-}
+use common::salvaged::{disks, salvaged, wrong};
+use common::{Set, Unreadable, fixtures, structures};
+use format::Uuid;
+use inspect::{PieceKind, SliceSource};
+use repair::{MapLine, Report, SalvageTarget, State, plan};
 
 /// A set whose root is above leaves, with the root destroyed.
 fn without_root() -> (Set, Vec<u8>) {
@@ -87,4 +63,57 @@ fn no_root_is_rebuilt_without_the_whole_journal() {
     assert!(report.steps.iter().all(|s| s.structure != "btree"), "{report}");
     let why = format!("journal bucket {other} cannot be read");
     assert!(report.refused.iter().any(|r| r.contains(&why)), "{report}");
+}
+
+/// The lines of a map that touch a sector.
+fn around(map: &[MapLine], sector: u64) -> Vec<&MapLine> {
+    map.iter().filter(|l| (l.start_sector..l.start_sector + l.sectors).contains(&sector)).collect()
+}
+
+#[test]
+fn data_that_cannot_be_read_is_lost() {
+    let set = Set::new("04-writeback-killed");
+    let [(disk, good)] = &disks(&set)[..] else { panic!("one disk") };
+    let (slot, _, _) = &set.dirty[0];
+    let (piece, _) = set.view.live(*slot).find(|(_, kind)| *kind == PieceKind::Dirty).unwrap();
+    let at = piece.ptr.unwrap().offset().0;
+    let cache = Unreadable { image: SliceSource::new("cache", &set.cache), sectors: at..at + 1 };
+    let sound = SliceSource::new("backing", &set.backing);
+    let got = salvaged(&cache, &sound, *disk, true).unwrap();
+    let first = piece.start.0 - 16;
+    let line = around(&got.map, first)[0];
+    assert_eq!((line.state, line.from), (State::Lost, "cache dirty"), "{line:?}");
+    assert!(line.why.as_deref().unwrap().contains("cannot be read"));
+    assert!((1..=8).contains(&got.summary.lost.sectors), "{}", got.summary);
+    assert!(got.image[first as usize * 512..][..512].iter().all(|b| *b == 0));
+    assert!(wrong(&got, good).is_empty());
+
+    // A sector of the backing device that no key covers.
+    let line = got.map.iter().find(|l| l.from == "backing" && l.sectors >= 8).unwrap();
+    let at = line.start_sector + 16;
+    let sound = SliceSource::new("cache", &set.cache);
+    let backing = Unreadable { image: SliceSource::new("backing", &set.backing), sectors: at..at + 1 };
+    let got = salvaged(&sound, &backing, *disk, true).unwrap();
+    let line = around(&got.map, at - 16)[0];
+    assert_eq!((line.state, line.from), (State::Lost, "backing"), "{line:?}");
+    assert!(wrong(&got, good).is_empty());
+}
+
+#[test]
+fn a_journal_that_cannot_be_read_makes_all_uncertain() {
+    let set = Set::new("04-writeback-killed");
+    let g = set.view.geometry();
+    let info = set.view.journal.as_ref().unwrap().newest_info().unwrap();
+    let start = g.bucket_start(info.bucket).0;
+    let sound = SliceSource::new("backing", &set.backing);
+    for sectors in [start..start + 1, g.bucket_start(g.first_bucket).0..g.bucket_start(g.first_dynamic()).0] {
+        let cache = Unreadable { image: SliceSource::new("cache", &set.cache), sectors: sectors.clone() };
+        let got = salvaged(&cache, &sound, SalvageTarget::Backing(0), true).unwrap();
+        assert_eq!(got.summary.certain.sectors, 0, "{}", got.summary);
+        if sectors.end > start + 1 {
+            // Nothing is known of the set: the image has the data of the backing device.
+            assert!(got.image == set.backing[16 * 512..][..got.image.len()]);
+            assert_eq!((got.map.len(), got.map[0].from), (1, "backing"), "{}", got.summary);
+        }
+    }
 }

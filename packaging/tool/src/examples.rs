@@ -149,7 +149,16 @@ pub(crate) const PAGES: &[Page] = &[
             ("Make the devices what they were before:", "ubcache repair --undo before.undo"),
         ],
         OFFLINE,
-        &["ubcache-check(8)", "ubcache-extract(8)", "troubleshooting.md"],
+        &["ubcache-check(8)", "ubcache-extract(8)", "ubcache-salvage(8)", "troubleshooting.md"],
+    ),
+    page(
+        "ubcache-salvage",
+        &[(
+            "Copy what is left of a damaged set, with a map of what is certain:",
+            "ubcache salvage -C /dev/nvme0n1p4 -B /dev/sdb -o /backup/disk.img --map /backup/disk.map",
+        )],
+        OFFLINE,
+        &["ubcache-extract(8)", "ubcache-repair(8)", "troubleshooting.md"],
     ),
     page(
         "ubcache-dump",

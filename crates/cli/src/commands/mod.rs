@@ -7,10 +7,12 @@ mod demo;
 mod dump;
 mod extract;
 pub(crate) mod flush;
+mod image;
 mod make;
 mod nbd_args;
 mod probe_bcache;
 mod repair;
+mod salvage;
 mod superblock;
 mod up;
 
@@ -33,6 +35,7 @@ pub(crate) enum Command {
     Flush(flush::Flush),
     Check(check::Check),
     Repair(repair::Repair),
+    Salvage(salvage::Salvage),
     Dump(dump::Dump),
     Demo(demo::Demo),
     Daemon(daemon::Daemon),
@@ -80,6 +83,7 @@ impl Command {
             Command::Flush(c) => c.run(),
             Command::Check(c) => c.run(),
             Command::Repair(c) => c.run(),
+            Command::Salvage(c) => c.run(),
             Command::Dump(c) => c.run(),
             Command::Demo(c) => c.run(),
             Command::Daemon(c) => c.run(),

@@ -103,5 +103,15 @@ fn damaged_dirty_data_is_found_and_not_extracted() {
             damaged[byte] ^= 64;
         }
         assert!(read(&out) == expected, "{what}");
+
+        // A salvage calls the sector lost, and writes the same.
+        let map = dir.path("map");
+        let salvage =
+            ["salvage", "-C", &ssd, "-B", &hdd, "-o", &out, "--map", &map, "--force", "--damaged", what];
+        let doc = run(&[&salvage[..], &["--trust-journal-end", "--json"]].concat()).refused(&[]).json();
+        assert_eq!((&doc["lost"]["sectors"], &doc["uncertain"]["sectors"]), (&1.into(), &0.into()), "{doc}");
+        let lost = format!(r#"{{"start_sector":{sector},"sectors":1,"state":"lost","from":"cache dirty""#);
+        assert!(std::fs::read_to_string(&map).unwrap().contains(&lost));
+        assert!(read(&out) == expected, "{what}");
     }
 }

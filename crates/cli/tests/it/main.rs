@@ -23,5 +23,6 @@ mod multicall;
 mod nbd_access;
 mod page_faults;
 mod repair;
+mod salvage;
 mod up;
 mod world;

@@ -12,7 +12,7 @@ mod run;
 mod sink;
 
 pub use error::ExtractError;
-pub use sink::{FileSink, Sink, StreamSink};
+pub use sink::{FileSink, Remark, Sink, StreamSink};
 
 use std::ops::ControlFlow;
 

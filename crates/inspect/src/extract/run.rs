@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use format::{Sector, Sectors};
 
 use super::error::Ranges;
-use super::{DamagedDirty, ExtractError, Extracted, Extraction, Lost, Progress, Sink};
+use super::{DamagedDirty, ExtractError, Extracted, Extraction, Lost, Progress, Remark, Sink};
 use crate::SCHEMA_VERSION;
 use crate::extent_map::Piece;
 use crate::source::{ReadAt, ReadError};
@@ -148,7 +148,10 @@ impl Run<'_, '_> {
                     let backing = run.it.backing.filter(|_| kind == PieceKind::Clean);
                     match backing.map(|b| run.read(b, Sector(position.0 + part.0), len)) {
                         // The backing device has clean data too.
-                        Some(Ok(())) => Ok(()),
+                        Some(Ok(())) => {
+                            run.sink.remark(run.done, len, Remark::FromBacking);
+                            Ok(())
+                        }
                         _ => Err(Gap { of: Cow::Owned(format!("{} data", kind.name())), source }),
                     }
                 })?,
@@ -184,6 +187,8 @@ impl Run<'_, '_> {
         let in_place = if extent.kind == PieceKind::Clean {
             if older(bytes) {
                 self.result.damaged_clean_sectors += block.sectors.0;
+                let start = Sectors(self.done.0 + block.from.0);
+                self.sink.remark(start, block.sectors, Remark::FromBacking);
                 return;
             }
             bytes.fill(0);
@@ -204,7 +209,7 @@ impl Run<'_, '_> {
         };
         let kind = extent.kind.name();
         let reason = format!("{in_place} {kind} data that does not have its checksum");
-        self.lose(block.from, block.sectors, reason);
+        self.lose(block.from, block.sectors, Remark::Damaged, reason);
     }
 
     /// After a read of `len` sectors failed with `error`: reads parts with `read`, which fills the front
@@ -225,7 +230,7 @@ impl Run<'_, '_> {
             match read(self, part, n) {
                 Ok(()) => self.write(n)?,
                 Err(gap) => {
-                    self.lose(Sectors(0), n, gap.to_string());
+                    self.lose(Sectors(0), n, Remark::Unreadable, gap.to_string());
                     self.zeros(n)?;
                 }
             }
@@ -235,9 +240,10 @@ impl Run<'_, '_> {
     }
 
     /// Adds a range to the list of lost ranges. It begins `from` sectors behind the last sector that was written to the output.
-    fn lose(&mut self, from: Sectors, len: Sectors, reason: String) {
+    fn lose(&mut self, from: Sectors, len: Sectors, why: Remark, reason: String) {
         self.result.lost_sectors += len.0;
         let start = self.done.0 + from.0;
+        self.sink.remark(Sectors(start), len, why);
         let is_full = self.result.lost.len() >= MAX_LOST;
         match self.result.lost.last_mut() {
             Some(last) if last.start + last.sectors == start && last.reason == reason => {

@@ -8,6 +8,17 @@ use std::os::unix::fs::FileExt;
 
 use format::Sectors;
 
+/// What an extraction says about a range that was not copied as planned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Remark {
+    /// The contents are lost, because a device cannot be read.
+    Unreadable,
+    /// The contents are lost, because cached data does not have its checksum.
+    Damaged,
+    /// Clean cached data cannot be read or does not have its checksum: the bytes are those of the backing device.
+    FromBacking,
+}
+
 /// Receives the contents of a device from its first sector to its last, in order.
 pub trait Sink {
     /// Prepares for an output of `total` sectors. Called once, first.
@@ -27,6 +38,10 @@ pub trait Sink {
     /// # Errors
     /// If they cannot be written.
     fn zeros(&mut self, n: Sectors) -> io::Result<()>;
+
+    /// Takes what the bytes of a range are, if they are not what the plan of the extraction says. `start` counts from the start of
+    /// the output. It comes before the bytes of the range, and in the order of the ranges.
+    fn remark(&mut self, _start: Sectors, _len: Sectors, _remark: Remark) {}
 
     /// Completes the output, and makes it durable if the sink can. Called once, last.
     ///

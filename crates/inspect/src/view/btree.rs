@@ -14,9 +14,9 @@ use format::{
     parse_node,
 };
 
-use super::SetView;
 use super::gens::Gens;
 use super::scan::{Scan, Stop};
+use super::{KeyRange, SetView};
 use crate::device::unreadable_at;
 use crate::extent_map::{ExtentMap, NodeId, Origin, Piece};
 use crate::finding::{Finding, Invariant, Mismatch, Place, Severity};
@@ -110,6 +110,7 @@ pub(super) fn open(scan: &mut Scan<'_>, newest: &Jset, view: &mut SetView) -> Re
         nodes: &mut view.nodes,
         extents: &mut view.extents,
         stats: &mut view.btree,
+        unknown: &mut view.unknown,
         used: Sparse::new(u64::from(view.superblock.geometry().nbuckets)),
         pending: Vec::new(),
         buffer: Vec::new(),
@@ -121,6 +122,7 @@ pub(super) fn open(scan: &mut Scan<'_>, newest: &Jset, view: &mut SetView) -> Re
         let (invariant, expected) = (Invariant::NodeShape, format!("at most {MAX_LEVEL}"));
         let (severity, found) = (Severity::Fatal, newest.btree_level);
         walk.stats.missing += 1;
+        walk.unknown.push(KeyRange { after: Bkey::ZERO_POSITION, last: Bkey::MAX_POSITION });
         scan.report(Finding::new(
             severity,
             invariant,
@@ -161,6 +163,7 @@ struct Walk<'v> {
     nodes: &'v mut Vec<NodeView>,
     extents: &'v mut ExtentMap,
     stats: &'v mut BtreeStats,
+    unknown: &'v mut Vec<KeyRange>,
     used: Sparse<bool>,
     pending: Vec<Pending>,
     buffer: Vec<u8>,
@@ -240,8 +243,9 @@ impl Walk<'_> {
         id
     }
 
-    fn assume_lost(&self, scan: &mut Scan<'_>, next: &Pending, what: &str) {
+    fn assume_lost(&mut self, scan: &mut Scan<'_>, next: &Pending, what: &str) {
         let (from, to) = (position_text(next.after), position_text(next.key.position()));
+        self.unknown.push(KeyRange { after: next.after, last: next.key.position() });
         scan.assume(format!("{what} the btree node for keys from {from} to {to}"));
     }
 
@@ -496,7 +500,7 @@ impl Walk<'_> {
 
     /// Reports an internal node whose last child does not end where the node ends.
     fn check_end(
-        &self,
+        &mut self,
         scan: &mut Scan<'_>,
         next: &Pending,
         children: &BTreeMap<(Inode, Sector), Bkey>,

@@ -72,8 +72,19 @@ pub struct SetView {
     pub findings: Findings,
     /// Assumptions about damaged structures; empty unless opened with [`Mode::BestEffort`].
     pub assumptions: Vec<String>,
+    /// The ranges of keys of which not all are known, because a node could not be read to its end. All keys lie behind `after`.
+    pub unknown: Vec<KeyRange>,
     /// The first data sector of each device, as far as its backing device was given. Keys count from the start of the device.
     data_offsets: BTreeMap<Inode, Sector>,
+}
+
+/// A range of positions of keys.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KeyRange {
+    /// The position before the range.
+    pub after: (Inode, Sector),
+    /// The last position.
+    pub last: (Inode, Sector),
 }
 
 /// A set that cannot be opened.
@@ -181,6 +192,7 @@ fn open(scan: &mut Scan<'_>) -> Result<SetView, Stop> {
         extents: ExtentMap::default(),
         findings: Findings::default(),
         assumptions: Vec::new(),
+        unknown: Vec::new(),
         data_offsets: BTreeMap::new(),
     };
     if view.superblock.sync() {

@@ -1,16 +1,17 @@
 //! Images of real devices, damage to their structures, and the data that is still there.
-#![allow(clippy::unwrap_used, dead_code, reason = "test code")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, dead_code, reason = "test code")]
 
 #[path = "../../../format/tests/common/fixtures.rs"]
 pub mod fixtures;
+pub mod salvaged;
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
-use format::{Inode, Sector};
+use format::{Inode, Sector, Sectors};
 use inspect::view::SlotKind;
 use inspect::{
-    DamagedDirty, ExtractOptions, Extraction, Mode, PieceKind, ReadAt, SetView, SliceSource, StreamSink,
-    Target,
+    DamagedDirty, ExtractOptions, Extraction, Mode, PieceKind, ReadAt, ReadError, ReadFailure, SetView,
+    SliceSource, StreamSink, Target,
 };
 
 /// An image set, with what is known about it while it is intact.
@@ -133,4 +134,52 @@ pub fn structures(set: &Set) -> Vec<Structure> {
     node("root node above leaves", view.nodes.first().filter(|n| n.level > 0));
     node("leaf", view.nodes.iter().find(|n| n.level == 0 && n.live > 0));
     all
+}
+
+/// The names of the structures, in the order of the tables.
+pub const ORDER: [&str; 8] = [
+    "cache superblock",
+    "backing superblock",
+    "journal entry that is needed",
+    "newest journal entry",
+    "prio set",
+    "UUID table",
+    "root node above leaves",
+    "leaf",
+];
+
+/// Damages the bytes of a structure, of which that at `used` is in use.
+pub fn damaged(bytes: &mut [u8], used: usize, damage: &str) {
+    match damage {
+        "nothing" => {}
+        "zeros" => bytes.fill(0),
+        "garbage" => garbage(bytes),
+        _ => bytes[used] ^= 0x10,
+    }
+}
+
+/// A device that fails every read of some sectors.
+pub struct Unreadable<'a> {
+    pub image: SliceSource<'a>,
+    pub sectors: Range<u64>,
+}
+
+impl ReadAt for Unreadable<'_> {
+    fn read_at(&self, at: Sector, into: &mut [u8]) -> Result<(), ReadError> {
+        let end = at.0 + into.len() as u64 / 512;
+        if at.0 < self.sectors.end && self.sectors.start < end {
+            let reason = ReadFailure::Io(std::io::ErrorKind::Other.into());
+            let sectors = Sectors::from_bytes_ceil(into.len() as u64);
+            return Err(ReadError { device: self.name().to_owned(), at, sectors, reason });
+        }
+        self.image.read_at(at, into)
+    }
+
+    fn sectors(&self) -> Sectors {
+        self.image.sectors()
+    }
+
+    fn name(&self) -> &str {
+        self.image.name()
+    }
 }

@@ -1,0 +1,147 @@
+//! `salvage`: the image, the map, the summary, and what is refused.
+
+use std::path::Path;
+
+use inspect::{FileSource, Mode, SetView};
+use serde_json::Value;
+
+use crate::world::*;
+
+/// Fills a range of a file with zeros.
+fn destroy(path: &str, range: std::ops::Range<usize>) {
+    let mut bytes = read(path);
+    bytes[range].fill(0);
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// The lines of a map, which covers the volume without gaps.
+fn map(path: &str) -> Vec<Value> {
+    let text = String::from_utf8(read(path)).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let mut at = 0;
+    for line in &lines {
+        assert_eq!(line["start_sector"].as_u64(), Some(at), "{line}");
+        at += line["sectors"].as_u64().unwrap();
+        let state = line["state"].as_str().unwrap();
+        assert!(["certain", "uncertain", "lost"].contains(&state), "{line}");
+        assert!(
+            ["cache dirty", "cache clean", "backing"].contains(&line["from"].as_str().unwrap()),
+            "{line}"
+        );
+        assert_eq!(line["why"].is_string(), state != "certain", "{line}");
+    }
+    assert_eq!(at, SET_SECTORS);
+    lines
+}
+
+/// Asserts that no sector that a map calls certain has other bytes than it should.
+fn nothing_certain_is_wrong(map: &[Value], image: &[u8], good: &[u8]) {
+    for line in map.iter().filter(|line| line["state"] == "certain") {
+        let start = line["start_sector"].as_u64().unwrap() as usize * SECTOR;
+        let range = start..start + line["sectors"].as_u64().unwrap() as usize * SECTOR;
+        assert!(image[range.clone()] == good[range], "{line}");
+    }
+}
+
+#[test]
+fn without_the_superblock_of_the_cache_device() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    let (out, lines) = (dir.path("out"), dir.path("map"));
+    destroy(&ssd, 4096..8192);
+    let before = [read(&ssd), read(&hdd)];
+    run(&["extract", "-C", &ssd, "-B", &hdd, "-o", &out]).refused(&[]);
+
+    // The journal ends in a part of the ring that was never written, so nothing proves that it ends there.
+    let salvage = ["salvage", "-C", &ssd, "-B", &hdd, "-o", &out, "--map", &lines];
+    let said =
+        run(&salvage).refused(&["rebuilt for set", "(in memory)", "nothing proves that journal entry"]);
+    let said = said.says(&["repeat with --trust-journal-end", &format!("{lines} has the ranges")]);
+    assert!(said.out.contains("certain    0 bytes in 0 ranges"), "{said}");
+    assert!(read(&out) == dirty_set()[2], "the contents are right all the same");
+    assert!(map(&lines).iter().all(|line| line["state"] == "uncertain"));
+
+    run(&salvage).refused(&["exists", "--force"]);
+    let trust = [&salvage[..], &["--trust-journal-end", "--force", "--json"]].concat();
+    let doc = run(&trust).ok().json();
+    assert_eq!(doc["schema_version"], 1);
+    assert_eq!(doc["sectors"].as_u64(), Some(SET_SECTORS));
+    assert_eq!(doc["certain"]["bytes"].as_u64(), Some(SET_SECTORS * 512));
+    assert_eq!((&doc["uncertain"]["bytes"], &doc["lost"]["ranges"]), (&0.into(), &0.into()));
+    assert_eq!(doc["steps"][0]["structure"], "cache superblock");
+    assert!(read(&out) == dirty_set()[2]);
+    let lines = map(&lines);
+    assert!(lines.iter().any(|line| line["from"] == "cache dirty"));
+    assert!(lines.iter().any(|line| line["from"] == "backing"));
+    assert_eq!(doc["certain"]["ranges"].as_u64(), Some(lines.len() as u64));
+    assert!([read(&ssd), read(&hdd)] == before, "a salvage changes nothing");
+    let meta = std::fs::metadata(&out).unwrap();
+    assert!(std::os::unix::fs::MetadataExt::blocks(&meta) * 512 < meta.len(), "zeros take no room");
+}
+
+#[test]
+fn without_a_leaf() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    let view = SetView::open(&FileSource::open(&ssd).unwrap(), Mode::Strict).unwrap();
+    let leaf = view.nodes.iter().find(|n| n.level == 0 && n.live > 0).unwrap();
+    let start = leaf.key.pointer().unwrap().offset().bytes() as usize;
+    destroy(&ssd, start..start + 4096);
+    let (out, lines) = (dir.path("out"), dir.path("map"));
+    let salvage = ["salvage", "-C", &ssd, "-B", &hdd, "-o", &out, "--map", &lines, "--trust-journal-end"];
+    run(&salvage).refused(&["not rebuilt", "is destroyed", "a node of the btree", "uncertain"]);
+    let lines = map(&lines);
+    assert!(lines.iter().any(|line| line["state"] == "uncertain"));
+    nothing_certain_is_wrong(&lines, &read(&out), &dirty_set()[2]);
+
+    // To a pipe, with the summary on the other channel.
+    let mut command = std::process::Command::new(program());
+    command.args(["salvage", "-C", &ssd, "-B", &hdd, "-o", "-"]);
+    let output = output(command);
+    assert!(output.stdout == read(&out) && output.status.code() == Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("repeat with --map FILE"));
+}
+
+#[test]
+fn wrong_arguments_and_wrong_devices() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    let (out, lines) = (dir.path("out"), dir.path("map"));
+    let set = ["salvage", "-C", &ssd, "-B", &hdd];
+    let with = |more: &[&str]| run(&[&set[..], more].concat());
+    run(&["salvage", "-B", &hdd, "-o", &out]).usage().says(&["--cache"]);
+    run(&["salvage", "-C", &ssd, "-o", &out]).usage().says(&["--backing"]);
+    with(&[]).usage().says(&["--output"]);
+    with(&["-o", "-", "--json"]).usage();
+    with(&["-o", &ssd, "--force"]).usage().says(&["both input and output"]);
+    with(&["-o", &out, "--map", &hdd, "--force"]).usage();
+    with(&["-o", &out, "--map", &out]).usage();
+    with(&["-o", &out, "--damaged", "refuse"]).usage();
+    with(&["-o", &out, "--volume", "0"]).refused(&["slot 0", "found a cached device"]);
+    let other = dir.sparse("other", 8 << 20);
+    run(&["make", "-B", &other]).ok();
+    with(&["-o", &other, "--force"]).refused(&["is a device of a cache set"]);
+    with(&["-o", &out, "--map", &other, "--force"]).refused(&["is a device of a cache set"]);
+    let (ssd2, hdd2) = (dir.sparse("ssd2", 8 << 20), dir.sparse("hdd2", 8 << 20));
+    run(&["make", "-C", &ssd2, "-B", &hdd2, "--bucket", "8k"]).ok();
+    // A start attaches it.
+    Up::start(&dir, 1, &["-C", &ssd2, "-B", &hdd2, &format!("--export=nbd={}", dir.path("s"))]).stop();
+    run(&["salvage", "-C", &ssd, "-B", &hdd2, "-o", &out]).refused(&["this cache has none of its data"]);
+    run(&["salvage", "-C", &ssd, "-B", &ssd2, "-o", &out]).refused(&["found a cache device"]);
+    assert!(!Path::new(&out).exists() && !Path::new(&lines).exists());
+    let left = std::fs::read_dir(Path::new(&out).parent().unwrap()).unwrap();
+    assert!(left.flatten().all(|e| !e.file_name().to_string_lossy().contains("partial")));
+    run(&["salvage", "--help"]).ok().says(&["ubcache salvage -C /dev/nvme0n1p4 -B /dev/sdb", "--map"]);
+}
+
+#[test]
+fn a_set_that_is_served_is_not_read() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    let export = format!("--export=nbd={}", dir.path("s"));
+    let up = Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &export]);
+    let out = dir.path("out");
+    run(&["salvage", "-C", &ssd, "-B", &hdd, "-o", &out]).refused(&["in use", "--in-use"]);
+    assert!(!Path::new(&out).exists());
+    up.stop();
+}
