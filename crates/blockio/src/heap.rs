@@ -123,25 +123,26 @@ pub(crate) fn free_end() -> Option<Range<usize>> {
     usage().map(|usage| usage.free_end)
 }
 
-/// Grows the heap, and returns the memory that made it grow; fewer pieces if the system refuses more.
+/// Grows the heap, and returns the memory that made it grow; `None` if the system refuses it.
 ///
-/// The pieces are larger than the free end. The allocator can serve such a piece from a gap between pieces in use, which does not
-/// move the end, so it takes pieces until no gap is left for them.
-pub(crate) fn grow(usage: &HeapUsage) -> Vec<Vec<u8>> {
+/// The memory is larger than the free end. The allocator can serve such a piece from a gap between pieces in use, which does not
+/// move the end, so the function takes pieces until no gap is left for them. It frees those at once: other threads need the gaps.
+pub(crate) fn grow(usage: &HeapUsage) -> Option<Vec<u8>> {
     let piece_bytes = PIECE_BYTES.max(usage.free_end.len() + PAGE_BYTES);
     let most = usage.gap_bytes / piece_bytes + 1;
-    let mut pieces = Vec::new();
-    while pieces.len() < most {
-        let Some(mut piece) = untouched(piece_bytes) else { break };
+    let mut in_gaps: Vec<Vec<u8>> = Vec::new();
+    in_gaps.try_reserve_exact(most).ok()?;
+    for _ in 0..most {
+        let mut piece = untouched(piece_bytes)?;
         if free_end().is_none_or(|now| now.end != usage.free_end.end) {
+            drop(in_gaps);
             // It is in front of the new free end, and becomes a part of that when it is freed.
             touch(&mut piece);
-            pieces.push(piece);
-            break;
+            return Some(piece);
         }
-        pieces.push(piece);
+        in_gaps.push(piece);
     }
-    pieces
+    None
 }
 
 /// Makes `bytes` bytes of the heap free and resident, after [`retain_freed_memory`], and returns how many it got.

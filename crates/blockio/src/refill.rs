@@ -181,7 +181,7 @@ impl Resident {
         }
         let Some(usage) = heap::usage() else { return self.take(bytes) };
         // Freed below, after the pages before it are populated: other threads may need some of these at once.
-        let mut grown = Vec::new();
+        let mut grown = None;
         if usage.free_end.len() < MIN_FREE_ADDRESSES_BYTES.min(bytes) {
             grown = heap::grow(&usage);
         }

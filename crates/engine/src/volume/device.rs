@@ -72,6 +72,12 @@ impl Volume {
         self.dirty_in_flight.set(writes);
     }
 
+    /// Whether writeback holds a part of a range: a run holds the gaps between its extents, too, until its batch has ended.
+    pub fn is_written_back(&self, sector: Sector, sectors: Sectors) -> bool {
+        let start = sector + Sectors(self.offset.0);
+        self.ranges.is_written_back(start, start + sectors)
+    }
+
     /// The parts of a range for which the cache has no dirty data, so that a request for them can need the backing device. `None` if a
     /// leaf of the range is not in memory.
     pub fn parts_without_dirty_data(

@@ -271,13 +271,6 @@ impl SimDisk {
         self.holds(Kind::Read, range)
     }
 
-    /// Whether the device holds back a request that changes sectors of this range.
-    pub fn holds_change(&self, range: Range<u64>) -> bool {
-        [Kind::Write, Kind::DurableWrite, Kind::Discard]
-            .into_iter()
-            .any(|kind| self.holds(kind, range.clone()))
-    }
-
     fn holds(&self, kind: Kind, range: Range<u64>) -> bool {
         let wanted = Matching { kind, range };
         self.state.borrow().running.values().any(|r| r.held && wanted.matches(&r.request))

@@ -132,7 +132,7 @@ impl HungDevice {
 
     /// Whether a read may wait for a change that the hung device holds up. After a failed flush of the device in this boot, a read
     /// waits for the changes under way in the parts of which the cache has no dirty data: those of clients, with the blocks around
-    /// them, and those of writeback, which holds what it writes.
+    /// them, and the runs of writeback, which hold the gaps between their extents, too.
     fn awaits_change(&self, read: &UnderWay) -> bool {
         let (session, number) = (&self.session, self.volume());
         if self.disk().counters().failed_flushes == session.failed_flushes[number] {
@@ -140,13 +140,11 @@ impl HungDevice {
         }
         let client = &session.given.clients[number];
         let Some(volume) = client.volume() else { return true };
-        let parts = volume.parts_without_dirty_data(Sector(read.start), Sectors(read.sectors));
-        let Some(parts) = parts else { return true };
+        let whole = (Sector(read.start), Sectors(read.sectors));
+        let parts = volume.parts_without_dirty_data(whole.0, whole.1).unwrap_or_else(|| vec![whole]);
         parts.into_iter().any(|(start, sectors)| {
             let part = start.0..(start + sectors).0;
-            let at = session.offsets[number] + part.start;
-            client.under_way().iter().any(|r| r.changes_near(&part))
-                || self.disk().holds_change(at..at + sectors.0)
+            client.under_way().iter().any(|r| r.changes_near(&part)) || volume.is_written_back(start, sectors)
         })
     }
 
