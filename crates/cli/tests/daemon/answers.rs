@@ -129,6 +129,14 @@ fn a_command_that_does_not_wait_ends_by_a_signal_after_its_answer() {
             text.lines().filter_map(|l| l.strip_prefix("ShdPnd:").or(l.strip_prefix("SigPnd:")));
         pending.all(|mask| mask.trim().bytes().all(|b| b == b'0'))
     });
+    // The thread that takes the signal has noted it when all threads sleep again.
+    wait_until("threads that sleep", || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
+        tasks.flatten().all(|task| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
+        })
+    });
     let body = r#"{"schema_version": 1, "job": {"id": 7, "kind": "detach", "target": "bcache0", "state": "running"}}"#;
     let answer = format!(
         "HTTP/1.0 202 Accepted\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
