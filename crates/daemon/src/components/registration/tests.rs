@@ -167,6 +167,20 @@ async fn a_device_at_the_path_of_another_frees_what_that_one_owns() {
     registry.inventory.workers.stop_all().await.unwrap();
 }
 
+/// Gives this label to every volume. As disks of other hosts, they may have the same one.
+async fn label_all(registry: &Registry, label: &str) {
+    for worker in registry.inventory.workers.all() {
+        let name = worker.snapshot().await.unwrap().volumes[0].name.clone();
+        let command = serve::Command::SetVolume {
+            volume: name,
+            key: "label".into(),
+            value: label.into(),
+            beyond: serve::tunables::Beyond::Refused,
+        };
+        worker.command(command).await.unwrap();
+    }
+}
+
 /// A label was free after the end of its owner, and its section applied to all others with the label.
 #[tokio::test]
 async fn a_free_label_becomes_that_of_another_volume() {
@@ -179,17 +193,7 @@ async fn a_free_label_becomes_that_of_another_volume() {
     let registry = registry_in(dir.path(), &section);
     let disks = [5, 6].map(|own| backing_device_in(dir.path(), 0, own, BackingState::None));
     register(&registry, &[&disks[0], &disks[1]]).await.unwrap();
-    for worker in registry.inventory.workers.all() {
-        // As disks of other hosts, they may have the same label.
-        let name = worker.snapshot().await.unwrap().volumes[0].name.clone();
-        let command = serve::Command::SetVolume {
-            volume: name,
-            key: "label".into(),
-            value: "data".into(),
-            beyond: serve::tunables::Beyond::Refused,
-        };
-        worker.command(command).await.unwrap();
-    }
+    label_all(&registry, "data").await;
     let owner = || registry.shared.state().label_owner("data");
     let asked = Asked::inside("a test");
     assert_eq!(owner(), None);
@@ -201,6 +205,33 @@ async fn a_free_label_becomes_that_of_another_volume() {
     register(&registry, &[&disks[0]]).await.unwrap();
     registry.settings.set_tunable(Of::Volume(&u6), "label", "other", true).await.unwrap();
     assert_eq!(owner(), Some(u5), "the owner has another label");
+    registry.inventory.workers.stop_all().await.unwrap();
+}
+
+/// The next owner of a label got no tunable of the section, and the former one kept them.
+#[tokio::test]
+async fn a_reload_that_changes_the_owner_of_a_label_applies_the_section_to_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let [u5, u6] = [5, 6].map(|own| format::Uuid([own; 16]).to_string());
+    let section = "exports = []\n[volume.data.tunables]\nwriteback_percent = 20\n";
+    let path = dir.path().join("config.toml");
+    let asked = Asked::inside("a test");
+    let registry = registry_in(dir.path(), "exports = []");
+    let disks = [5, 6].map(|own| backing_device_in(dir.path(), 0, own, BackingState::None));
+    register(&registry, &[&disks[0], &disks[1]]).await.unwrap();
+    label_all(&registry, "data").await;
+    let reload = async |config: &str| {
+        std::fs::write(&path, config).unwrap();
+        registry.reload.reload(&path, &asked).await.unwrap()
+    };
+    let percent = async |uuid: &str| {
+        registry.settings.tunable(Of::Volume(uuid), "writeback_percent").await.unwrap().value
+    };
+    reload(section).await;
+    assert_eq!((&*percent(&u5).await, &*percent(&u6).await), ("20", "10"));
+    let said = reload(&format!("{section}[volume.\"{u5}\"]\nexports = []\n")).await;
+    assert_eq!(registry.shared.state().label_owner("data"), Some(u6.clone()));
+    assert_eq!((&*percent(&u5).await, &*percent(&u6).await), ("10", "20"), "{said:?}");
     registry.inventory.workers.stop_all().await.unwrap();
 }
 
