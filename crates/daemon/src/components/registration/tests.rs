@@ -208,6 +208,37 @@ async fn a_free_label_becomes_that_of_another_volume() {
     registry.inventory.workers.stop_all().await.unwrap();
 }
 
+/// A copy that the start had refused was unregistered. The device that was served lost its label, its addresses and its mark.
+#[tokio::test]
+async fn a_copy_of_a_served_device_is_forgotten_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = registry_in(dir.path(), "exports = []");
+    let (disk, cache) =
+        (backing_device_in(dir.path(), 0, 5, BackingState::None), cache_device(dir.path(), 2));
+    let copies = [&disk, &cache].map(|device| {
+        let copy = device.with_extension("copy");
+        std::fs::copy(device, &copy).unwrap();
+        copy
+    });
+    register(&registry, &[&disk, &cache]).await.unwrap();
+    let [volume, set] = [5, 2].map(|n| format::Uuid([n; 16]).to_string());
+    let flash_only = format!("{set}/3");
+    own(&registry, &volume, "data");
+    own(&registry, &flash_only, "films");
+    let named = registry.shared.named().clone();
+    for copy in &copies {
+        let why = Failure::Failed("is a copy".into());
+        registry.inventory.devices.set(&probe_device(copy).await.unwrap(), DeviceState::Failed(why.into()));
+        let path = copy.to_string_lossy();
+        registry.registration.unregister(&path, &Asked::inside("a test")).await.unwrap();
+        assert!(registry.inventory.devices.get(copy).is_none());
+    }
+    assert_eq!(owners(&registry, &["data", "films"]), [flash_only, volume]);
+    assert_eq!(*registry.shared.named(), named);
+    assert_eq!(registry.inventory.workers.all().len(), 2, "the originals are served");
+    registry.inventory.workers.stop_all().await.unwrap();
+}
+
 /// The next owner of a label got no tunable of the section, and the former one kept them.
 #[tokio::test]
 async fn a_reload_that_changes_the_owner_of_a_label_applies_the_section_to_the_next_one() {
