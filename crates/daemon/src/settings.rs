@@ -301,8 +301,12 @@ impl Settings {
                 self.shared.hub.label(&target.worker.plan.id, name);
             }
             let old_key = self.shared.section_key(&self.shared.config(), &target.key);
+            self.workers.relabelled();
             self.shared.state().relabel(&target.key.id, &now);
-            self.shared.claim_label(&Key { label: now.clone(), ..target.key.clone() });
+            // It may have been unregistered since its label was set.
+            if self.shared.is_served(&target.key.id) {
+                self.shared.claim_label(&Key { label: now.clone(), ..target.key.clone() });
+            }
             self.workers.claim_labels().await;
             self.shared.links.relabel(&target.key.id, &now);
             notes = self.follow_label(&target, old_key, &now).await;
