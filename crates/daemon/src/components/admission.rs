@@ -68,7 +68,7 @@ pub(crate) struct Admission {
 pub(crate) struct Ordered<'a> {
     admission: &'a Admission,
     uuids: Vec<String>,
-    /// Whether volumes own their labels no longer.
+    /// Whether labels have become free.
     pub(crate) has_freed_labels: bool,
 }
 

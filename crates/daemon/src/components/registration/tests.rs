@@ -125,6 +125,7 @@ async fn an_absent_cache_device_is_forgotten_with_its_volumes() {
     let first = registry_in(dir.path(), "exports = []");
     register(&first, &[&cache]).await.unwrap();
     own(&first, &format!("{set}/3"), "films");
+    assert_eq!(first.shared.forget_command(&format!("{set}/3")), None, "it would stop the set");
     first.inventory.workers.stop_all().await.unwrap();
     drop(first);
     std::fs::rename(&cache, dir.path().join("away")).unwrap();
