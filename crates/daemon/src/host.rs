@@ -186,6 +186,7 @@ impl<'a> Host<'a> {
         let name = self.shared.state().name(&key.id);
         volume.set_name(&name);
         let served = self.shared.serves(&key.id);
+        self.shared.note_label(&key.id, &key.label);
         self.shared.claim_label(&key);
         let shown = shown(&volume);
         tune(&shown, self.shared.tunables(&key), async |tunable, value| {

@@ -302,6 +302,7 @@ impl Settings {
             }
             let old_key = self.shared.section_key(&self.shared.config(), &target.key);
             self.workers.relabelled();
+            self.shared.note_label(&target.key.id, &now);
             self.shared.state().relabel(&target.key.id, &now);
             // It may have been unregistered since its label was set.
             if self.shared.is_served(&target.key.id) {
