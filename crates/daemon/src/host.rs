@@ -72,6 +72,8 @@ pub(crate) struct Host<'a> {
     plan: &'a Plan,
     session: Session,
     served: RefCell<Vec<Served>>,
+    /// Notes that the set is served, also if it has no flash-only volume.
+    _set: Option<ServedKey>,
     /// The export that a stop of everything is ending: the name of its volume, and the ways that it still has.
     ending: RefCell<Option<(String, Vec<Way>)>>,
     force: Force,
@@ -121,7 +123,9 @@ impl<'a> Host<'a> {
         let alone: Vec<_> = plan.alone.iter().cloned().collect();
         let devices = Devices::open(driver, plan.cache.as_deref(), &alone, Simulation::default()).await?;
         let session = Session::start(devices).await?;
+        let set = session.set.as_ref().map(|_| shared.serves(&plan.id));
         let host = Host {
+            _set: set,
             driver,
             shared,
             plan,
@@ -182,6 +186,7 @@ impl<'a> Host<'a> {
         let name = self.shared.state().name(&key.id);
         volume.set_name(&name);
         let served = self.shared.serves(&key.id);
+        self.shared.note_label(&key.id, &key.label);
         self.shared.claim_label(&key);
         let shown = shown(&volume);
         tune(&shown, self.shared.tunables(&key), async |tunable, value| {

@@ -5,7 +5,7 @@
 //! time, then the configuration, then the default. Owns the rule that a label selects a section of the configuration for one
 //! volume: any disk can have the label of another. Must not know how a volume is served.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -36,13 +36,13 @@ pub(crate) struct Shared {
     stopping: AtomicBool,
     /// UUIDs of the devices that the operator has named, and of the sets of the cache devices among them.
     named: Mutex<BTreeSet<String>>,
-    /// The keys of the volumes that are served.
-    served: Arc<Mutex<BTreeSet<String>>>,
+    /// The labels of the sets and volumes that are served, by their keys. A label that is not known is empty.
+    served: Arc<Mutex<BTreeMap<String, String>>>,
 }
 
-/// A volume that is served. It keeps its label until this is dropped.
+/// A set or volume that is served. A volume keeps its label until this is dropped.
 pub(crate) struct ServedKey {
-    served: Arc<Mutex<BTreeSet<String>>>,
+    served: Arc<Mutex<BTreeMap<String, String>>>,
     id: String,
 }
 
@@ -116,23 +116,35 @@ impl Shared {
         self.named.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a volume is served, until the result is dropped.
+    /// Notes that a set or volume is served, until the result is dropped.
     pub(crate) fn serves(&self, id: &str) -> ServedKey {
-        self.served.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
+        self.served.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned(), String::new());
         ServedKey { served: self.served.clone(), id: id.to_owned() }
     }
 
-    /// Whether the volume with this key is served, or a flash-only volume of the set with this key.
+    /// Stores the label of a volume, if it is served.
+    pub(crate) fn note_label(&self, id: &str, label: &str) {
+        let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        served.get_mut(id).into_iter().for_each(|known| label.clone_into(known));
+    }
+
+    /// The label of a volume that is served; empty if it is not known.
+    pub(crate) fn served_label(&self, id: &str) -> String {
+        let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        served.get(id).cloned().unwrap_or_default()
+    }
+
+    /// Whether the set or volume with this key is served, or a flash-only volume of the set with this key.
     pub(crate) fn is_served(&self, key: &str) -> bool {
         let flash_only = format!("{key}/");
         let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
-        served.iter().any(|id| id == key || id.starts_with(&flash_only))
+        served.keys().any(|id| id == key || id.starts_with(&flash_only))
     }
 
     /// The command that forgets a volume which does not come back: it unregisters its device, or the cache device of its set.
-    /// `None` if the volume is served, or no such device is registered.
+    /// `None` if the volume or its set is served, or no such device is registered.
     pub(crate) fn forget_command(&self, id: &str) -> Option<String> {
-        let key = id.split('/').next().filter(|_| !self.is_served(id))?;
+        let key = id.split('/').next().filter(|key| !self.is_served(key))?;
         let path = self.state().registered_path(key)?;
         Some(format!("ubcache unregister {}", plain::in_shell(&path.to_string_lossy())))
     }
@@ -260,6 +272,11 @@ mod tests {
         assert_eq!(second.forget_command("u2"), None, "its device is not registered");
         second.state().add_device(std::path::Path::new("/dev/a b"), "u2", true);
         assert_eq!(second.forget_command("u2").as_deref(), Some("ubcache unregister '/dev/a b'"));
+        second.state().add_device(std::path::Path::new("/dev/ssd"), "s", true);
+        assert_eq!(second.forget_command("s/9").as_deref(), Some("ubcache unregister /dev/ssd"));
+        let set = second.serves("s");
+        assert_eq!(second.forget_command("s/9"), None, "it would stop the set");
+        drop(set);
         // An owner that is served keeps the label, because its exports have the addresses of the section.
         second.named().remove("u2");
         second.named().insert("u1".into());

@@ -68,7 +68,7 @@ pub(crate) struct Admission {
 pub(crate) struct Ordered<'a> {
     admission: &'a Admission,
     uuids: Vec<String>,
-    /// Whether volumes own their labels no longer.
+    /// Whether labels have become free.
     pub(crate) has_freed_labels: bool,
 }
 
@@ -171,11 +171,16 @@ impl Admission {
     /// Releases and forgets the device at a path, which the operator unregisters: its volume, or the volumes of its set, own no
     /// export address and no label any more. The path stays known by the key of the device and by `label`. Returns the key.
     ///
-    /// A device that is absent has no probe; its UUID is stored.
+    /// A device that is absent has no probe; its UUID is stored. Of a copy of a device that is served the path alone is forgotten.
     pub(crate) fn release(&self, path: &Path, probe: Option<&Probe>, label: &str) -> String {
         let stored = self.remembered().get(path).map(|known| known.uuid.clone());
         let uuid = probe.map(|probe| probe.uuid.clone()).or(stored).unwrap_or_default();
         let key = probe.map_or_else(|| self.shared.state().key_of(&uuid), |probe| probe.key().to_owned());
+        let is_copy = self.shared.is_served(&key) || probe.is_some_and(|p| self.served_twin(p).is_some());
+        if is_copy {
+            self.shared.state().remove_path(path);
+            return key;
+        }
         self.shared.named().retain(|named| *named != uuid && *named != key);
         if !uuid.is_empty() {
             self.refuse(&uuid);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use serve::amount::human;
-use serve::{Failure, message};
+use serve::{Failure, message, plain};
 
 use super::admission::{Admission, By};
 use super::changes::{Claim, Scope};
@@ -403,7 +403,7 @@ impl Registration {
             // Only a disk that waits for its cache device is served with it.
             let disk = match self.inventory.devices.get(&probe.path).map(|device| device.state) {
                 Some(DeviceState::Waiting(..)) => String::new(),
-                _ => format!(" {}", probe.path.display()),
+                _ => format!(" {}", plain::in_shell(&probe.path.to_string_lossy())),
             };
             return format!(
                 "{backing}: {what}; run `{}{disk}`, then `ubcache detach {backing}`{then}; if the cache device of that set is \

@@ -102,6 +102,8 @@ pub(crate) struct SetView {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct LabelOwner {
     pub(crate) name: String,
+    /// Its label, if it is served; empty if that is not known.
+    pub(crate) label: String,
     pub(crate) is_served: bool,
     /// The command that forgets it, if it does not come back.
     pub(crate) forget: Option<String>,
@@ -138,8 +140,11 @@ fn without_section(shared: &Shared, worker: &Worker, figures: &Snapshot) -> BTre
     let volumes = figures.volumes.iter().filter_map(|volume| {
         let owner = shared.other_owner(&config, &worker.volume_key(volume))?;
         let (is_served, forget) = (shared.is_served(&owner), shared.forget_command(&owner));
-        let name = shared.state().known_name(&owner).unwrap_or(owner);
-        Some((volume.name.clone(), LabelOwner { name, is_served, forget }))
+        let name = shared.state().known_name(&owner).unwrap_or_else(|| owner.clone());
+        Some((
+            volume.name.clone(),
+            LabelOwner { name, label: shared.served_label(&owner), is_served, forget },
+        ))
     });
     volumes.collect()
 }
