@@ -123,7 +123,10 @@ impl<'a> Host<'a> {
         let alone: Vec<_> = plan.alone.iter().cloned().collect();
         let devices = Devices::open(driver, plan.cache.as_deref(), &alone, Simulation::default()).await?;
         let session = Session::start(devices).await?;
-        let set = session.set.as_ref().map(|_| shared.serves(&plan.id));
+        let set = session
+            .set
+            .as_ref()
+            .map(|_| shared.serves(&Key { id: plan.id.clone(), label: String::new(), set: true }));
         let host = Host {
             _set: set,
             driver,
@@ -185,8 +188,7 @@ impl<'a> Host<'a> {
         let key = key(&self.session, &volume);
         let name = self.shared.state().name(&key.id);
         volume.set_name(&name);
-        let served = self.shared.serves(&key.id);
-        self.shared.note_label(&key.id, &key.label);
+        let served = self.shared.serves(&key);
         self.shared.claim_label(&key);
         let shown = shown(&volume);
         tune(&shown, self.shared.tunables(&key), async |tunable, value| {

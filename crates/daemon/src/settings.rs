@@ -11,7 +11,7 @@ use serve::snapshot::{Snapshot, TunableFigure, VolumeFigures};
 use serve::tunables::{Beyond, Owner, Setting, unknown};
 use serve::{Command, Failure, plain};
 
-use crate::components::{Found, Lookup, Workers};
+use crate::components::{Found, Lookup};
 use crate::config::{Config, Key, Values};
 use crate::hub::Kind;
 use crate::names::Named;
@@ -166,14 +166,13 @@ pub(crate) struct Given {
 pub(crate) struct Settings {
     shared: Arc<Shared>,
     lookup: Arc<Lookup>,
-    workers: Arc<Workers>,
     /// Held while a label is set.
     labels: tokio::sync::Mutex<()>,
 }
 
 impl Settings {
-    pub(crate) fn new(shared: Arc<Shared>, lookup: Arc<Lookup>, workers: Arc<Workers>) -> Settings {
-        Settings { shared, lookup, workers, labels: tokio::sync::Mutex::default() }
+    pub(crate) fn new(shared: Arc<Shared>, lookup: Arc<Lookup>) -> Settings {
+        Settings { shared, lookup, labels: tokio::sync::Mutex::default() }
     }
 
     async fn target(&self, of: Of<'_>) -> Result<Target, Failure> {
@@ -301,14 +300,7 @@ impl Settings {
                 self.shared.hub.label(&target.worker.plan.id, name);
             }
             let old_key = self.shared.section_key(&self.shared.config(), &target.key);
-            self.workers.relabelled();
-            self.shared.note_label(&target.key.id, &now);
-            self.shared.state().relabel(&target.key.id, &now);
-            // It may have been unregistered since its label was set.
-            if self.shared.is_served(&target.key.id) {
-                self.shared.claim_label(&Key { label: now.clone(), ..target.key.clone() });
-            }
-            self.workers.claim_labels().await;
+            self.shared.relabel(&target.key.id, &now);
             self.shared.links.relabel(&target.key.id, &now);
             notes = self.follow_label(&target, old_key, &now).await;
         }

@@ -168,6 +168,11 @@ impl Admission {
         locked(&self.released).contains(uuid)
     }
 
+    /// Gives labels that have no owner any more to volumes that are served.
+    pub(crate) fn claim_freed_labels(&self) {
+        self.shared.claim_labels();
+    }
+
     /// Releases and forgets the device at a path, which the operator unregisters: its volume, or the volumes of its set, own no
     /// export address and no label any more. The path stays known by the key of the device and by `label`. Returns the key.
     ///

@@ -134,7 +134,7 @@ impl Registration {
         }
         results.extend(back.into_iter().map(|probe| (probe, Ok(()))));
         if ordered.is_some_and(|ordered| ordered.has_freed_labels) {
-            self.inventory.workers.claim_labels().await;
+            self.admission.claim_freed_labels();
         }
         self.all_or_what_became_of_each(results)?;
         Ok(Registered { paths, accepted, already })
@@ -273,7 +273,7 @@ impl Registration {
         let key = self.admission.release(&path, known.probe.as_ref(), &named.label);
         // A thread that has failed would stay in the status, and make the exit status of the daemon 1.
         self.inventory.workers.forget(&key);
-        self.inventory.workers.claim_labels().await;
+        self.admission.claim_freed_labels();
         Ok(Ended { named, sets, devices })
     }
 
@@ -535,7 +535,7 @@ impl Registration {
         let (_claim, Found { worker, name, named }) = self.claim_volume(volume, asked).await?;
         self.admission.can_remember()?;
         worker.delete_volume(name).await?;
-        self.inventory.workers.claim_labels().await;
+        self.admission.claim_freed_labels();
         Ok(named)
     }
 }

@@ -102,8 +102,8 @@ pub(crate) struct SetView {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct LabelOwner {
     pub(crate) name: String,
-    /// Its label, if it is served; empty if that is not known.
-    pub(crate) label: String,
+    /// Its label, if it is served.
+    pub(crate) label: Option<String>,
     pub(crate) is_served: bool,
     /// The command that forgets it, if it does not come back.
     pub(crate) forget: Option<String>,

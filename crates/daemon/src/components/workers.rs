@@ -4,7 +4,6 @@
 //! wait for a thread has a deadline. Must not know which devices are registered.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -24,8 +23,6 @@ const UP_WITHIN: Duration = Duration::from_secs(90);
 pub(crate) struct Workers {
     shared: Arc<Shared>,
     running: Mutex<BTreeMap<String, Arc<Worker>>>,
-    /// How many times a volume has got another label.
-    relabelled: AtomicU64,
 }
 
 fn failed<T>(text: impl Into<String>) -> Result<T, Failure> {
@@ -34,7 +31,7 @@ fn failed<T>(text: impl Into<String>) -> Result<T, Failure> {
 
 impl Workers {
     pub(crate) fn new(shared: Arc<Shared>) -> Workers {
-        Workers { shared, running: Mutex::default(), relabelled: AtomicU64::new(0) }
+        Workers { shared, running: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Worker>>> {
@@ -90,33 +87,6 @@ impl Workers {
             }
         }
         all
-    }
-
-    /// Makes served volumes the owners of their labels, if the labels have no owner any more.
-    pub(crate) async fn claim_labels(&self) {
-        loop {
-            let seen = self.relabelled.load(Ordering::SeqCst);
-            let volumes = self.volumes().await;
-            if self.claim_labels_of(&volumes, seen) {
-                return;
-            }
-        }
-    }
-
-    /// Makes these volumes the owners of their labels, unless they are not served any more: a set that does not answer delays
-    /// the list. Returns whether the labels in the list are current: no volume has got another one since `seen`.
-    fn claim_labels_of(&self, volumes: &[VolumeKey], seen: u64) -> bool {
-        let is_current = self.relabelled.load(Ordering::SeqCst) == seen;
-        if is_current {
-            let served = volumes.iter().filter(|(key, _)| self.shared.is_served(&key.id));
-            served.for_each(|(key, _)| self.shared.claim_label(key));
-        }
-        is_current
-    }
-
-    /// Notes that a volume has got another label.
-    pub(crate) fn relabelled(&self) {
-        self.relabelled.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Starts a thread, and waits until its set is up.
@@ -258,32 +228,5 @@ impl Workers {
         for worker in self.all() {
             let _ = worker.order(Order::Force);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::{Config, Key};
-    use crate::state::State;
-
-    /// A volume was unregistered, or got another label, while the list waited for a set. It owned the former label for ever.
-    #[test]
-    fn a_list_that_is_old_claims_no_label() {
-        let dir = tempfile::tempdir().unwrap();
-        let shared =
-            Arc::new(Shared::new(Config::parse("exports = []").unwrap(), State::open(dir.path()).unwrap()));
-        let workers = Workers::new(shared.clone());
-        let key = Key { id: "u".into(), label: "data".into(), set: false };
-        let list = [(key.clone(), "bcache0".to_owned())];
-        let owner = || shared.state().label_owner("data");
-        assert!(workers.claim_labels_of(&list, 0));
-        assert_eq!(owner(), None, "it is not served");
-        let _served = shared.serves("u");
-        workers.relabelled();
-        assert!(!workers.claim_labels_of(&list, 0), "the list has to be read again");
-        assert_eq!(owner(), None);
-        assert!(workers.claim_labels_of(&list, 1));
-        assert_eq!(owner().as_deref(), Some("u"));
     }
 }

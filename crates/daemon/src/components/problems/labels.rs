@@ -75,8 +75,10 @@ fn text(label: &str, bearers: &Bearers<'_>) -> String {
         (bearers.len(), without_section)
     {
         let more = match forget {
-            _ if !its.is_empty() && its != label => ", written in other capital or small letters".to_owned(),
-            // It has the same label, and its set does not answer.
+            _ if its.as_ref().is_some_and(|its| its != label) => {
+                ", written in other capital or small letters".to_owned()
+            }
+            // It has the same label, but its set does not answer, so it has no figures.
             _ if *is_served => String::new(),
             Some(command) => format!("; if {name} does not come back, forget it with `{command}`"),
             None => String::new(),

@@ -168,17 +168,18 @@ async fn a_device_at_the_path_of_another_frees_what_that_one_owns() {
     registry.inventory.workers.stop_all().await.unwrap();
 }
 
-/// Gives this label to every volume. As disks of other hosts, they may have the same one.
+/// Gives this label to every volume, as disks of other hosts may have the same one.
 async fn label_all(registry: &Registry, label: &str) {
     for worker in registry.inventory.workers.all() {
-        let name = worker.snapshot().await.unwrap().volumes[0].name.clone();
+        let volume = worker.snapshot().await.unwrap().volumes.remove(0);
         let command = serve::Command::SetVolume {
-            volume: name,
+            volume: volume.name.clone(),
             key: "label".into(),
             value: label.into(),
             beyond: serve::tunables::Beyond::Refused,
         };
         worker.command(command).await.unwrap();
+        registry.shared.relabel(&worker.volume_key(&volume).id, label);
     }
 }
 
@@ -197,15 +198,14 @@ async fn a_free_label_becomes_that_of_another_volume() {
     label_all(&registry, "data").await;
     let owner = || registry.shared.state().label_owner("data");
     let asked = Asked::inside("a test");
-    assert_eq!(owner(), None);
+    assert_eq!(owner(), Some(u6.clone()), "the other one has a section of its own");
     registry.reload.reload(&path, &asked).await.unwrap();
-    let first = owner().expect("a reload that leaves a section to the label lets a volume own it");
-    assert_eq!(first, u5);
-    registry.registration.unregister(&u5, &asked).await.unwrap();
-    assert_eq!(owner(), Some(u6.clone()), "the owner has been unregistered");
-    register(&registry, &[&disks[0]]).await.unwrap();
-    registry.settings.set_tunable(Of::Volume(&u6), "label", "other", true).await.unwrap();
-    assert_eq!(owner(), Some(u5), "the owner has another label");
+    assert_eq!(owner(), Some(u6.clone()), "an owner that is served keeps its label");
+    registry.registration.unregister(&u6, &asked).await.unwrap();
+    assert_eq!(owner(), Some(u5.clone()), "the owner has been unregistered");
+    register(&registry, &[&disks[1]]).await.unwrap();
+    registry.settings.set_tunable(Of::Volume(&u5), "label", "other", true).await.unwrap();
+    assert_eq!(owner(), Some(u6), "the owner has another label");
     registry.inventory.workers.stop_all().await.unwrap();
 }
 
