@@ -32,7 +32,7 @@ use serve::tunables::in_any_order;
 use serve::{Answer, Command, Failure, Snapshot, message, plain};
 
 use crate::config::{Key, Values};
-use crate::order::{Cut, DiskTrace, KnownSlot, Order, Plan};
+use crate::order::{DiskTrace, KnownSlot, Order, Plan, Progress};
 use crate::shared::{ServedKey, Shared};
 
 use cached::CachedCount;
@@ -496,13 +496,13 @@ impl<'a> Host<'a> {
                 ) => {
                     self.carry_out(order).await;
                 }
-                Either::Right(other) => other.refuse(self.ends_before(Cut::Waiting)),
+                Either::Right(other) => other.refuse(self.ends_before(Progress::Waiting)),
             }
         }
     }
 
     /// The answer to a command that this thread does not carry out to its end, because it stops.
-    fn ends_before(&self, command: Cut) -> String {
+    fn ends_before(&self, command: Progress) -> String {
         let title = plain::named(&self.label(), self.plan.title());
         self.plan.ends_before(&title, command, self.shared.is_stopping())
     }

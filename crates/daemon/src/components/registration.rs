@@ -49,7 +49,7 @@ pub(crate) struct Registered {
     pub(crate) already: Vec<PathBuf>,
 }
 
-/// The end of the service of a device, and what was known when the command had its claim.
+/// A device that is no longer served, and the views of all sets and devices directly before that.
 pub(crate) struct Ended {
     pub(crate) named: Named,
     pub(crate) sets: Vec<SetView>,

@@ -89,8 +89,8 @@ pub(crate) struct SetView {
     /// The last paths of disks with dirty data in the set, by UUID.
     #[serde(skip)]
     pub(crate) disks: BTreeMap<String, PathBuf>,
-    /// The volumes whose label names a section of the configuration that applies to another volume: that one, by the name of
-    /// the volume.
+    /// The owner of the label of each volume whose label names a section that applies to that owner only, by the name of the
+    /// volume.
     #[serde(skip)]
     pub(crate) without_section: BTreeMap<String, LabelOwner>,
     /// Figures; empty unless the thread serves.
