@@ -143,6 +143,8 @@ table! {
         OpenWithoutFlush,
         /// The crash log is replayed although the cache device failed a request.
         CrashLogAfterError,
+        /// The crash log is replayed onto a cache device that lacks journal entries before it.
+        CrashLogOfNewerState,
         /// A cache device that is older than the last registration of a backing device is accepted.
         OlderCacheBelieved,
         /// Keys of a leaf beyond the largest position of the index are left out.

@@ -64,6 +64,19 @@ pub enum Flaw {
     /// The replay has no entry.
     #[error("journal: expected a newest entry, found none")]
     NoNewestEntry,
+    /// The crash log was written beside a newer state of the device.
+    #[error(
+        "journal: expected entry {} or a newer one, because the crash log has entry {recorded}, found {newest} as the newest: \
+         the device has an older state than at the end of the last process, as after the restore of a copy; restore its newest \
+         state, or remove the crash log to serve the older one",
+        recorded.0.saturating_sub(io::RECORDED_ENTRIES as u64)
+    )]
+    OlderThanCrashLog {
+        /// The entry in the crash log.
+        recorded: JournalSeq,
+        /// The newest entry on the device.
+        newest: JournalSeq,
+    },
     /// A key of the journal.
     #[error("journal entry {entry}: key {inode}:{end}: {why}")]
     JournalKey {

@@ -60,6 +60,7 @@ const RARE: &[Bug] = &[
     Bug::ReadAwaitsWriteback,
     Bug::ReadsEvictEachOther,
     Bug::CrashLogAfterError,
+    Bug::CrashLogOfNewerState,
     Bug::OlderCacheBelieved,
     Bug::StartWantsOneMore,
     Bug::LoadIgnoresLimit,
@@ -111,6 +112,7 @@ const SCENARIOS: &[(Bug, fn())] = &[
     (Bug::HungFlushAwaited, hung_device::a_flush_that_hangs_does_not_fill_the_journal),
     (Bug::WriteAwaitsWriteback, hung_device::dirty_data_is_written_and_flushed_while_its_device_hangs),
     (Bug::CrashLogAfterError, older_devices::a_crash_log_does_not_count_after_the_device_failed),
+    (Bug::CrashLogOfNewerState, older_devices::a_crash_log_is_not_replayed_onto_an_older_copy),
     (
         Bug::FlushWithoutWaiterTrusted,
         older_devices::a_crash_log_does_not_count_after_a_flush_failed_for_which_no_task_waits,

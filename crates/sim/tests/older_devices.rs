@@ -259,6 +259,36 @@ fn copy_of(b: &Boot) -> Vec<u8> {
     image.read_vec(Sector(0), image.size())
 }
 
+/// The cache device is a file. While the set was served, the file was copied; after a process crash the copy was written over
+/// the same file, so the crash log still belonged to it. Its keys were replayed and pointed to data that the copy did not have.
+#[test]
+pub fn a_crash_log_is_not_replayed_onto_an_older_copy() {
+    let memory = Rc::new(Memory::default());
+    let older = Rc::new(std::cell::RefCell::new(Vec::new()));
+    let mut scenario = Scenario::new(6, Layout::small(CacheMode::Writeback), 0);
+    let (keep, first) = (older.clone(), options(&memory));
+    scenario.boot(move |b| async move {
+        write_twice(&b, first).await;
+        *keep.borrow_mut() = copy_of(&b);
+        for sector in [128, 192, 256] {
+            assert!(b.clients[0].write(sector, 64, false).await && b.clients[0].flush().await);
+        }
+        assert!(b.clients[0].write(64, 64, false).await);
+    });
+    scenario.kill();
+    let newest = Rc::new(std::cell::RefCell::new(Vec::new()));
+    let (keep, second) = (newest.clone(), options(&memory));
+    scenario.boot(move |b| async move {
+        *keep.borrow_mut() = copy_of(&b);
+        b.cache.put(Sector(0), &older.borrow());
+        let error = CacheSet::open(b.parts.cache.clone(), second).await.map(drop).unwrap_err().to_string();
+        assert!(error.contains("because the crash log has entry"), "{error}");
+        b.cache.put(Sector(0), &newest.borrow());
+    });
+    scenario.kill();
+    start_and_judge(&mut scenario, options(&memory));
+}
+
 /// A scenario in which the cache device is in the end what it was two starts before.
 fn with_an_older_cache(mode: &'static str) -> Scenario {
     let older = Rc::new(std::cell::RefCell::new(Vec::new()));

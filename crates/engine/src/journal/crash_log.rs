@@ -2,10 +2,13 @@
 //!
 //! A crash log ([`CrashLogMemory`]) is memory and not a structure on the device, so it may belong to an older state of
 //! the device. It is tied to the sequence number of the superblock, which every program that registers the device
-//! raises. Entries that are on the device already are not replayed from the crash log.
+//! raises. Entries that are on the device already are not replayed from the crash log. If an entry between the newest on the
+//! device and those in the crash log is missing, the device has an older state: its data is not what the keys mean.
 
-use format::{Bkey, Geometry, Jset, Ptr};
-use io::CrashLogMemory;
+use format::{Bkey, Geometry, JournalSeq, Jset, Ptr};
+use io::{CrashLogMemory, RECORDED_ENTRIES};
+
+use crate::canary::{Bug, bug};
 
 /// Decodes the keys in the words of a crash log; stops at words that cannot be a key.
 fn keys_of(mut words: &[u64]) -> Vec<Bkey> {
@@ -27,23 +30,34 @@ fn keys_of(mut words: &[u64]) -> Vec<Bkey> {
 
 /// The entries of the crash log that are newer than `newest`, the newest entry on the device; they are numbered as the
 /// entries that follow it. `superblock_seq` is the sequence number that the superblock had at the start.
+///
+/// # Errors
+/// The first entry that cannot follow. At most [`RECORDED_ENTRIES`] entries are not durable at a time: the open one, and one that
+/// is being written. So an entry further on proves that the device had a newer entry than it has now.
 pub(crate) fn newer_entries(
     crash_log: &dyn CrashLogMemory,
     superblock_seq: u64,
     newest: &Jset,
     geometry: &Geometry,
-) -> Vec<Jset> {
+) -> Result<Vec<Jset>, JournalSeq> {
     if !crash_log.tied().contains(&superblock_seq) {
-        return Vec::new();
+        return Ok(Vec::new());
     }
-    let behind = crash_log.recorded().into_iter().filter(|(seq, _)| *seq > newest.seq.0);
+    let mut behind = crash_log.recorded();
+    behind.retain(|(seq, _)| *seq > newest.seq.0);
+    let last = newest.seq.0.saturating_add(RECORDED_ENTRIES as u64);
+    if let Some((seq, _)) = behind.iter().find(|(seq, _)| *seq > last)
+        && !bug(Bug::CrashLogOfNewerState)
+    {
+        return Err(JournalSeq(*seq));
+    }
     let mut seq = newest.seq;
-    let entries = behind.map(|(_, words)| {
+    let entries = behind.into_iter().map(|(_, words)| {
         seq = seq.next();
         Jset { seq, keys: keys_of(&words), ..newest.clone() }
     });
     // Keys that do not fit the geometry belong to another device.
-    entries.take_while(|entry| entry.check_keys(geometry).is_ok()).collect()
+    Ok(entries.take_while(|entry| entry.check_keys(geometry).is_ok()).collect())
 }
 
 #[cfg(test)]
@@ -51,7 +65,7 @@ mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
 
-    use format::{Gen, Inode, JournalSeq, Sector, Sectors};
+    use format::{Gen, Inode, Sector, Sectors};
     use io::CrashLogRef;
 
     use super::*;
@@ -97,18 +111,18 @@ mod tests {
         assert_eq!(keys_of(&[u64::MAX; 9]), []);
     }
 
-    /// Keys of two entries, the first of which is on the device, with and without the superblock to which the crash log
-    /// is tied.
+    /// Keys of two entries: none, one or both of them on the device, and on a device that is too old, with and without the
+    /// superblock to which the crash log is tied.
     #[test]
     fn entries_behind_the_newest_follow_it() {
-        struct ThreeEntries;
+        struct TwoEntries;
 
-        impl CrashLogMemory for ThreeEntries {
+        impl CrashLogMemory for TwoEntries {
             fn record(&self, _: u64, _: &[u64]) {}
 
             fn recorded(&self) -> Vec<(u64, Vec<u64>)> {
                 let hole = Bkey::hole(Inode(3), Sector(24), Sectors(16));
-                [5, 6, 8].map(|seq| (seq, vec![hole.high, hole.low])).to_vec()
+                [5, 7].map(|seq| (seq, vec![hole.high, hole.low])).to_vec()
             }
 
             fn reset(&self) {}
@@ -121,12 +135,17 @@ mod tests {
         }
 
         let geometry = Geometry::new(Sectors(64), Sectors(1), 1024, 4, 4).unwrap();
-        let newest = Jset { seq: JournalSeq(5), ..Jset::default() };
-        let seqs = |superblock_seq| -> Vec<u64> {
-            newer_entries(&ThreeEntries, superblock_seq, &newest, &geometry).iter().map(|e| e.seq.0).collect()
+        let seqs = |superblock_seq, newest| {
+            let newest = Jset { seq: JournalSeq(newest), ..Jset::default() };
+            let entries = newer_entries(&TwoEntries, superblock_seq, &newest, &geometry);
+            entries.map(|entries| entries.iter().map(|e| e.seq.0).collect::<Vec<_>>())
         };
-        assert_eq!(seqs(10), [6, 7]);
-        assert_eq!(seqs(11), [6, 7]);
-        assert!(seqs(12).is_empty());
+        for superblock_seq in [10, 11] {
+            assert_eq!(seqs(superblock_seq, 5), Ok(vec![6]), "entry 6 was empty, and is lost");
+            assert_eq!(seqs(superblock_seq, 6), Ok(vec![7]));
+            assert_eq!(seqs(superblock_seq, 7), Ok(Vec::new()));
+            assert_eq!(seqs(superblock_seq, 4), Err(JournalSeq(7)));
+        }
+        assert_eq!(seqs(12, 4), Ok(Vec::new()));
     }
 }

@@ -123,7 +123,10 @@ async fn read_journal(
         replay.newest_entry().ok_or_else(|| place.damage(journal_sector, Flaw::NoNewestEntry))?.clone();
     let on_device = replay.entries.len();
     if let Some(s) = crash_log {
-        replay.entries.extend(newer_entries(&**s, superblock.seq(), &newest, g));
+        let entries = newer_entries(&**s, superblock.seq(), &newest, g).map_err(|recorded| {
+            place.damage(journal_sector, Flaw::OlderThanCrashLog { recorded, newest: newest.seq })
+        })?;
+        replay.entries.extend(entries);
     }
     newest.check_roots(g, superblock.nr_this_dev()).map_err(|c| bad_journal(&c))?;
     for e in &replay.entries {

@@ -147,11 +147,10 @@ pub(super) fn sectors_to_verify(view: &SetView, cache: &dyn ReadAt, which: Which
     if Verifier::of(view, cache).is_none() {
         return Sectors(0);
     }
-    let totals = view.totals();
-    match which {
-        Which::All => Sectors(totals.dirty_sectors + totals.clean_sectors),
-        Which::Dirty => Sectors(totals.dirty_sectors),
-    }
+    let wanted = view
+        .pieces()
+        .filter(|(inode, piece, kind)| piece.ptr.is_some() && is_wanted(view, *inode, *kind, which));
+    Sectors(wanted.map(|(_, piece, _)| piece.len.0).sum())
 }
 
 /// An extent whose data is compared.
@@ -159,8 +158,15 @@ struct Data<'a> {
     inode: Inode,
     piece: &'a Piece,
     ptr: Ptr,
-    /// Whether the data is dirty and its slot is valid, so that it is nowhere else.
+    /// Whether the data is dirty, so that it is nowhere else.
     dirty: bool,
+}
+
+/// Whether a piece is data that a client can read. That of a deleted volume is not: its slot is invalid, and a wipe or a new use may
+/// overwrite its buckets before its keys are gone from the device.
+fn is_wanted(view: &SetView, inode: Inode, kind: PieceKind, which: Which) -> bool {
+    let is_valid = view.slots.get(&inode).is_none_or(|slot| slot.kind != SlotKind::Invalidated);
+    is_valid && kind.is_live() && (which == Which::All || kind == PieceKind::Dirty)
 }
 
 /// Compares cached data with its checksums, in the order of the cache device.
@@ -176,12 +182,10 @@ pub(super) fn verify(
     let mut found = VerifiedData::default();
     let Some(mut verifier) = Verifier::of(view, cache) else { return found };
     found.compared = true;
-    let is_wanted = |kind: PieceKind| kind.is_live() && (which == Which::All || kind == PieceKind::Dirty);
-    let live = view.pieces().filter(|(_, _, kind)| is_wanted(*kind));
+    let live = view.pieces().filter(|(inode, _, kind)| is_wanted(view, *inode, *kind, which));
     let mut all: Vec<Data<'_>> = live
         .filter_map(|(inode, piece, kind)| {
-            let counts = view.slots.get(&inode).is_none_or(|slot| slot.kind != SlotKind::Invalidated);
-            Some(Data { inode, piece, ptr: piece.ptr?, dirty: kind == PieceKind::Dirty && counts })
+            Some(Data { inode, piece, ptr: piece.ptr?, dirty: kind == PieceKind::Dirty })
         })
         .collect();
     all.sort_unstable_by_key(|data| data.ptr.offset());
