@@ -32,7 +32,7 @@ use serve::tunables::in_any_order;
 use serve::{Answer, Command, Failure, Snapshot, message, plain};
 
 use crate::config::{Key, Values};
-use crate::order::{DiskTrace, KnownSlot, Order, Plan, Progress};
+use crate::order::{DiskTrace, InUse, KnownSlot, Order, Plan, Progress};
 use crate::shared::{ServedKey, Shared};
 
 use cached::CachedCount;
@@ -360,17 +360,18 @@ impl<'a> Host<'a> {
     }
 
     /// The users of one volume, or of all, as text: of the block device, of the file, or by connection.
-    async fn users(&self, name: Option<&str>) -> Option<String> {
+    async fn users(&self, name: Option<&str>) -> Option<InUse> {
         let (mut clients, mut ways) = (Vec::new(), Vec::new());
         for one in self.served.borrow().iter().filter(|s| name.is_none_or(|name| s.volume.name() == name)) {
             clients.extend(one.exports.iter().filter_map(|e| e.export.clients()));
             ways.extend(one.exports.iter().flat_map(|e| e.export.ways(&one.volume.name())));
         }
         let users = self.users_of(ways).await;
+        let command = users.first().map(holders::command);
         if !users.is_empty() {
             clients.push(users::in_words(&users));
         }
-        (!clients.is_empty()).then(|| clients.join(", "))
+        (!clients.is_empty()).then(|| InUse { users: clients.join(", "), command })
     }
 
     /// The users of these exports, as far as the kernel reports them.

@@ -137,7 +137,7 @@ pub(crate) enum Order {
     /// Destroy a flash-only volume with its data, unless it is in use.
     DeleteVolume(String, Reply<Result<(), Failure>>),
     /// Request for the users of the block device of this volume, or of all volumes; `None` in the answer means no users.
-    Users(Option<String>, Reply<Result<Option<String>, Failure>>),
+    Users(Option<String>, Reply<Result<Option<InUse>, Failure>>),
     /// Request for the volumes in use for which the stop of the thread waits.
     Holders(Reply<Result<Vec<Holder>, Failure>>),
     /// Stop a volume and release its backing device without writing dirty data back.
@@ -183,6 +183,15 @@ pub(crate) struct Holder {
     pub(crate) users: String,
     /// The command that ends the first use, or shows it.
     pub(crate) command: String,
+}
+
+/// The users of a volume, or of all volumes of a thread.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct InUse {
+    /// The users, as text.
+    pub(crate) users: String,
+    /// The command that ends the first use, or shows it; `None` if all users are clients of a connection.
+    pub(crate) command: Option<String>,
 }
 
 /// A flash-only volume that is wanted.

@@ -27,7 +27,7 @@ use crate::hub::Kind;
 use crate::jobs::{Job, Jobs, RunningJob};
 use crate::names::Named;
 use crate::order::{
-    CreatedVolume, DiskTrace, Holder, KnownSlot, NewVolume, Order, Plan, Progress, StartedVolume,
+    CreatedVolume, DiskTrace, Holder, InUse, KnownSlot, NewVolume, Order, Plan, Progress, StartedVolume,
 };
 use crate::shared::Shared;
 use crate::why::SharedFailure;
@@ -248,8 +248,8 @@ impl Worker {
         self.ask(ANSWER_WITHIN, |reply| Order::DeleteVolume(name, reply)).await
     }
 
-    /// The users of the block device of one volume, or of all, as text.
-    pub(crate) async fn users(&self, of: Option<String>) -> Result<Option<String>, Failure> {
+    /// The users of the block device of one volume, or of all; `None` if there are none.
+    pub(crate) async fn users(&self, of: Option<String>) -> Result<Option<InUse>, Failure> {
         self.ask(FIGURES_WITHIN, |reply| Order::Users(of, reply)).await
     }
 

@@ -113,6 +113,7 @@ pub(super) async fn register(State(api): SharedApi, Extension(audit): Audited, b
         "devices": devices,
         "accepted": registered.accepted,
         "already": registered.already,
+        "warnings": registered.warnings,
         "volumes": volumes,
         "not_exported": not_exported,
     });

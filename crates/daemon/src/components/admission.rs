@@ -60,8 +60,8 @@ pub(crate) struct Admission {
     /// UUIDs of devices that an operator has unregistered, or that were refused when they were plugged in. An uevent of
     /// such a device does not register it again.
     released: Mutex<BTreeSet<String>>,
-    /// UUIDs of the devices that commands under way name.
-    ordered: Mutex<BTreeSet<String>>,
+    /// The devices that commands under way name, by UUID, with the warnings for the answer.
+    ordered: Mutex<BTreeMap<String, Vec<String>>>,
 }
 
 /// Devices that a command under way names; until this is dropped.
@@ -72,9 +72,17 @@ pub(crate) struct Ordered<'a> {
     pub(crate) has_freed_labels: bool,
 }
 
+impl Ordered<'_> {
+    /// What the operator should know about the registration of these devices. The log and the events have it, too.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let ordered = locked(&self.admission.ordered);
+        self.uuids.iter().filter_map(|uuid| ordered.get(uuid)).flatten().cloned().collect()
+    }
+}
+
 impl Drop for Ordered<'_> {
     fn drop(&mut self) {
-        locked(&self.admission.ordered).retain(|uuid| !self.uuids.contains(uuid));
+        locked(&self.admission.ordered).retain(|uuid, _| !self.uuids.contains(uuid));
     }
 }
 
@@ -125,7 +133,7 @@ impl Admission {
     /// no longer own their addresses and labels.
     pub(crate) fn name_at_paths(&self, probes: &[Probe]) -> Ordered<'_> {
         let uuids: Vec<String> = probes.iter().map(|p| p.uuid.clone()).collect();
-        locked(&self.ordered).extend(uuids.iter().cloned());
+        locked(&self.ordered).extend(uuids.iter().map(|uuid| (uuid.clone(), Vec::new())));
         self.name_all(uuids.iter().cloned());
         let known = self.remembered();
         let before = probes.iter().filter_map(|probe| known.get(&probe.path));
@@ -141,7 +149,7 @@ impl Admission {
     }
 
     fn naming(&self, device: &Probe) -> Naming {
-        match (self.is_named(device), locked(&self.ordered).contains(&device.uuid)) {
+        match (self.is_named(device), locked(&self.ordered).contains_key(&device.uuid)) {
             (_, true) => Naming::Now,
             (true, false) => Naming::Before,
             (false, false) => Naming::Never,
@@ -253,7 +261,7 @@ impl Admission {
         let devices = self.inventory.devices.all();
         let twin = devices.into_iter().find(|(path, d)| {
             *path != probe.path
-                && matches!(d.state, DeviceState::Served | DeviceState::Replugged(_))
+                && matches!(d.state, DeviceState::Served | DeviceState::Replugged(..))
                 && d.probe.as_ref().is_some_and(|s| {
                     s.key() == probe.key()
                         && !s.is_unplugged()
@@ -414,6 +422,9 @@ impl Admission {
         let text = format!("{}: {text}", probe.path.display());
         message::warn(&text);
         self.shared.hub.publish(Kind::Device, None, "warning", &text);
+        if let Some(warnings) = locked(&self.ordered).get_mut(&probe.uuid) {
+            warnings.push(text);
+        }
     }
 
     /// Marks a device that may not be attached as waiting for the operator.

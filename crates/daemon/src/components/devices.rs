@@ -50,14 +50,15 @@ pub(crate) enum DeviceState {
     Stopped,
     /// It was unplugged while a thread served it; the text is the consequence for its volume.
     Unplugged(String),
-    /// It is plugged in again, and waits until its volume is not in use.
-    Replugged(String),
+    /// It is plugged in again, and waits until its volume is not in use. The text says for whom, with the command that ends the
+    /// first use, if there is one.
+    Replugged(String, Option<String>),
 }
 
 impl DeviceState {
     /// Whether a thread may have the device, or had it before it was unplugged.
     pub(crate) fn has_thread(&self) -> bool {
-        matches!(self, DeviceState::Served | DeviceState::Unplugged(_) | DeviceState::Replugged(_))
+        matches!(self, DeviceState::Served | DeviceState::Unplugged(_) | DeviceState::Replugged(..))
     }
 
     /// The identity of the device at the path, if it can be read and has no superblock of bcache.
@@ -158,7 +159,7 @@ impl DeviceTable {
             DeviceState::Waiting(WaitsFor::Operator, why) => {
                 Some(format!("{why}; to attach it: ubcache register {}", probe.path.display()))
             }
-            DeviceState::Waiting(_, why) | DeviceState::Unplugged(why) | DeviceState::Replugged(why) => {
+            DeviceState::Waiting(_, why) | DeviceState::Unplugged(why) | DeviceState::Replugged(why, _) => {
                 Some(why.clone())
             }
             DeviceState::Served | DeviceState::Stopped => None,
@@ -179,7 +180,7 @@ impl DeviceTable {
             let devices = self.lock();
             let served = devices
                 .values()
-                .filter(|d| matches!(d.state, DeviceState::Served | DeviceState::Replugged(_)));
+                .filter(|d| matches!(d.state, DeviceState::Served | DeviceState::Replugged(..)));
             served.filter_map(|d| d.probe.clone()).filter(Probe::is_unplugged).collect()
         };
         for probe in unplugged {

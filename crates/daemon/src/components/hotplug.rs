@@ -132,7 +132,7 @@ impl Hotplug {
             DeviceState::Served => {
                 d.probe.as_ref().is_none_or(|s| self.inventory.workers.of_device(s).is_some())
             }
-            DeviceState::Waiting(..) | DeviceState::Stopped | DeviceState::Replugged(_) => true,
+            DeviceState::Waiting(..) | DeviceState::Stopped | DeviceState::Replugged(..) => true,
             DeviceState::Failed(_) | DeviceState::Unplugged(_) => false,
         };
         if same.iter().any(has) {

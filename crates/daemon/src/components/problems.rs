@@ -13,8 +13,7 @@ use serve::Snapshot;
 use serve::exports::{Opens, Way};
 use serve::snapshot::{SetFigures, SlotDirty, TunableFigure, VolumeFigures};
 
-use super::devices::WaitsFor;
-use super::views::{Blank, DeviceView, SetView};
+use super::views::{Awaited, Blank, DeviceView, SetView};
 use crate::state::{STORED_AGAIN_EVERY, State};
 
 /// A problem, and the command that comes next.
@@ -150,14 +149,13 @@ fn state_and_command(device: &DeviceView) -> (String, String) {
         why += "; this may be another device than the one that was registered here: look for that one, and register it; if it \
                 does not come back, unregister this path";
     }
-    let command = match (device.state, device.waits_for) {
-        ("waiting", None) => format!("ubcache unregister {path}"),
+    let command = match &device.awaits {
+        // The volume that is in use is that of the device before it was unplugged.
+        Some(Awaited::EndOfUse(command)) => command.clone().unwrap_or_else(|| "ubcache status".to_owned()),
         _ if device.blank == Some(Blank::Overwritten) => format!("ubcache unregister {path}"),
         _ if device.blank == Some(Blank::Another) => "lsblk -o PATH,SIZE,MODEL,SERIAL,FSTYPE".to_owned(),
-        (_, Some(WaitsFor::Cache | WaitsFor::DirtyCache)) if device.cache_failed => {
-            "ubcache status".to_owned()
-        }
-        (_, Some(WaitsFor::Cache | WaitsFor::DirtyCache)) => register_cache(device.cache_path.as_deref()),
+        Some(Awaited::FailedCache) => "ubcache status".to_owned(),
+        Some(Awaited::Cache) => register_cache(device.cache_path.as_deref()),
         _ => format!("ubcache register {path}"),
     };
     (why, command)
@@ -346,14 +344,7 @@ fn of_disabled_set(
                 .into(),
         );
     }
-    // Clients of NBD connect again by themselves.
-    let is_mounted = |way: &&Way| way.kind.opens != Opens::Connection;
-    let used: Vec<&str> =
-        figures.volumes.iter().flat_map(|v| &v.exports).filter(is_mounted).map(|way| &*way.address).collect();
-    let end = match used.is_empty() {
-        true => String::new(),
-        false => format!("; first unmount or close what uses {}, then run the command", used.join(", ")),
-    };
+    let end = end_of_use(&figures.volumes);
     let until = match (served.is_empty(), others.is_empty()) {
         (false, true) => ", and these volumes fail every request until the device works again",
         (false, false) => ", and its volumes fail every request until the device works again",
@@ -363,6 +354,18 @@ fn of_disabled_set(
         "dirty data is on this cache device alone ({}){until}{end}; if it never does, see the page dead-ssd-dirty of the guide",
         [served, others].concat().join(", ")
     ))
+}
+
+/// What has to end before the set of these volumes can be unregistered; empty if that is nothing.
+fn end_of_use(volumes: &[VolumeFigures]) -> String {
+    // Clients of NBD connect again by themselves.
+    let is_mounted = |way: &&Way| way.kind.opens != Opens::Connection;
+    let ways = volumes.iter().flat_map(|v| &v.exports).filter(is_mounted);
+    let used: Vec<&str> = ways.map(|way| &*way.address).collect();
+    match used.is_empty() {
+        true => String::new(),
+        false => format!("; first unmount or close what uses {}, then run the command", used.join(", ")),
+    }
 }
 
 /// Dirty data of disks that are not served. A disk whose volume was stopped is no problem.
@@ -457,18 +460,21 @@ fn of_volume(set: &SetView, volume: &VolumeFigures, sets: &[SetView], found: &mu
     }
     if volume.state == Some("inconsistent") {
         let path = device.unwrap_or("DISK");
-        let cache = set_for(set, volume, sets);
-        found.push(Problem::new(
-            "stale",
-            format!("{what} was used without its cache: the data that the cache has of it is stale"),
-            match set.figures.set.as_ref().filter(|figures| figures.failed.is_some()) {
-                // A disabled set has the disk until its cache device is unregistered.
-                Some(figures) => {
-                    format!("ubcache unregister {} && ubcache attach {cache} {path}", figures.names.device)
-                }
-                None => format!("ubcache attach {cache} {path}"),
-            },
-        ));
+        let text = format!("{what} was used without its cache: the data that the cache has of it is stale");
+        let (text, command) = match set.figures.set.as_ref().filter(|figures| figures.failed.is_some()) {
+            // A disabled set has the disk until its cache device is unregistered.
+            Some(figures) => {
+                let cache = &figures.names.device;
+                let end = end_of_use(&set.figures.volumes);
+                let text = format!(
+                    "{text}; its set is disabled{end}; if the cache device does not come back, see the page dead-ssd-clean \
+                     of the guide"
+                );
+                (text, format!("ubcache unregister {cache} && ubcache register {cache} {path}"))
+            }
+            None => (text, format!("ubcache attach {} {path}", set_for(set, volume, sets))),
+        };
+        found.push(Problem::new("stale", text, command));
     }
 }
 

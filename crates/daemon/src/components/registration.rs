@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serve::amount::human;
 use serve::{Failure, message, plain};
 
-use super::admission::{Admission, By};
+use super::admission::{Admission, By, Ordered};
 use super::changes::{Claim, Scope};
 use super::devices::{Device, DeviceState};
 use super::inventory::Inventory;
@@ -47,6 +47,8 @@ pub(crate) struct Registered {
     pub(crate) accepted: Vec<String>,
     /// The devices that were registered and served before.
     pub(crate) already: Vec<PathBuf>,
+    /// What the operator should know, such as dropped dirty data.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// A device that is no longer served, and the views of all sets and devices directly before that.
@@ -133,11 +135,12 @@ impl Registration {
             results.push((probe, result));
         }
         results.extend(back.into_iter().map(|probe| (probe, Ok(()))));
+        let warnings = ordered.as_ref().map(Ordered::warnings).unwrap_or_default();
         if ordered.is_some_and(|ordered| ordered.has_freed_labels) {
             self.admission.claim_freed_labels();
         }
         self.all_or_what_became_of_each(results)?;
-        Ok(Registered { paths, accepted, already })
+        Ok(Registered { paths, accepted, already, warnings })
     }
 
     /// Stores a device that was placed. If it was refused, it stays in the table, with the reason, only if it was there before.
@@ -175,7 +178,7 @@ impl Registration {
             match (result, self.inventory.devices.get(&probe.path).map(|device| device.state)) {
                 (Err(e), _) if first.is_none() => first = Some(e),
                 (Err(e), _) => others.push(e.to_string()),
-                (Ok(()), Some(DeviceState::Waiting(_, why) | DeviceState::Replugged(why))) => {
+                (Ok(()), Some(DeviceState::Waiting(_, why) | DeviceState::Replugged(why, _))) => {
                     others.push(format!("{path}: is registered: {why}"));
                 }
                 (Ok(()), Some(DeviceState::Failed(why))) => others.push(format!("{path}: {why}")),

@@ -18,6 +18,7 @@ use super::changes::Scope;
 use super::devices::DeviceState;
 use super::inventory::Inventory;
 use super::placement::Placement;
+use crate::order::InUse;
 use crate::probe::{Probe, Role, probe_all};
 
 /// Time between two checks whether a volume is still in use.
@@ -30,10 +31,10 @@ pub(crate) struct Replug {
     placement: Arc<Placement>,
 }
 
-fn waits_for_users(why: &str) -> DeviceState {
-    DeviceState::Replugged(format!(
-        "is plugged in again, and is served as soon as its volume is not in use: {why}"
-    ))
+fn waits_for_users(why: InUse) -> DeviceState {
+    let text =
+        format!("is plugged in again, and is served as soon as its volume is not in use: {}", why.users);
+    DeviceState::Replugged(text, why.command)
 }
 
 impl Replug {
@@ -50,7 +51,7 @@ impl Replug {
         message::note(format!("{}: is plugged in again; it was {}", probe.path.display(), before.display()));
         self.admission.remember(&probe);
         if let Some(why) = self.renew(&probe).await {
-            self.inventory.devices.set(&probe, waits_for_users(&why));
+            self.inventory.devices.set(&probe, waits_for_users(why));
             let this = self.clone();
             tokio::spawn(async move { this.renew_later(probe).await });
         }
@@ -74,27 +75,27 @@ impl Replug {
             let what = format!("the start of {}, which was plugged in again", probe.path.display());
             let _claim = self.placement.changes().wait(&what, &self.scope(&probe)).await;
             let still = self.inventory.devices.get(&probe.path).is_some_and(|d| {
-                matches!(d.state, DeviceState::Replugged(_)) && d.probe.as_ref() == Some(&probe)
+                matches!(d.state, DeviceState::Replugged(..)) && d.probe.as_ref() == Some(&probe)
             });
             if !still {
                 return;
             }
             let Some(why) = self.renew(&probe).await else { return };
             // The users can change. The status shows the present users; the log has only the first ones.
-            self.inventory.devices.change(&probe.path, |state| *state = waits_for_users(&why));
+            self.inventory.devices.change(&probe.path, |state| *state = waits_for_users(why));
         }
     }
 
     /// Serves a device that is plugged in again. Returns why that has to wait, if it has to.
-    async fn renew(self: &Arc<Self>, probe: &Probe) -> Option<String> {
+    async fn renew(self: &Arc<Self>, probe: &Probe) -> Option<InUse> {
         let in_words = |e: Failure| e.message().unwrap_or_default().to_owned();
+        let failed = |e: Failure| InUse { users: in_words(e), command: None };
         let Some(worker) = self.inventory.workers.of_device(probe) else {
             self.placement.settle(probe, self.placement.place_one(probe).await);
             return None;
         };
         let users = |of: Option<String>| worker.users(of);
-        let in_the_way =
-            |answer: Result<Option<String>, Failure>| answer.unwrap_or_else(|e| Some(in_words(e)));
+        let in_the_way = |answer: Result<Option<InUse>, Failure>| answer.unwrap_or_else(|e| Some(failed(e)));
         let mut refused = None;
         if matches!(probe.role, Role::Backing { .. }) && worker.plan.alone.is_none() {
             let volume = self.inventory.workers.volume_of(&probe.uuid).await;
@@ -119,7 +120,7 @@ impl Replug {
         if let Some(e) = refused {
             message::warn(format!("{}: its set is started again: {}", probe.path.display(), in_words(e)));
         }
-        self.begin_anew(&worker.plan.id, probe).await.err().map(in_words)
+        self.begin_anew(&worker.plan.id, probe).await.err().map(failed)
     }
 
     /// Stops a thread, and serves its devices again together with the replugged device. The error of the stop is dropped if
@@ -137,7 +138,7 @@ impl Replug {
             of_set
                 && matches!(
                     d.state,
-                    DeviceState::Served | DeviceState::Waiting(..) | DeviceState::Replugged(_)
+                    DeviceState::Served | DeviceState::Waiting(..) | DeviceState::Replugged(..)
                 )
         });
         paths.retain(|path| *path != back.path);

@@ -54,7 +54,7 @@ impl Scrape {
                 (DeviceState::Waiting(waits_for, _), _) => {
                     *waiting.entry(waits_for.name()).or_default() += 1;
                 }
-                (DeviceState::Replugged(_), _) => *waiting.entry(IN_USE).or_default() += 1,
+                (DeviceState::Replugged(..), _) => *waiting.entry(IN_USE).or_default() += 1,
                 (DeviceState::Failed(_), Some(Role::Cache { set, .. })) => drop(failed_sets.insert(set)),
                 _ => {}
             }

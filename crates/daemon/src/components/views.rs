@@ -34,12 +34,9 @@ pub(crate) struct DeviceView {
     /// `served`, `waiting`, `failed` or `stopped`.
     pub(crate) state: &'static str,
     pub(crate) why: Option<String>,
-    /// What the device waits for; `None` if it does not wait, or waits until its volume is not in use.
+    /// What the device waits for; `None` if it does not wait.
     #[serde(skip)]
-    pub(crate) waits_for: Option<WaitsFor>,
-    /// Whether the cache device that it waits for is registered and has failed.
-    #[serde(skip)]
-    pub(crate) cache_failed: bool,
+    pub(crate) awaits: Option<Awaited>,
     /// Whether the device at the path can be read and has no superblock of bcache.
     #[serde(skip)]
     pub(crate) blank: Option<Blank>,
@@ -50,6 +47,19 @@ pub(crate) struct DeviceView {
     pub(crate) dirty_bytes: Option<u64>,
     #[serde(flatten)]
     pub(crate) sizes: DeviceSizes,
+}
+
+/// What a device waits for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Awaited {
+    /// Its cache device, which is not registered.
+    Cache,
+    /// Its cache device, which is registered and has failed.
+    FailedCache,
+    /// A command of the operator that names it.
+    Operator,
+    /// The end of the use of its volume. The command ends the first use, or shows it.
+    EndOfUse(Option<String>),
 }
 
 /// A device without a superblock of bcache, at the path of a registered device.
@@ -304,10 +314,11 @@ impl Views {
             failed_caches.iter().find(|(failed, _)| failed == set).map(|(_, why)| why.as_str())
         };
         let views = devices.into_iter().map(|(path, device)| {
-            let (waits_for, failed_cache) = match &device.state {
-                DeviceState::Waiting(what, _) => (Some(*what), of_cache(&device.probe)),
-                _ => (None, None),
+            let failed_cache = match &device.state {
+                DeviceState::Waiting(..) => of_cache(&device.probe),
+                _ => None,
             };
+            let awaits = awaited(&device.state, failed_cache.is_some());
             let blank = device.state.without_superblock().and_then(|found| self.blank(&path, found));
             let (state, why) = match device.state {
                 DeviceState::Served => match device.probe.as_ref().and_then(|probe| self.phase_of(probe)) {
@@ -316,7 +327,7 @@ impl Views {
                     Some(_) => ("served", None),
                 },
                 DeviceState::Waiting(_, why) => ("waiting", Some(why + failed_cache.unwrap_or_default())),
-                DeviceState::Replugged(why) => ("waiting", Some(why)),
+                DeviceState::Replugged(why, _) => ("waiting", Some(why)),
                 DeviceState::Failed(why) => ("failed", Some(why.text())),
                 DeviceState::Unplugged(why) => ("failed", Some(why)),
                 DeviceState::Stopped => ("stopped", None),
@@ -330,7 +341,6 @@ impl Views {
                 None => (None, None, String::new()),
             };
             let name = uuid.as_ref().and_then(|uuid| self.shared.state().known_name(uuid));
-            let cache_failed = failed_cache.is_some();
             let cache_path = set.as_deref().and_then(|set| self.last_path(set));
             DeviceView {
                 path,
@@ -342,8 +352,7 @@ impl Views {
                 dirty,
                 state,
                 why,
-                waits_for,
-                cache_failed,
+                awaits,
                 blank,
                 cache_path,
                 dirty_bytes: None,
@@ -351,6 +360,19 @@ impl Views {
             }
         });
         views.collect()
+    }
+}
+
+/// What a device in this state waits for.
+fn awaited(state: &DeviceState, cache_failed: bool) -> Option<Awaited> {
+    match state {
+        DeviceState::Waiting(WaitsFor::Operator, _) => Some(Awaited::Operator),
+        DeviceState::Waiting(..) if cache_failed => Some(Awaited::FailedCache),
+        DeviceState::Waiting(WaitsFor::Cache | WaitsFor::DirtyCache, _) => Some(Awaited::Cache),
+        DeviceState::Replugged(_, command) => Some(Awaited::EndOfUse(command.clone())),
+        DeviceState::Served | DeviceState::Failed(_) | DeviceState::Stopped | DeviceState::Unplugged(_) => {
+            None
+        }
     }
 }
 

@@ -102,6 +102,7 @@ impl Register {
         let body = self.control.post("/v1/register", &wanted)?;
         let list = |key: &str| body[key].as_array().map(Vec::as_slice).unwrap_or_default();
         let (not_exported, disabled) = (list("not_exported"), list("disabled"));
+        list("warnings").iter().for_each(|warning| out::warn(text(warning)));
         answer(&self.control, &body, || {
             let accepted =
                 body["accepted"].as_array().into_iter().flatten().map(|a| format!("{}\n", text(a)));

@@ -104,11 +104,8 @@ fn screen(status: &Value) -> String {
     if !errors.is_empty() {
         said.push_str("\nlast errors and warnings:\n");
         errors.iter().for_each(|e| {
-            said.push_str(&format!(
-                "  {}: {}\n",
-                text(&e["level"]),
-                plain::about(text(&e["label"]), text(&e["text"]))
-            ))
+            said.push_str("  ");
+            said.push_str(&line(e));
         });
     }
     said
@@ -404,7 +401,7 @@ mod tests {
                 {"path": "/dev/x", "kind": "backing", "label": "two", "name": "bcache1", "set": "s", "state": "stopped",
                     "size_bytes": 2048, "dirty_bytes": 1024}],
             "jobs": [{"id": 3, "kind": "detach", "target": "bcache0", "percent": 9}],
-            "last_errors": [{"level": "error", "text": "oh"}],
+            "last_errors": [{"time_ms": 1_795_615_500_000_u64, "level": "error", "set": "s", "text": "oh"}],
         })
     }
 
@@ -419,7 +416,8 @@ mod tests {
             "50 %",
             "4.0 KiB/s",
             "job 3: detach bcache0: 9 %",
-            "error: oh",
+            // It had no time.
+            "  2026-11-25T14:05:00Z error: set s: oh\n",
         ] {
             assert!(said.contains(words), "{words}: {said}");
         }

@@ -47,8 +47,7 @@ fn device(path: &str, kind: &'static str, state: &'static str, why: &str) -> Dev
         name: None,
         state,
         why: Some(why.to_owned()).filter(|w| !w.is_empty()),
-        waits_for: None,
-        cache_failed: false,
+        awaits: None,
         blank: None,
         cache_path: Some(PathBuf::from("/dev/ssd")),
         dirty: false,
@@ -311,15 +310,16 @@ fn a_thread_that_has_failed_is_listed_once() {
 
 #[test]
 fn a_device_that_waits_says_for_what_and_what_to_do() {
-    for (waits_for, cache_failed, command) in [
-        (Some(WaitsFor::DirtyCache), false, "ubcache register /dev/ssd"),
-        (Some(WaitsFor::Cache), false, "ubcache register /dev/ssd"),
-        (Some(WaitsFor::Cache), true, "ubcache status"),
-        (Some(WaitsFor::Operator), false, "ubcache register /dev/hdd"),
-        (None, false, "ubcache unregister /dev/hdd"),
+    for (awaits, command) in [
+        (Awaited::Cache, "ubcache register /dev/ssd"),
+        (Awaited::FailedCache, "ubcache status"),
+        (Awaited::Operator, "ubcache register /dev/hdd"),
+        // `ubcache unregister` was proposed, which would give the replugged device up.
+        (Awaited::EndOfUse(Some("umount /mnt".into())), "umount /mnt"),
+        (Awaited::EndOfUse(None), "ubcache status"),
     ] {
         let waiting = device("/dev/hdd", "backing", "waiting", "the reason");
-        let found = problems(&[], &[DeviceView { waits_for, cache_failed, ..waiting }]);
+        let found = problems(&[], &[DeviceView { awaits: Some(awaits), ..waiting }]);
         assert_eq!((&*found[0].text, &*found[0].command), ("/dev/hdd waiting: the reason", command));
     }
     let stopped = device("/dev/hdd", "backing", "stopped", "");
@@ -406,10 +406,15 @@ fn a_stale_disk_of_a_disabled_set_is_not_attached_to_it() {
     let figures = failed.figures.set.as_mut().unwrap();
     (figures.failed, figures.names.device) = (Some("gone".into()), "/dev/ssd".into());
     let command = |sets: &[SetView]| problems(sets, &[])[1].command.clone();
-    let expected = "ubcache unregister /dev/ssd && ubcache attach CACHE-DEVICE /dev/hdd";
+    let expected = "ubcache unregister /dev/ssd && ubcache register /dev/ssd /dev/hdd";
     assert_eq!(command(std::slice::from_ref(&failed)), expected);
+    // A set that has nothing to do with the disk was proposed, and what stopped the command was not named.
     let other = SetView { id: "t".into(), ..set(Vec::new()) };
-    assert_eq!(command(&[failed, other]), "ubcache unregister /dev/ssd && ubcache attach t /dev/hdd");
+    static LOOP: WayKind = WayKind { name: "loop", opens: Opens::File };
+    failed.figures.volumes[0].exports = vec![Way { kind: &LOOP, address: "/run/one/image".into() }];
+    let found = problems(&[failed, other], &[]);
+    assert_eq!(found[1].command, expected);
+    assert!(found[1].text.contains("; first unmount or close what uses /run/one/image, then"), "{found:?}");
 }
 
 /// One of two exports works: the other one was the whole of `Reached by`.
@@ -428,7 +433,7 @@ fn a_problem_says_whose_it_is() {
     let mut volumes = vec![VolumeFigures { problem: Some("no room".into()), ..volume("bcache0", "one") }];
     volumes[0].io_errors = 1;
     let waiting =
-        DeviceView { waits_for: Some(WaitsFor::Cache), ..device("/dev/hdd", "backing", "waiting", "why") };
+        DeviceView { awaits: Some(Awaited::Cache), ..device("/dev/hdd", "backing", "waiting", "why") };
     let found = problems(&[set(volumes)], &[waiting]);
     let whose = |set: &str, volume: Option<&str>, device: Option<&str>| Subject {
         set: Some(set.into()),
