@@ -7,13 +7,6 @@ use serde_json::Value;
 
 use crate::world::*;
 
-/// Fills a range of a file with zeros.
-fn destroy(path: &str, range: std::ops::Range<usize>) {
-    let mut bytes = read(path);
-    bytes[range].fill(0);
-    std::fs::write(path, bytes).unwrap();
-}
-
 /// The lines of a map, which covers the volume without gaps.
 fn map(path: &str) -> Vec<Value> {
     let text = String::from_utf8(read(path)).unwrap();
