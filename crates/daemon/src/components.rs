@@ -32,4 +32,3 @@ pub(crate) use lookup::{Found, Lookup};
 pub(crate) use problems::{Problem, problems, state_not_stored};
 pub(crate) use registration::{Attach, Ended};
 pub(crate) use views::{DeviceView, SetView};
-pub(crate) use workers::Workers;

@@ -32,7 +32,7 @@ use serve::tunables::in_any_order;
 use serve::{Answer, Command, Failure, Snapshot, message, plain};
 
 use crate::config::{Key, Values};
-use crate::order::{Cut, DiskTrace, KnownSlot, Order, Plan};
+use crate::order::{DiskTrace, KnownSlot, Order, Plan, Progress};
 use crate::shared::{ServedKey, Shared};
 
 use cached::CachedCount;
@@ -72,6 +72,8 @@ pub(crate) struct Host<'a> {
     plan: &'a Plan,
     session: Session,
     served: RefCell<Vec<Served>>,
+    /// Notes that the set is served, also if it has no flash-only volume.
+    _set: Option<ServedKey>,
     /// The export that a stop of everything is ending: the name of its volume, and the ways that it still has.
     ending: RefCell<Option<(String, Vec<Way>)>>,
     force: Force,
@@ -121,7 +123,12 @@ impl<'a> Host<'a> {
         let alone: Vec<_> = plan.alone.iter().cloned().collect();
         let devices = Devices::open(driver, plan.cache.as_deref(), &alone, Simulation::default()).await?;
         let session = Session::start(devices).await?;
+        let set = session
+            .set
+            .as_ref()
+            .map(|_| shared.serves(&Key { id: plan.id.clone(), label: String::new(), set: true }));
         let host = Host {
+            _set: set,
             driver,
             shared,
             plan,
@@ -181,7 +188,7 @@ impl<'a> Host<'a> {
         let key = key(&self.session, &volume);
         let name = self.shared.state().name(&key.id);
         volume.set_name(&name);
-        let served = self.shared.serves(&key.id);
+        let served = self.shared.serves(&key);
         self.shared.claim_label(&key);
         let shown = shown(&volume);
         tune(&shown, self.shared.tunables(&key), async |tunable, value| {
@@ -489,13 +496,13 @@ impl<'a> Host<'a> {
                 ) => {
                     self.carry_out(order).await;
                 }
-                Either::Right(other) => other.refuse(self.ends_before(Cut::Waiting)),
+                Either::Right(other) => other.refuse(self.ends_before(Progress::Waiting)),
             }
         }
     }
 
     /// The answer to a command that this thread does not carry out to its end, because it stops.
-    fn ends_before(&self, command: Cut) -> String {
+    fn ends_before(&self, command: Progress) -> String {
         let title = plain::named(&self.label(), self.plan.title());
         self.plan.ends_before(&title, command, self.shared.is_stopping())
     }

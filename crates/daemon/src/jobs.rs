@@ -206,15 +206,18 @@ fn eta(done: u64, total: u64, elapsed: f64) -> Option<u64> {
 }
 
 /// A job that is being carried out. If it is dropped without an end, the job has failed.
-pub(crate) struct RunningJob(pub(crate) Arc<Job>, WhyCut);
+pub(crate) struct RunningJob(pub(crate) Arc<Job>, WhyDropped);
 
 /// Says why a job was dropped without an end.
-type WhyCut = Box<dyn Fn() -> Failure + Send + Sync>;
+type WhyDropped = Box<dyn Fn() -> Failure + Send + Sync>;
 
 impl RunningJob {
-    /// `why_cut` says why the job was dropped without an end.
-    pub(crate) fn new(job: Arc<Job>, why_cut: impl Fn() -> Failure + Send + Sync + 'static) -> RunningJob {
-        RunningJob(job, Box::new(why_cut))
+    /// `why_dropped` says why the job was dropped without an end.
+    pub(crate) fn new(
+        job: Arc<Job>,
+        why_dropped: impl Fn() -> Failure + Send + Sync + 'static,
+    ) -> RunningJob {
+        RunningJob(job, Box::new(why_dropped))
     }
 }
 
@@ -284,7 +287,7 @@ mod tests {
     use super::*;
 
     fn running(job: Arc<Job>) -> RunningJob {
-        RunningJob::new(job, || Failure::Failed("it was cut".into()))
+        RunningJob::new(job, || Failure::Failed("it was dropped".into()))
     }
 
     #[test]
@@ -299,7 +302,7 @@ mod tests {
         }
         assert_eq!((job.view().state, job.view().percent), ("done", 100));
         drop(running(jobs.begin("flush", "x", None).unwrap()));
-        assert_eq!(jobs.get(2).unwrap().problem().unwrap(), "flush x: it was cut");
+        assert_eq!(jobs.get(2).unwrap().problem().unwrap(), "flush x: it was dropped");
         assert_eq!(jobs.all().len(), 2);
     }
 

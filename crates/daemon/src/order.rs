@@ -36,14 +36,14 @@ impl Plan {
 
     /// The answer to a command that the thread does not carry out, or not to its end, because it stops. `title` is the set or
     /// device as messages name it.
-    pub(crate) fn ends_before(&self, title: &str, command: Cut, daemon_stops: bool) -> String {
+    pub(crate) fn ends_before(&self, title: &str, command: Progress, daemon_stops: bool) -> String {
         let what = match command {
-            Cut::Waiting => {
+            Progress::Waiting => {
                 format!(
                     "{title} is not served any more: this command was not carried out, and nothing was changed"
                 )
             }
-            Cut::Running => {
+            Progress::Running => {
                 format!("{title} was stopped before this command was done, and a part of it may be done")
             }
         };
@@ -59,7 +59,7 @@ impl Plan {
 
 /// How far a command had come when the thread stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Cut {
+pub(crate) enum Progress {
     /// It had not begun.
     Waiting,
     /// It was under way.

@@ -184,7 +184,7 @@ mod tests {
             assert_eq!(comes_up(&shared, owner, "one"), None);
             shared.state().add_device(std::path::Path::new(device.0), device.1, true);
             let said = comes_up(&shared, "u9", "").expect("the address has an owner");
-            let served = shared.serves(owner);
+            let served = shared.serves(&Key { id: owner.into(), label: String::new(), set: false });
             let of_served = comes_up(&shared, "u9", "").expect("the address has an owner");
             drop(served);
             assert!(!of_served.contains("does not come back"), "it is there: {of_served}");

@@ -60,7 +60,7 @@ impl Registry {
             replug,
         ));
         let exports = Arc::new(Exports::new(shared.clone(), inventory.clone()));
-        let settings = Arc::new(Settings::new(shared.clone(), lookup.clone(), workers.clone()));
+        let settings = Arc::new(Settings::new(shared.clone(), lookup.clone()));
         let views = Views::new(shared.clone(), inventory.clone());
         Registry {
             jobs: Jobs::new(shared.hub.clone()),

@@ -20,9 +20,9 @@ use crate::hub::Kind;
 use crate::load::{self, Read};
 use crate::notify;
 use crate::remote::Remote;
-use crate::settings::Settings;
+use crate::settings::{Given, Settings};
 use crate::shared::Shared;
-use crate::worker::Phase;
+use crate::worker::{Phase, Worker};
 
 /// The components that a reload changes.
 pub(crate) struct Reload {
@@ -51,28 +51,24 @@ impl Reload {
         if let Some(why) = self.exports.conflicts(&next).await {
             return Err(Failure::Failed(format!("{path}: {why}")));
         }
+        let mut said = Vec::new();
+        let given = self.given(&mut said).await;
         let old = std::mem::replace(&mut *self.shared.config(), next.clone());
         // A volume whose own section has gone may be the first with its label.
-        self.workers.claim_labels().await;
-        let mut said = Remote::differences(self.shared.remote.borrow().as_deref(), remote.as_deref());
-        if !said.is_empty() {
+        self.shared.claim_labels();
+        let of_tcp = Remote::differences(self.shared.remote.borrow().as_deref(), remote.as_deref());
+        if !of_tcp.is_empty() {
             self.shared.remote.send_replace(remote);
         }
+        said.extend(of_tcp);
         // The contents of the files may have changed although their names have not.
         self.shared.set_nbd_tls(nbd);
         said.extend(of_the_daemon(&old, &next));
-        for worker in self.workers.all() {
-            if worker.phase() == Phase::Serving {
-                match worker.snapshot().await {
-                    Ok(figures) => {
-                        self.settings.bring_in_line(&worker, figures, &old, &next, &mut said).await;
-                        match worker.export_again().await {
-                            Ok(again) => said.extend(again),
-                            Err(e) => said.push(e.message().unwrap_or_default().to_owned()),
-                        }
-                    }
-                    Err(e) => said.push(e.message().unwrap_or_default().to_owned()),
-                }
+        for (worker, given) in given {
+            self.settings.bring_in_line(&given, &next, &mut said).await;
+            match worker.export_again().await {
+                Ok(again) => said.extend(again),
+                Err(e) => said.push(e.message().unwrap_or_default().to_owned()),
             }
         }
         drop(alone);
@@ -92,6 +88,22 @@ impl Reload {
             serve::message::note(format!("configuration: {line}"));
         }
         Ok(said)
+    }
+
+    /// What the current configuration gives to the served sets. `said` gets the failures of those that do not answer.
+    async fn given(&self, said: &mut Vec<String>) -> Vec<(Arc<Worker>, Vec<Given>)> {
+        let config = self.shared.config().clone();
+        let mut all = Vec::new();
+        for worker in self.workers.all().into_iter().filter(|w| w.phase() == Phase::Serving) {
+            match worker.snapshot().await {
+                Ok(figures) => {
+                    let given = self.settings.given(&worker, figures, &config);
+                    all.push((worker, given));
+                }
+                Err(e) => said.push(e.message().unwrap_or_default().to_owned()),
+            }
+        }
+        all
     }
 }
 

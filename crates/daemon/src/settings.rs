@@ -11,7 +11,7 @@ use serve::snapshot::{Snapshot, TunableFigure, VolumeFigures};
 use serve::tunables::{Beyond, Owner, Setting, unknown};
 use serve::{Command, Failure, plain};
 
-use crate::components::{Found, Lookup, Workers};
+use crate::components::{Found, Lookup};
 use crate::config::{Config, Key, Values};
 use crate::hub::Kind;
 use crate::names::Named;
@@ -154,18 +154,25 @@ impl Target {
     }
 }
 
+/// What a configuration gives to a running set or volume. It depends on the owners of the labels, which a new configuration
+/// can change.
+pub(crate) struct Given {
+    target: Target,
+    values: Values,
+    exports: Vec<String>,
+}
+
 /// Reads and changes tunables.
 pub(crate) struct Settings {
     shared: Arc<Shared>,
     lookup: Arc<Lookup>,
-    workers: Arc<Workers>,
     /// Held while a label is set.
     labels: tokio::sync::Mutex<()>,
 }
 
 impl Settings {
-    pub(crate) fn new(shared: Arc<Shared>, lookup: Arc<Lookup>, workers: Arc<Workers>) -> Settings {
-        Settings { shared, lookup, workers, labels: tokio::sync::Mutex::default() }
+    pub(crate) fn new(shared: Arc<Shared>, lookup: Arc<Lookup>) -> Settings {
+        Settings { shared, lookup, labels: tokio::sync::Mutex::default() }
     }
 
     async fn target(&self, of: Of<'_>) -> Result<Target, Failure> {
@@ -293,9 +300,7 @@ impl Settings {
                 self.shared.hub.label(&target.worker.plan.id, name);
             }
             let old_key = self.shared.section_key(&self.shared.config(), &target.key);
-            self.shared.state().relabel(&target.key.id, &now);
-            self.shared.claim_label(&Key { label: now.clone(), ..target.key.clone() });
-            self.workers.claim_labels().await;
+            self.shared.relabel(&target.key.id, &now);
             self.shared.links.relabel(&target.key.id, &now);
             notes = self.follow_label(&target, old_key, &now).await;
         }
@@ -363,36 +368,37 @@ impl Settings {
         Ok(Changed { key: key.to_owned(), value: now, persistent: true, limited: None, notes: Vec::new() })
     }
 
-    /// Applies the differences between two configurations, and adds the results to `said`.
-    pub(crate) async fn bring_in_line(
-        &self,
-        worker: &Arc<Worker>,
-        figures: Snapshot,
-        old: &Config,
-        next: &Config,
-        said: &mut Vec<String>,
-    ) {
-        let mut targets = Vec::new();
+    /// What this configuration gives to a set and its volumes, as long as the labels have these owners.
+    pub(crate) fn given(&self, worker: &Arc<Worker>, figures: Snapshot, config: &Config) -> Vec<Given> {
+        let mut all = Vec::new();
         if let Some(set) = figures.set {
             let (key, name) = (worker.key(), worker.plan.id.clone());
+            let values = self.shared.tunables_by(config, &key);
             let worker = worker.clone();
-            targets.push(Target { worker, key, name, tunables: set.tunables, disabled: None });
+            let target = Target { worker, key, name, tunables: set.tunables, disabled: None };
+            all.push(Given { target, values, exports: Vec::new() });
         }
         for volume in figures.volumes {
             let key = worker.volume_key(&volume);
-            let exports = |config| self.shared.exports_by(config, &key, &volume.name);
-            if exports(old) != exports(next) {
-                let shown = plain::named(&volume.label, &volume.name);
-                said.push(format!("{shown}: other exports take effect when it is served again"));
-            }
+            let values = self.shared.tunables_by(config, &key);
+            let exports = self.shared.exports_by(config, &key, &volume.name);
             let (worker, name) = (worker.clone(), volume.name);
-            targets.push(Target { worker, key, name, tunables: volume.tunables, disabled: None });
+            let target = Target { worker, key, name, tunables: volume.tunables, disabled: None };
+            all.push(Given { target, values, exports });
         }
-        for target in targets {
-            let before = self.shared.tunables_by(old, &target.key);
+        all
+    }
+
+    /// Applies the differences between what was given and a new configuration, and adds the results to `said`.
+    pub(crate) async fn bring_in_line(&self, given: &[Given], next: &Config, said: &mut Vec<String>) {
+        for Given { target, exports, .. } in given.iter().filter(|given| !given.target.key.set) {
+            if *exports != self.shared.exports_by(next, &target.key, &target.name) {
+                said.push(format!("{}: other exports take effect when it is served again", target.shown()));
+            }
+        }
+        for Given { target, values, .. } in given {
             let after = self.shared.tunables_by(next, &target.key);
-            let wishes = differences(&before, &after, &target.tunables);
-            target.change(wishes, said).await;
+            target.change(differences(values, &after, &target.tunables), said).await;
         }
     }
 }

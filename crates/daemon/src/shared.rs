@@ -5,7 +5,7 @@
 //! time, then the configuration, then the default. Owns the rule that a label selects a section of the configuration for one
 //! volume: any disk can have the label of another. Must not know how a volume is served.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -36,13 +36,13 @@ pub(crate) struct Shared {
     stopping: AtomicBool,
     /// UUIDs of the devices that the operator has named, and of the sets of the cache devices among them.
     named: Mutex<BTreeSet<String>>,
-    /// The keys of the volumes that are served.
-    served: Arc<Mutex<BTreeSet<String>>>,
+    /// The sets and volumes that are served, by their ids.
+    served: Arc<Mutex<BTreeMap<String, Key>>>,
 }
 
-/// A volume that is served. It keeps its label until this is dropped.
+/// A set or volume that is served. A volume keeps its label until this is dropped.
 pub(crate) struct ServedKey {
-    served: Arc<Mutex<BTreeSet<String>>>,
+    served: Arc<Mutex<BTreeMap<String, Key>>>,
     id: String,
 }
 
@@ -116,25 +116,48 @@ impl Shared {
         self.named.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a volume is served, until the result is dropped.
-    pub(crate) fn serves(&self, id: &str) -> ServedKey {
-        self.served.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
-        ServedKey { served: self.served.clone(), id: id.to_owned() }
+    fn served(&self) -> MutexGuard<'_, BTreeMap<String, Key>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the volume with this key is served, or a flash-only volume of the set with this key.
+    /// Notes that a set or volume is served, until the result is dropped.
+    pub(crate) fn serves(&self, key: &Key) -> ServedKey {
+        self.served().insert(key.id.clone(), key.clone());
+        ServedKey { served: self.served.clone(), id: key.id.clone() }
+    }
+
+    /// Gives a volume another label: it no longer owns the former one, and owns the new one if that has no owner.
+    pub(crate) fn relabel(&self, id: &str, label: &str) {
+        if let Some(key) = self.served().get_mut(id) {
+            label.clone_into(&mut key.label);
+        }
+        self.state().relabel(id, label);
+        self.claim_labels();
+    }
+
+    /// The label of a volume that is served.
+    pub(crate) fn served_label(&self, id: &str) -> Option<String> {
+        self.served().get(id).map(|key| key.label.clone())
+    }
+
+    /// Whether the set or volume with this key is served, or a flash-only volume of the set with this key.
     pub(crate) fn is_served(&self, key: &str) -> bool {
         let flash_only = format!("{key}/");
-        let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
-        served.iter().any(|id| id == key || id.starts_with(&flash_only))
+        self.served().keys().any(|id| id == key || id.starts_with(&flash_only))
     }
 
     /// The command that forgets a volume which does not come back: it unregisters its device, or the cache device of its set.
-    /// `None` if the volume is served, or no such device is registered.
+    /// `None` if the volume or its set is served, or no such device is registered.
     pub(crate) fn forget_command(&self, id: &str) -> Option<String> {
-        let key = id.split('/').next().filter(|_| !self.is_served(id))?;
+        let key = id.split('/').next().filter(|key| !self.is_served(key))?;
         let path = self.state().registered_path(key)?;
         Some(format!("ubcache unregister {}", plain::in_shell(&path.to_string_lossy())))
+    }
+
+    /// Makes the volumes that are served the owners of their labels, if the labels have no owner.
+    pub(crate) fn claim_labels(&self) {
+        let keys: Vec<Key> = self.served().values().filter(|key| !key.set).cloned().collect();
+        keys.iter().for_each(|key| self.claim_label(key));
     }
 
     /// Makes a volume that is served the owner of its label, unless another volume owns the label.
@@ -260,10 +283,15 @@ mod tests {
         assert_eq!(second.forget_command("u2"), None, "its device is not registered");
         second.state().add_device(std::path::Path::new("/dev/a b"), "u2", true);
         assert_eq!(second.forget_command("u2").as_deref(), Some("ubcache unregister '/dev/a b'"));
+        second.state().add_device(std::path::Path::new("/dev/ssd"), "s", true);
+        assert_eq!(second.forget_command("s/9").as_deref(), Some("ubcache unregister /dev/ssd"));
+        let set = second.serves(&Key { set: true, ..key("s") });
+        assert_eq!(second.forget_command("s/9"), None, "it would stop the set");
+        drop(set);
         // An owner that is served keeps the label, because its exports have the addresses of the section.
         second.named().remove("u2");
         second.named().insert("u1".into());
-        let served = second.serves("u2");
+        let served = second.serves(&key("u2"));
         all.iter().for_each(|id| second.claim_label(&key(id)));
         assert_eq!((with_section(&second, &all), second.forget_command("u2")), (vec!["u2"], None));
         drop(served);

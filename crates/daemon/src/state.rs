@@ -377,6 +377,11 @@ impl State {
         });
     }
 
+    /// Forgets a path alone, because the device that was registered there is served at another path.
+    pub(crate) fn remove_path(&mut self, path: &Path) {
+        self.change(|s| drop(s.devices.remove(path)));
+    }
+
     /// The key of the device with this UUID: of a cache device the UUID of its set, else the UUID itself.
     pub(crate) fn key_of(&self, uuid: &str) -> String {
         let cache = self.now.marks.iter().find(|(_, mark)| mark.identity.cache_uuid() == Some(uuid));

@@ -26,7 +26,9 @@ use crate::host::{Host, Tasks};
 use crate::hub::Kind;
 use crate::jobs::{Job, Jobs, RunningJob};
 use crate::names::Named;
-use crate::order::{CreatedVolume, Cut, DiskTrace, Holder, KnownSlot, NewVolume, Order, Plan, StartedVolume};
+use crate::order::{
+    CreatedVolume, DiskTrace, Holder, KnownSlot, NewVolume, Order, Plan, Progress, StartedVolume,
+};
 use crate::shared::Shared;
 use crate::why::SharedFailure;
 
@@ -156,7 +158,7 @@ impl Worker {
                 let title = self.title();
                 (order, Failure::Failed(format!("{title}: too many commands are queued; try again later")))
             }
-            Err(TrySendError::Disconnected(order)) => (order, self.state.ended(Cut::Waiting)),
+            Err(TrySendError::Disconnected(order)) => (order, self.state.ended(Progress::Waiting)),
         };
         order.refuse(why.to_string());
         Err(why)
@@ -170,7 +172,7 @@ impl Worker {
     ) -> Result<T, Failure> {
         match tokio::time::timeout(deadline, answer).await {
             Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(self.state.ended(Cut::Running)),
+            Ok(Err(_)) => Err(self.state.ended(Progress::Running)),
             Err(_) => {
                 let (title, seconds) = (self.title(), deadline.as_secs());
                 Err(Failure::Failed(format!("{title} did not answer within {seconds} seconds")))
@@ -312,7 +314,7 @@ impl Worker {
             ));
         };
         let state = self.state.clone();
-        self.order(order(RunningJob::new(job.clone(), move || state.ended(Cut::Running))))?;
+        self.order(order(RunningJob::new(job.clone(), move || state.ended(Progress::Running))))?;
         Ok(job)
     }
 
@@ -347,8 +349,8 @@ impl ThreadState {
         self.label.title(&self.plan)
     }
 
-    /// The failure of a command that the thread does not carry out, or not to its end, because it has ended or ends.
-    fn ended(&self, command: Cut) -> Failure {
+    /// The failure of a command that the thread has not carried out to its end, because the thread has ended or is ending.
+    fn ended(&self, command: Progress) -> Failure {
         let title = self.title();
         match self.phase.get() {
             Phase::Failed(why) => Failure::because(format_args!("{title} has failed"), why),
@@ -357,8 +359,8 @@ impl ThreadState {
     }
 }
 
-/// Sets the phase when the thread panics, before the commands under way are dropped. Without it, they would end as those of a
-/// set that was stopped.
+/// Sets the phase when the thread panics, before the commands under way are dropped. Otherwise
+/// their failures would say that the set was stopped.
 struct FailedByPanic<'a>(&'a PhaseCell);
 
 impl Drop for FailedByPanic<'_> {
@@ -369,7 +371,7 @@ impl Drop for FailedByPanic<'_> {
     }
 }
 
-/// The failure of a thread that has panicked; a panic has nothing but its text.
+/// The failure of a thread that has panicked. The text of the panic is all that is known.
 fn panicked(words: &str) -> SharedFailure {
     let words = if words.is_empty() { String::new() } else { format!(": {words}") };
     SharedFailure::of_words(format!(
@@ -395,7 +397,7 @@ fn run(state: &ThreadState, mut orders: RemoteReceiver<Order>, ready: Reply<Resu
     };
     phase.set(end.clone());
     for order in orders.close() {
-        order.refuse(state.ended(Cut::Waiting).to_string());
+        order.refuse(state.ended(Progress::Waiting).to_string());
     }
     serve::pressure::give_back_heap();
     // The event is published below; without this, the message would be published a second time.

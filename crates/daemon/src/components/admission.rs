@@ -68,7 +68,7 @@ pub(crate) struct Admission {
 pub(crate) struct Ordered<'a> {
     admission: &'a Admission,
     uuids: Vec<String>,
-    /// Whether volumes own their labels no longer.
+    /// Whether labels have become free.
     pub(crate) has_freed_labels: bool,
 }
 
@@ -122,7 +122,7 @@ impl Admission {
     /// Marks devices as named by the operator, with their paths, by a command that is under way until the result is dropped.
     ///
     /// If another device had such a path, it is not expected there any more. Unless it is served or named as well, its volumes
-    /// own their addresses and labels no longer.
+    /// no longer own their addresses and labels.
     pub(crate) fn name_at_paths(&self, probes: &[Probe]) -> Ordered<'_> {
         let uuids: Vec<String> = probes.iter().map(|p| p.uuid.clone()).collect();
         locked(&self.ordered).extend(uuids.iter().cloned());
@@ -168,14 +168,25 @@ impl Admission {
         locked(&self.released).contains(uuid)
     }
 
+    /// Gives labels that have no owner any more to volumes that are served.
+    pub(crate) fn claim_freed_labels(&self) {
+        self.shared.claim_labels();
+    }
+
     /// Releases and forgets the device at a path, which the operator unregisters: its volume, or the volumes of its set, own no
     /// export address and no label any more. The path stays known by the key of the device and by `label`. Returns the key.
     ///
-    /// A device that is absent has no probe; its UUID is stored.
+    /// A device that is absent has no probe; its UUID is stored. If the device is a copy of one that is served,
+    /// only its path is forgotten.
     pub(crate) fn release(&self, path: &Path, probe: Option<&Probe>, label: &str) -> String {
         let stored = self.remembered().get(path).map(|known| known.uuid.clone());
         let uuid = probe.map(|probe| probe.uuid.clone()).or(stored).unwrap_or_default();
         let key = probe.map_or_else(|| self.shared.state().key_of(&uuid), |probe| probe.key().to_owned());
+        let is_copy = self.shared.is_served(&key) || probe.is_some_and(|p| self.served_twin(p).is_some());
+        if is_copy {
+            self.shared.state().remove_path(path);
+            return key;
+        }
         self.shared.named().retain(|named| *named != uuid && *named != key);
         if !uuid.is_empty() {
             self.refuse(&uuid);
@@ -392,7 +403,7 @@ impl Admission {
         if (*attachment, naming) == (Attachment::Stale, Naming::Now) && lost > 0 {
             let (title, lost) = (worker.title(), human(lost));
             let text = format!(
-                "was used without {title}, which drops {lost} of dirty data of it, because it is older"
+                "the disk was used without {title}, so {title} drops its dirty data of the disk ({lost}): it is older"
             );
             self.warn_of(probe, &text);
         }
@@ -416,8 +427,8 @@ fn why_to_wait(set: &str, attachment: Attachment, naming: Naming, slot: Option<K
     match (attachment, slot) {
         (Attachment::Stale, Some(slot)) if slot.dirty_bytes > 0 && naming != Naming::Now => {
             return Some(format!(
-                "was used without cache set {set}, which loses {} of dirty data of it if it is attached again, so an operator has \
-                 to name it",
+                "was used without cache set {set}, which loses {} of dirty data of it if it is attached again; to attach it, name \
+                 it in `ubcache register`",
                 human(slot.dirty_bytes)
             ));
         }

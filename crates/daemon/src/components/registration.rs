@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use serve::amount::human;
-use serve::{Failure, message};
+use serve::{Failure, message, plain};
 
 use super::admission::{Admission, By};
 use super::changes::{Claim, Scope};
@@ -49,7 +49,7 @@ pub(crate) struct Registered {
     pub(crate) already: Vec<PathBuf>,
 }
 
-/// The end of the service of a device, and what was known when the command had its claim.
+/// A device that is no longer served, and the views of all sets and devices directly before that.
 pub(crate) struct Ended {
     pub(crate) named: Named,
     pub(crate) sets: Vec<SetView>,
@@ -134,7 +134,7 @@ impl Registration {
         }
         results.extend(back.into_iter().map(|probe| (probe, Ok(()))));
         if ordered.is_some_and(|ordered| ordered.has_freed_labels) {
-            self.inventory.workers.claim_labels().await;
+            self.admission.claim_freed_labels();
         }
         self.all_or_what_became_of_each(results)?;
         Ok(Registered { paths, accepted, already })
@@ -273,7 +273,7 @@ impl Registration {
         let key = self.admission.release(&path, known.probe.as_ref(), &named.label);
         // A thread that has failed would stay in the status, and make the exit status of the daemon 1.
         self.inventory.workers.forget(&key);
-        self.inventory.workers.claim_labels().await;
+        self.admission.claim_freed_labels();
         Ok(Ended { named, sets, devices })
     }
 
@@ -403,7 +403,7 @@ impl Registration {
             // Only a disk that waits for its cache device is served with it.
             let disk = match self.inventory.devices.get(&probe.path).map(|device| device.state) {
                 Some(DeviceState::Waiting(..)) => String::new(),
-                _ => format!(" {}", probe.path.display()),
+                _ => format!(" {}", plain::in_shell(&probe.path.to_string_lossy())),
             };
             return format!(
                 "{backing}: {what}; run `{}{disk}`, then `ubcache detach {backing}`{then}; if the cache device of that set is \
@@ -535,7 +535,7 @@ impl Registration {
         let (_claim, Found { worker, name, named }) = self.claim_volume(volume, asked).await?;
         self.admission.can_remember()?;
         worker.delete_volume(name).await?;
-        self.inventory.workers.claim_labels().await;
+        self.admission.claim_freed_labels();
         Ok(named)
     }
 }

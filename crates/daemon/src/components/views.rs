@@ -89,8 +89,8 @@ pub(crate) struct SetView {
     /// The last paths of disks with dirty data in the set, by UUID.
     #[serde(skip)]
     pub(crate) disks: BTreeMap<String, PathBuf>,
-    /// The volumes whose label names a section of the configuration that applies to another volume: that one, by the name of
-    /// the volume.
+    /// The owner of the label of each volume whose label names a section that applies to that owner only, by the name of the
+    /// volume.
     #[serde(skip)]
     pub(crate) without_section: BTreeMap<String, LabelOwner>,
     /// Figures; empty unless the thread serves.
@@ -102,6 +102,8 @@ pub(crate) struct SetView {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct LabelOwner {
     pub(crate) name: String,
+    /// Its label, if it is served.
+    pub(crate) label: Option<String>,
     pub(crate) is_served: bool,
     /// The command that forgets it, if it does not come back.
     pub(crate) forget: Option<String>,
@@ -138,8 +140,11 @@ fn without_section(shared: &Shared, worker: &Worker, figures: &Snapshot) -> BTre
     let volumes = figures.volumes.iter().filter_map(|volume| {
         let owner = shared.other_owner(&config, &worker.volume_key(volume))?;
         let (is_served, forget) = (shared.is_served(&owner), shared.forget_command(&owner));
-        let name = shared.state().known_name(&owner).unwrap_or(owner);
-        Some((volume.name.clone(), LabelOwner { name, is_served, forget }))
+        let name = shared.state().known_name(&owner).unwrap_or_else(|| owner.clone());
+        Some((
+            volume.name.clone(),
+            LabelOwner { name, label: shared.served_label(&owner), is_served, forget },
+        ))
     });
     volumes.collect()
 }

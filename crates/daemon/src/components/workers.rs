@@ -89,11 +89,6 @@ impl Workers {
         all
     }
 
-    /// Makes served volumes the owners of their labels, if the labels have no owner any more.
-    pub(crate) async fn claim_labels(&self) {
-        self.volumes().await.iter().for_each(|(key, _)| self.shared.claim_label(key));
-    }
-
     /// Starts a thread, and waits until its set is up.
     ///
     /// # Errors

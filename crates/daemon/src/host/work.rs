@@ -15,7 +15,7 @@ use serve::{Failure, plain};
 use super::Host;
 use super::disabled::{self, Needs};
 use crate::jobs::{End, Job, RunningJob};
-use crate::order::Cut;
+use crate::order::Progress;
 use crate::why::SharedFailure;
 
 /// Interval at which a job reports its progress and checks for cancellation.
@@ -194,7 +194,9 @@ fn has_failed(scrubbed: &Scrubbed, set: &str) -> Option<String> {
 pub(super) fn end_of(host: &Host<'_>, job: &RunningJob, result: Result<End, Failure>) {
     let is_cut = !job.0.is_cancelled() && host.stopping.get() && !host.shared.is_stopping();
     job.0.ended(match result {
-        Ok(End::Cancelled) if is_cut => End::Failed(SharedFailure::of_words(host.ends_before(Cut::Running))),
+        Ok(End::Cancelled) if is_cut => {
+            End::Failed(SharedFailure::of_words(host.ends_before(Progress::Running)))
+        }
         Ok(end) => end,
         Err(e) => End::Failed(e.into()),
     });

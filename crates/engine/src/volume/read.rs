@@ -23,10 +23,10 @@ use crate::index::{IndexSegment, Kind, NotLoaded};
 use crate::policy::bypass::{BypassReason, Decision};
 use crate::stats::{OpKind, Outcome};
 
-/// So often a read looks up again before it prevents what makes its data too old: it no longer inserts missing data, and a read of
-/// data with checksums excludes writes of its range.
+/// So often a read looks up again before it prevents the causes of that.
 ///
-/// Without the first, two reads that together need more buckets than can be evicted evict each other's data for ever.
+/// From then on it inserts no missing data: two reads that together need more buckets than can be evicted would evict each other's
+/// data for ever. If data has checksums, it also lets no further change of its range begin.
 const MOST_RACES: u32 = 3;
 
 /// The state of a read that looks up again.
@@ -36,18 +36,18 @@ struct Again {
     races: u32,
     /// Whether the read has waited for the operations that were under way when a flush had failed.
     waited: bool,
-    /// Excludes writes of the range: a block with a checksum that is overwritten in place all the time would delay the read for
-    /// ever. The writes wait for one attempt of the read.
+    /// Excludes further changes of the range until the read ends: a block with a checksum that is overwritten in place all the time
+    /// would delay the read for ever.
     range: Option<RangeGuard>,
 }
 
 impl Again {
     /// Prepares the next look-up. Returns false if the volume was detached from the cache.
-    async fn prepare(&mut self, target: Target<'_>, read: &Read) -> bool {
+    fn prepare(&mut self, target: Target<'_>, read: &Read) -> bool {
         let Target { volume, cache, inode } = target;
         if self.races >= MOST_RACES && cache.data.has_checksums() && self.range.is_none() {
             let (start, end) = widened(volume, cache, (read.start, read.end));
-            self.range = Some(volume.ranges.hold_in_turn(start, end).await);
+            self.range = Some(volume.ranges.exclude_changes(start, end));
         }
         volume.is_attached_as(cache, inode) || bug(Bug::ReadOutlastsDetach)
     }
@@ -103,7 +103,7 @@ pub(super) async fn read_cached(
                 answered => return (buffer, answered.map(|_| ())),
             }
         }
-        if !Box::pin(again.get_or_insert_default().prepare(target, read)).await {
+        if !again.get_or_insert_default().prepare(target, read) {
             return Box::pin(read_instead(target, read, buffer, arrived)).await;
         }
     }

@@ -71,9 +71,15 @@ fn text(label: &str, bearers: &Bearers<'_>) -> String {
         let section = section(&label.to_lowercase());
         format!("; {section} of the configuration applies to {} alone", owner.name)
     });
-    if let (1, Some((volume, LabelOwner { name, is_served, forget }))) = (bearers.len(), without_section) {
+    if let (1, Some((volume, LabelOwner { name, label: its, is_served, forget }))) =
+        (bearers.len(), without_section)
+    {
         let more = match forget {
-            _ if *is_served => ", written in other capital or small letters".to_owned(),
+            _ if its.as_ref().is_some_and(|its| its != label) => {
+                ", written in other capital or small letters".to_owned()
+            }
+            // It has the same label, but its set does not answer, so it has no figures.
+            _ if *is_served => String::new(),
             Some(command) => format!("; if {name} does not come back, forget it with `{command}`"),
             None => String::new(),
         };

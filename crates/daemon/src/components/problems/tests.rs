@@ -248,6 +248,7 @@ fn a_section_that_applies_to_another_volume_is_a_problem() {
         set(vec![volume("bcache0", "data"), volume("bcache1", "data"), volume("bcache2", "films")]);
     let owner = |name: &str, is_served, forget: Option<&str>| LabelOwner {
         name: name.into(),
+        label: None,
         is_served,
         forget: forget.map(str::to_owned),
     };
@@ -273,8 +274,10 @@ fn a_section_that_applies_to_another_volume_is_a_problem() {
     assert!(found[1].text.starts_with("bcache2 has the label films, which bcache9 had first"), "{found:?}");
     assert!(found[1].text.contains("`ubcache unregister /dev/away`"), "{found:?}");
     // A label that differs in capital letters only selects the same section, and its owner does not have to come back.
-    let said = text_by(owner("bcache9", true, None));
+    let said = text_by(LabelOwner { label: Some("Films".into()), ..owner("bcache9", true, None) });
     assert!(said.contains("had first, written in other capital or small letters; [volume.films]"), "{said}");
+    let said = text_by(LabelOwner { label: Some("films".into()), ..owner("bcache9", true, None) });
+    assert!(said.contains("had first; [volume.films]"), "its set does not answer: {said}");
     let said = text_by(owner("bcache9", false, None));
     assert!(said.contains("had first; [volume.films]"), "no command would forget it: {said}");
     assert_eq!(found[1].command, "ubcache set-label bcache2 films-2");

@@ -125,6 +125,7 @@ async fn an_absent_cache_device_is_forgotten_with_its_volumes() {
     let first = registry_in(dir.path(), "exports = []");
     register(&first, &[&cache]).await.unwrap();
     own(&first, &format!("{set}/3"), "films");
+    assert_eq!(first.shared.forget_command(&format!("{set}/3")), None, "it would stop the set");
     first.inventory.workers.stop_all().await.unwrap();
     drop(first);
     std::fs::rename(&cache, dir.path().join("away")).unwrap();
@@ -167,6 +168,21 @@ async fn a_device_at_the_path_of_another_frees_what_that_one_owns() {
     registry.inventory.workers.stop_all().await.unwrap();
 }
 
+/// Gives this label to every volume, as disks of other hosts may have the same one.
+async fn label_all(registry: &Registry, label: &str) {
+    for worker in registry.inventory.workers.all() {
+        let volume = worker.snapshot().await.unwrap().volumes.remove(0);
+        let command = serve::Command::SetVolume {
+            volume: volume.name.clone(),
+            key: "label".into(),
+            value: label.into(),
+            beyond: serve::tunables::Beyond::Refused,
+        };
+        worker.command(command).await.unwrap();
+        registry.shared.relabel(&worker.volume_key(&volume).id, label);
+    }
+}
+
 /// A label was free after the end of its owner, and its section applied to all others with the label.
 #[tokio::test]
 async fn a_free_label_becomes_that_of_another_volume() {
@@ -179,28 +195,75 @@ async fn a_free_label_becomes_that_of_another_volume() {
     let registry = registry_in(dir.path(), &section);
     let disks = [5, 6].map(|own| backing_device_in(dir.path(), 0, own, BackingState::None));
     register(&registry, &[&disks[0], &disks[1]]).await.unwrap();
-    for worker in registry.inventory.workers.all() {
-        // As disks of other hosts, they may have the same label.
-        let name = worker.snapshot().await.unwrap().volumes[0].name.clone();
-        let command = serve::Command::SetVolume {
-            volume: name,
-            key: "label".into(),
-            value: "data".into(),
-            beyond: serve::tunables::Beyond::Refused,
-        };
-        worker.command(command).await.unwrap();
-    }
+    label_all(&registry, "data").await;
     let owner = || registry.shared.state().label_owner("data");
     let asked = Asked::inside("a test");
-    assert_eq!(owner(), None);
+    assert_eq!(owner(), Some(u6.clone()), "the other one has a section of its own");
     registry.reload.reload(&path, &asked).await.unwrap();
-    let first = owner().expect("a reload that leaves a section to the label lets a volume own it");
-    assert_eq!(first, u5);
-    registry.registration.unregister(&u5, &asked).await.unwrap();
-    assert_eq!(owner(), Some(u6.clone()), "the owner has been unregistered");
-    register(&registry, &[&disks[0]]).await.unwrap();
-    registry.settings.set_tunable(Of::Volume(&u6), "label", "other", true).await.unwrap();
-    assert_eq!(owner(), Some(u5), "the owner has another label");
+    assert_eq!(owner(), Some(u6.clone()), "an owner that is served keeps its label");
+    registry.registration.unregister(&u6, &asked).await.unwrap();
+    assert_eq!(owner(), Some(u5.clone()), "the owner has been unregistered");
+    register(&registry, &[&disks[1]]).await.unwrap();
+    registry.settings.set_tunable(Of::Volume(&u5), "label", "other", true).await.unwrap();
+    assert_eq!(owner(), Some(u6), "the owner has another label");
+    registry.inventory.workers.stop_all().await.unwrap();
+}
+
+/// A copy that the start had refused was unregistered. The device that was served lost its label, its addresses and its mark.
+#[tokio::test]
+async fn a_copy_of_a_served_device_is_forgotten_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = registry_in(dir.path(), "exports = []");
+    let (disk, cache) =
+        (backing_device_in(dir.path(), 0, 5, BackingState::None), cache_device(dir.path(), 2));
+    let copies = [&disk, &cache].map(|device| {
+        let copy = device.with_extension("copy");
+        std::fs::copy(device, &copy).unwrap();
+        copy
+    });
+    register(&registry, &[&disk, &cache]).await.unwrap();
+    let [volume, set] = [5, 2].map(|n| format::Uuid([n; 16]).to_string());
+    let flash_only = format!("{set}/3");
+    own(&registry, &volume, "data");
+    own(&registry, &flash_only, "films");
+    let named = registry.shared.named().clone();
+    for copy in &copies {
+        let why = Failure::Failed("is a copy".into());
+        registry.inventory.devices.set(&probe_device(copy).await.unwrap(), DeviceState::Failed(why.into()));
+        let path = copy.to_string_lossy();
+        registry.registration.unregister(&path, &Asked::inside("a test")).await.unwrap();
+        assert!(registry.inventory.devices.get(copy).is_none());
+    }
+    assert_eq!(owners(&registry, &["data", "films"]), [flash_only, volume]);
+    assert_eq!(*registry.shared.named(), named);
+    assert_eq!(registry.inventory.workers.all().len(), 2, "the originals are served");
+    registry.inventory.workers.stop_all().await.unwrap();
+}
+
+/// The next owner of a label got no tunable of the section, and the former one kept them.
+#[tokio::test]
+async fn a_reload_that_changes_the_owner_of_a_label_applies_the_section_to_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let [u5, u6] = [5, 6].map(|own| format::Uuid([own; 16]).to_string());
+    let section = "exports = []\n[volume.data.tunables]\nwriteback_percent = 20\n";
+    let path = dir.path().join("config.toml");
+    let asked = Asked::inside("a test");
+    let registry = registry_in(dir.path(), "exports = []");
+    let disks = [5, 6].map(|own| backing_device_in(dir.path(), 0, own, BackingState::None));
+    register(&registry, &[&disks[0], &disks[1]]).await.unwrap();
+    label_all(&registry, "data").await;
+    let reload = async |config: &str| {
+        std::fs::write(&path, config).unwrap();
+        registry.reload.reload(&path, &asked).await.unwrap()
+    };
+    let percent = async |uuid: &str| {
+        registry.settings.tunable(Of::Volume(uuid), "writeback_percent").await.unwrap().value
+    };
+    reload(section).await;
+    assert_eq!((&*percent(&u5).await, &*percent(&u6).await), ("20", "10"));
+    let said = reload(&format!("{section}[volume.\"{u5}\"]\nexports = []\n")).await;
+    assert_eq!(registry.shared.state().label_owner("data"), Some(u6.clone()));
+    assert_eq!((&*percent(&u5).await, &*percent(&u6).await), ("10", "20"), "{said:?}");
     registry.inventory.workers.stop_all().await.unwrap();
 }
 
