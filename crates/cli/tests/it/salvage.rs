@@ -122,9 +122,80 @@ fn wrong_arguments_and_wrong_devices() {
     run(&["salvage", "-C", &ssd, "-B", &hdd2, "-o", &out]).refused(&["this cache has none of its data"]);
     run(&["salvage", "-C", &ssd, "-B", &ssd2, "-o", &out]).refused(&["found a cache device"]);
     assert!(!Path::new(&out).exists() && !Path::new(&lines).exists());
-    let left = std::fs::read_dir(Path::new(&out).parent().unwrap()).unwrap();
-    assert!(left.flatten().all(|e| !e.file_name().to_string_lossy().contains("partial")));
+    assert_eq!(partial(&out), [""; 0]);
     run(&["salvage", "--help"]).ok().says(&["ubcache salvage -C /dev/nvme0n1p4 -B /dev/sdb", "--map"]);
+}
+
+/// The names in the directory of a file that is not complete yet.
+fn partial(out: &str) -> Vec<String> {
+    let all = std::fs::read_dir(Path::new(out).parent().unwrap()).unwrap().flatten();
+    let names = all.map(|e| e.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.contains("partial")).collect()
+}
+
+/// Without its map an image does not get its name, and the message names what could not be written.
+#[test]
+fn an_output_or_a_map_that_cannot_be_written() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    let (out, map) = (dir.path("out"), dir.path("map"));
+    let with = |more: &[&str]| run(&[&["salvage", "-C", &ssd, "-B", &hdd], more].concat());
+    with(&["-o", &out, "--map", "/dev/full"]).refused(&["/dev/full: cannot be written: No space left"]);
+    with(&["-o", "/dev/full", "--map", &map]).refused(&["/dev/full: cannot be written: No space left"]);
+    let dir_missing = dir.path("none/map");
+    with(&["-o", &out, "--map", &dir_missing]).refused(&["none/map: cannot be created"]);
+    with(&["-o", &out, "--map", "-"]).usage().says(&["expected a file for the map, found -"]);
+    with(&["-o", &out, "--map", &dir.path("./out")]).usage().says(&["cannot be the map, too"]);
+    assert!(!Path::new(&out).exists() && !Path::new(&map).exists());
+    assert_eq!(partial(&out), [""; 0]);
+
+    // What a process that was killed has left, under the number of this one.
+    let script = format!(
+        ": > {out}.partial-$$; exec {} salvage -C {ssd} -B {hdd} -o {out}",
+        program().to_str().unwrap()
+    );
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &script]);
+    Said::of(output(command)).refused(&["out.partial-", "remove it"]);
+    assert_eq!(partial(&out).len(), 1);
+
+    // Standard output can be a device of the set.
+    let mut command = std::process::Command::new(program());
+    command.args(["salvage", "-C", &ssd, "-B", &hdd, "-o", "-"]);
+    let file = std::fs::File::options().write(true).open(&hdd).unwrap();
+    let ended = command.stdout(file).output().unwrap();
+    assert_eq!(ended.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&ended.stderr).contains("both input and output"));
+    assert!([&read(&ssd), &read(&hdd)] == [&dirty_set()[0], &dirty_set()[1]], "a salvage changes nothing");
+}
+
+/// A link such as /dev/stdout stays a link.
+#[test]
+fn a_symbolic_link_as_output_is_followed() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    let (link, target, map) = (dir.path("link"), dir.path("target"), dir.path("map"));
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    std::os::unix::fs::symlink(dir.path("lines"), &map).unwrap();
+    for command in ["salvage", "extract"] {
+        let with = |more: &[&str]| run(&[&[command, "-C", &ssd, "-B", &hdd, "-o", &link], more].concat());
+        let _ = std::fs::remove_file(&target);
+        with(&[]).refused(&["link: a symbolic link to a file that does not exist"]);
+        std::fs::write(&target, b"old").unwrap();
+        with(&[]).refused(&["link: exists"]);
+        with(&["--force"]);
+        assert!(read(&target) == dirty_set()[2] && Path::new(&link).is_symlink());
+    }
+    let both = ["salvage", "-C", &ssd, "-B", &hdd, "-o", &link, "--map", &map, "--force"];
+    run(&both).refused(&["map: a symbolic link to a file that does not exist"]);
+    std::fs::write(dir.path("lines"), b"old").unwrap();
+    run(&both).refused(&["nothing proves"]);
+    assert_eq!(self::map(&dir.path("lines")).len(), self::map(&map).len());
+    assert!(Path::new(&map).is_symlink());
+    let through = ["salvage", "-C", &ssd, "-B", &hdd, "-o", &link, "--map", &target, "--force"];
+    run(&through).usage().says(&["cannot be the map, too"]);
+    std::os::unix::fs::symlink(&hdd, dir.path("device")).unwrap();
+    run(&["salvage", "-C", &ssd, "-B", &hdd, "-o", &dir.path("device"), "--force"]).usage();
 }
 
 #[test]

@@ -84,6 +84,9 @@ pub enum SalvageError {
     /// The set cannot be opened, and a volume has its data nowhere else.
     #[error("{0}")]
     NoSet(Box<inspect::OpenError>),
+    /// The map cannot be written.
+    #[error("map: {0}")]
+    Map(#[source] std::io::Error),
     /// The extraction failed.
     #[error(transparent)]
     Extract(#[from] ExtractError),
@@ -176,13 +179,14 @@ impl<'p> Salvage<'p> {
         let backing = backing.map(|b| b as &dyn ReadAt);
         let mut mapper = Mapper::new(&self.judged, self.plan.cache(), backing, sink, line);
         let extracted = match (self.extraction()?, backing) {
-            (Some(extraction), _) => extraction.run(&mut mapper, progress)?,
+            (Some(extraction), _) => extraction.run(&mut mapper, progress),
             (None, Some(backing)) => {
-                alone::copy(backing, self.judged.data_offset, self.sectors, &mut mapper, progress)?;
-                Extracted { sectors: self.sectors.0, ..Extracted::default() }
+                alone::copy(backing, self.judged.data_offset, self.sectors, &mut mapper, progress)
+                    .map(|()| Extracted { sectors: self.sectors.0, ..Extracted::default() })
             }
             (None, None) => return Err(SalvageError::NoDevice),
         };
+        let extracted = extracted.map_err(|e| mapper.map_error.take().map_or(e.into(), SalvageError::Map))?;
         let totals = mapper.totals;
         let report = self.plan.report();
         Ok(Salvaged {
