@@ -27,19 +27,19 @@ const EXAMPLE: &str =
 
 /// Copy the contents of a disk out of a damaged set, with a map of what is certain
 ///
-/// For sets that `ubcache extract` refuses, or whose contents it cannot vouch for. It rebuilds damaged structures as
-/// `ubcache repair` does, but in memory: all devices are opened read-only and nothing on them is changed. The output is
-/// the disk as a client of the running set would see it, as far as that is known. The map has a line of JSON for each
-/// range of the disk. A range is *certain* if no damaged and no guessed structure could have decided about its bytes,
-/// *uncertain* if one could, and *lost* if data existed whose bytes cannot be had: the output then has zeros, or what
-/// --damaged says. Exit status 0 if everything is certain, 1 if a range is not.
+/// For sets that `ubcache extract` refuses. It rebuilds damaged structures as `ubcache repair` does, but in memory. It
+/// opens all devices read-only and changes nothing on them. The output is the disk as a client of the running set would
+/// read it, as far as that is known. The map has a line of JSON for each range of the disk. A range is *certain* if no
+/// damaged and no guessed structure could have decided about its bytes. It is *uncertain* if such a structure could have
+/// decided. It is *lost* if its data cannot be read or is damaged. The output then has zeros, or what --damaged says.
+/// Exit status 0: everything is certain. Exit status 1: a range is not certain, or there is no output.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Salvage {
     /// Cache device
     #[arg(short = 'C', long = "cache", value_name = "DEV")]
     cache: PathBuf,
-    /// Backing device whose contents are copied; give the others of the set behind it, which helps to rebuild structures
+    /// Backing device to copy; give the other backing devices of the set behind it, because they help to rebuild structures
     ///
     /// With --volume no backing device is copied.
     #[arg(short = 'B', long = "backing", value_name = "DEV", required_unless_present = "volume")]
@@ -56,19 +56,19 @@ pub(crate) struct Salvage {
     /// Overwrite the output and the map if they exist
     #[arg(long)]
     force: bool,
-    /// Take the newest journal entry that is found for the last one that was written
+    /// Assume that the newest journal entry that is found is the last one that was written
     ///
-    /// A destroyed newest entry looks like the end of the journal. Unless older entries behind the end prove that none was
-    /// written there, everything that it could have changed is uncertain. With this option it is not. Use it if nothing
-    /// suggests that the end of the journal is damaged: the contents are then those after a power loss at that entry.
+    /// A destroyed newest entry looks like the end of the journal. Older entries behind the end can prove that no newer one
+    /// was written. Without that proof and without this option, everything is uncertain. Use the option if nothing suggests
+    /// that the end of the journal is damaged. The contents are then those after a power loss at that entry.
     #[arg(long)]
     trust_journal_end: bool,
     /// What the output gets in place of dirty data that is damaged: does not have its checksum in the cache
     ///
-    /// The map calls these ranges lost in each case. Sectors that a device cannot read are zeros.
+    /// These ranges are lost in the map, whatever the output gets. Sectors that a device cannot read are zeros.
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = InPlace::Zeros)]
     damaged: InPlace,
-    /// Read devices that another process writes to; the contents may be inconsistent
+    /// Read devices that another process writes to; the contents may be inconsistent, and no range is certain
     #[arg(long)]
     in_use: bool,
     /// Print the summary as JSON
@@ -97,7 +97,7 @@ impl Salvage {
             InPlace::Older => DamagedDirty::Older,
             InPlace::AsIs => DamagedDirty::AsIs,
         };
-        SalvageOptions { trust_journal_end: self.trust_journal_end, damaged }
+        SalvageOptions { trust_journal_end: self.trust_journal_end, damaged, in_use: self.in_use }
     }
 
     fn image(&self) -> Image<'_> {

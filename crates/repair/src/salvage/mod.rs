@@ -46,6 +46,8 @@ pub struct SalvageOptions {
     pub trust_journal_end: bool,
     /// What the output gets in place of dirty data that does not have its checksum. The sectors are lost in each case.
     pub damaged: DamagedDirty,
+    /// Another process can write to the devices while they are read. Nothing is certain then.
+    pub in_use: bool,
 }
 
 /// Contents that cannot be salvaged.
@@ -137,7 +139,11 @@ impl<'p> Salvage<'p> {
             }
         };
         let journal_end = opened.as_ref().ok().and_then(|view| JournalEnd::of(view, plan.cache()));
-        let case = Case { sectors, is_trusted: options.trust_journal_end, ..case };
+        let mut case = Case { sectors, is_trusted: options.trust_journal_end, ..case };
+        if options.in_use {
+            case.hard = Some("the devices are in use, and can change while they are read".to_owned());
+            case.is_clean = false;
+        }
         let judged = judge::judge(plan, opened.as_ref().ok(), &case, journal_end.as_ref());
         let salvage =
             Salvage { plan, view: opened.ok(), target, options: extract, sectors, judged, journal_end };
