@@ -16,7 +16,7 @@ use format::{Identity, SECTOR_BYTES, Sectors, identify};
 use inspect::{ExtractError, FileSink, Sink, StreamSink};
 
 use crate::failure::Failure;
-use crate::size;
+use crate::{out, size};
 
 /// The warning about devices that are read while they change.
 pub(super) const CHANGES: &str = "a device that is in use changes while it is read: the copy is of one moment only if the file systems on \
@@ -261,6 +261,9 @@ pub(super) struct Claimed {
     _driver: blockio::Driver,
 }
 
+/// What the name of an incomplete file has behind that of the output, before the number of the process.
+const PARTIAL: &str = ".partial-";
+
 /// A file that is not complete yet. It is removed on drop, unless it was completed.
 pub(super) struct Partial {
     partial: PathBuf,
@@ -275,19 +278,23 @@ impl Partial {
             .file_name()
             .ok_or_else(|| Failure::Failed(format!("{}: not a file name", path.display())))?;
         let mut partial = name.to_os_string();
-        partial.push(format!(".partial-{}", std::process::id()));
+        partial.push(format!("{PARTIAL}{}", std::process::id()));
         let partial = path.with_file_name(partial);
+        warn_of_left(path);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial);
         let file = file.map_err(|e| match e.kind() {
             ErrorKind::AlreadyExists => Failure::caused(
                 format!(
-                    "{}: exists: another process writes the same output, or one that was killed has left it: remove it then",
+                    "{}: exists: another process writes this output, or a killed process has left the file: remove it if no \
+                     process writes it",
                     partial.display()
                 ),
                 e,
             ),
             _ => Failure::at(path, "cannot be created", e),
         })?;
+        // Other processes see by the lock that this file is not left over. It works without locks, too.
+        let _ = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
         Ok((Partial { partial, path: path.to_path_buf(), complete: false }, file))
     }
 
@@ -297,6 +304,31 @@ impl Partial {
             .map_err(|e| Failure::at(&self.path, "cannot be created", e))?;
         self.complete = true;
         Ok(())
+    }
+}
+
+/// Warns of incomplete files that killed processes have left. They are as large as the output, and have its contents.
+fn warn_of_left(path: &Path) {
+    let Some(name) = path.file_name().map(|name| [name.as_encoded_bytes(), PARTIAL.as_bytes()].concat())
+    else {
+        return;
+    };
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let is_partial = entry
+            .file_name()
+            .as_encoded_bytes()
+            .strip_prefix(&*name)
+            .is_some_and(|pid| !pid.is_empty() && pid.iter().all(u8::is_ascii_digit));
+        // The open of a pipe would wait.
+        let is_file = is_partial && entry.file_type().is_ok_and(|t| t.is_file());
+        let Some(file) = is_file.then(|| File::open(entry.path()).ok()).flatten() else { continue };
+        if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok() {
+            out::warn(format!(
+                "{}: an incomplete file that a killed process has left: remove it",
+                path.with_file_name(entry.file_name()).display()
+            ));
+        }
     }
 }
 

@@ -205,7 +205,95 @@ fn a_set_that_is_served_is_not_read() {
     let export = format!("--export=nbd={}", dir.path("s"));
     let up = Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &export]);
     let out = dir.path("out");
-    run(&["salvage", "-C", &ssd, "-B", &hdd, "-o", &out]).refused(&["in use", "--in-use"]);
+    let salvage = ["salvage", "-C", &ssd, "-B", &hdd, "-o", &out];
+    run(&salvage).refused(&["in use", "--in-use"]);
     assert!(!Path::new(&out).exists());
+
+    // The devices can change while they are read.
+    let in_use = [&salvage[..], &["--in-use", "--trust-journal-end", "--json"]].concat();
+    let said = run(&in_use).refused(&["can change while they are read"]);
+    assert_eq!(said.json()["certain"]["sectors"], 0);
+    assert_eq!(said.json()["backing_is_clean"], false);
     up.stop();
+}
+
+/// With `--json` standard output has one document or nothing, whatever the exit code is.
+#[test]
+fn json_of_each_exit_code() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    let out = dir.path("out");
+    let with = |output: &str, more: &[&str]| {
+        run(&[&["salvage", "-C", &ssd, "-B", &hdd, "--json", "-o", output], more].concat())
+    };
+    let uncertain = with(&out, &[]).refused(&["nothing proves"]);
+    assert_ne!(uncertain.json()["uncertain"]["sectors"], 0);
+    let certain = with(&out, &["--force", "--trust-journal-end"]).ok();
+    assert_eq!(certain.json()["certain"]["sectors"].as_u64(), Some(SET_SECTORS));
+    let exists = with(&out, &[]).refused(&["out: exists"]);
+    assert_eq!(exists.out, "");
+    with(&hdd, &["--force"]).usage();
+}
+
+/// A process that is killed leaves a file as large as the disk, which the next run names.
+#[test]
+fn what_a_killed_process_has_left_is_named() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    let out = dir.path("out");
+    let left = dir.file("out.partial-4194305", b"left");
+    let other = dir.file("out.partial-of-a-user", b"another file");
+    let written = dir.file("out.partial-4194306", b"a process writes it");
+    let writer = std::fs::File::open(&written).unwrap();
+    rustix::fs::flock(&writer, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    let salvage = ["salvage", "-C", &ssd, "-B", &hdd, "-o", &out, "--trust-journal-end"];
+    let said = run(&salvage).ok().says(&[&format!("{left}: an incomplete file"), "remove it"]);
+    assert!(!said.err.contains(&other) && !said.err.contains(&written), "{said}");
+    assert!([&left, &other, &written].iter().all(|path| Path::new(path).exists()));
+    std::fs::remove_file(&left).unwrap();
+    let said = run(&[&salvage[..], &["--force"]].concat()).ok();
+    assert!(!said.err.contains("incomplete"), "{said}");
+}
+
+/// A file system without room ends the salvage. No output has its name.
+#[test]
+fn a_full_file_system() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    let small = dir.path("small");
+    std::fs::create_dir(&small).unwrap();
+    let mut mount = std::process::Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=256k", "tmpfs", &small]);
+    if !mount.output().is_ok_and(|o| o.status.success()) {
+        return rig::skipped("no tmpfs can be mounted");
+    }
+    let (out, map) = (dir.path("small/out"), dir.path("map"));
+    let to_full = run(&["salvage", "-C", &ssd, "-B", &hdd, "-o", &out, "--map", &map]);
+    let in_full: Vec<_> = std::fs::read_dir(&small).unwrap().flatten().collect();
+    // The image has room, and the map has none.
+    let ballast = vec![1; 256 << 10];
+    let _ = std::fs::write(dir.path("small/ballast"), ballast);
+    let (image, full) = (dir.path("image"), dir.path("small/map"));
+    let map_to_full = run(&["salvage", "-C", &ssd, "-B", &hdd, "-o", &image, "--map", &full]);
+    let unmounted = std::process::Command::new("umount").arg(&small).status();
+    to_full.refused(&["small/out: cannot be written: No space left"]);
+    map_to_full.refused(&["small/map: cannot be written: No space left"]);
+    assert!(unmounted.is_ok_and(|s| s.success()) && in_full.is_empty());
+    assert!(!Path::new(&map).exists() && !Path::new(&image).exists());
+    assert_eq!(partial(&image), [""; 0]);
+}
+
+/// Dirty data behind the end of a backing device says that it was larger: nothing is certain then.
+#[test]
+fn a_backing_device_that_is_too_small() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    std::fs::File::options().write(true).open(&hdd).unwrap().set_len(4 << 20).unwrap();
+    let out = dir.path("out");
+    let salvage = ["salvage", "-C", &ssd, "-B", &hdd, "-o", &out, "--trust-journal-end"];
+    let said = run(&salvage).refused(&["expected inside the device", "sectors outside"]);
+    assert!(said.out.contains("certain    0 bytes in 0 ranges"), "{said}");
+    assert!(read(&out) == dirty_set()[2][..(4 << 20) - 16 * SECTOR]);
+    std::fs::File::options().write(true).open(&hdd).unwrap().set_len(4096).unwrap();
+    run(&[&salvage[..], &["--force"]].concat()).refused(&["hdd", "the device ends at sector 8"]);
 }
