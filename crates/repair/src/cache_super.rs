@@ -9,6 +9,7 @@ use format::superblock::CacheFormat;
 use format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
 use format::{
     BackingSuper, BucketNr, CacheSuper, FooterKey, FooterLayout, RawSuperblock, Replacement, Sectors, Uuid,
+    counted,
 };
 use inspect::device::read_superblock_bytes;
 use inspect::{DeviceSuper, Invariant, Mode, ReadAt, SetView, Severity, read_superblock};
@@ -94,12 +95,12 @@ fn rebuild(work: &mut Work<'_>, bytes: &[u8; SUPERBLOCK_BYTES], fresh: Uuid) {
     work.cache.write(SUPERBLOCK_SECTOR, &superblock.encode());
     let g = *superblock.geometry();
     let action = format!(
-        "rebuilt for set {}: {} buckets of {} sectors, blocks of {} sectors, journal in buckets {} to {}, with which all \
+        "rebuilt for set {}: {} buckets of {}, blocks of {}, journal in buckets {} to {}, with which all \
          other structures can be read{}",
         superblock.set_uuid(),
         g.nbuckets,
-        g.bucket_sectors,
-        g.block_sectors,
+        counted(g.bucket_sectors.0, "sector"),
+        counted(g.block_sectors.0, "sector"),
         g.first_bucket,
         g.first_dynamic().0.saturating_sub(1),
         if key.is_some() { "; the key of the checksums follows from the footers" } else { "" },

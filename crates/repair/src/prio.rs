@@ -18,6 +18,8 @@ use crate::work::{Doubt, Work};
 const STRUCTURE: &str = "prio sets";
 /// The priority of a bucket that was just filled.
 const INITIAL_PRIO: u16 = 32_768;
+/// Number of buckets whose generations are rebuilt at most. Their sets take 200 MB of memory.
+const MOST_BUCKETS: u32 = 1 << 24;
 
 /// Mends the chain if it is not complete.
 pub(crate) fn mend(work: &mut Work<'_>) {
@@ -111,12 +113,26 @@ fn raise(known: &mut Option<Gen>, by: Gen) {
     *known = Some(known.map_or(by, |g| g.raised_by(by)));
 }
 
+/// The first bucket whose generation is not known.
+fn first_missing(view: &SetView, per_set: u32) -> Result<u32, Unrepairable> {
+    let buckets = view.geometry().nbuckets;
+    let done = u32::try_from(view.prio.chain.len()).unwrap_or(u32::MAX);
+    let first = per_set.checked_mul(done).filter(|first| *first < buckets).ok_or("its length is wrong")?;
+    match buckets - first {
+        0..=MOST_BUCKETS => Ok(first),
+        missing => Err(format!(
+            "expected at most {MOST_BUCKETS} buckets without a generation, found {missing}: the number of buckets in the \
+             superblock may be wrong"
+        )
+        .into()),
+    }
+}
+
 fn rebuild(work: &Work<'_>, view: &SetView) -> Result<NewSets, Unrepairable> {
     let g = *view.geometry();
     let bucket = broken(work, view).ok_or("the place of the destroyed set is not known")?;
     let per_set = format::geometry::prios_in(view.prio.set_sectors);
-    let done = u32::try_from(view.prio.chain.len()).unwrap_or(u32::MAX);
-    let first = per_set.checked_mul(done).filter(|first| *first < g.nbuckets).ok_or("its length is wrong")?;
+    let first = first_missing(view, per_set)?;
     if view.btree.missing > 0 {
         return Err("nodes of the btree are missing, so not all pointers are known".into());
     }

@@ -5,16 +5,13 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use common::salvaged::{disks, salvaged, wrong};
-use common::{ORDER, Set, Structure, damaged, fixtures, structures};
+use common::{DAMAGES, ORDER, Set, Structure, check_table, damaged, fixtures, structures};
 use format::{Sector, Sectors};
 use inspect::SliceSource;
 use inspect::view::NodeView;
 use repair::Salvaged;
-
-const DAMAGES: [&str; 3] = ["zeros", "garbage", "one bit"];
 
 /// A structure that a salvage notices by the journal alone.
 const LAST_BSET: &str = "last bset of a leaf";
@@ -100,18 +97,7 @@ fn nothing_wrong_is_certain_whatever_structure_is_destroyed() {
             }
         }
     }
-    let table = text(&rows);
-    println!("{table}");
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/repair.md");
-    let page = std::fs::read_to_string(&path).unwrap();
-    let (before, rest) = page.split_once("<!-- salvage -->\n").unwrap();
-    let (old, after) = rest.split_once("<!-- end of salvage -->\n").unwrap();
-    if std::env::var("UBCACHE_REPAIR").is_ok_and(|v| v == "write") {
-        let page = format!("{before}<!-- salvage -->\n{table}<!-- end of salvage -->\n{after}");
-        std::fs::write(&path, page).unwrap();
-    } else {
-        assert_eq!(old, table, "run with UBCACHE_REPAIR=write");
-    }
+    check_table("salvage", &text(&rows));
 }
 
 /// The last bset of the leaf that has the most. Without it the leaf seems to end before.

@@ -5,14 +5,11 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
-use common::{Set, damaged, fixtures, structures};
+use common::{DAMAGES, Set, check_table, damaged, fixtures, structures};
 use format::Uuid;
 use inspect::{CheckOptions, SliceSource, check_set};
 use repair::plan;
-
-const DAMAGES: [&str; 3] = ["zeros", "garbage", "one bit"];
 
 /// What became of one kind of damage in all sets.
 #[derive(Default)]
@@ -91,18 +88,7 @@ fn every_structure_destroyed_alone() {
             }
         }
     }
-    let table = text(&rows);
-    println!("{table}");
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/repair.md");
-    let page = std::fs::read_to_string(&path).unwrap();
-    let (before, rest) = page.split_once("<!-- table -->\n").unwrap();
-    let (old, after) = rest.split_once("<!-- end of the table -->\n").unwrap();
-    if std::env::var("UBCACHE_REPAIR").is_ok_and(|v| v == "write") {
-        let page = format!("{before}<!-- table -->\n{table}<!-- end of the table -->\n{after}");
-        std::fs::write(&path, page).unwrap();
-    } else {
-        assert_eq!(old, table, "run with UBCACHE_REPAIR=write");
-    }
+    check_table("repair", &text(&rows));
     // What has the information must bring everything back.
     for ((structure, damage), (name, row)) in &rows {
         if DAMAGES[*damage] == "one bit" && name != "UUID table" {

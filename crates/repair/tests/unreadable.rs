@@ -1,15 +1,17 @@
 //! A device that cannot be read everywhere: if the root of the btree is destroyed, what may be missing is said, or nothing is rebuilt;
-//! a salvage calls data lost, and metadata uncertain.
+//! a salvage calls data lost, and metadata uncertain. The same of a superblock that names far more buckets than have data.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code")]
 
 mod common;
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use common::salvaged::{disks, salvaged, wrong};
 use common::{Set, Unreadable, fixtures, structures};
-use format::Uuid;
-use inspect::{PieceKind, SliceSource};
+use format::superblock::SUPERBLOCK_SECTOR;
+use format::{RawSuperblock, Sector, Sectors, Uuid};
+use inspect::{PieceKind, ReadAt, ReadError, SliceSource};
 use repair::{MapLine, Report, SalvageTarget, State, plan};
 
 /// A set whose root is above leaves, with the root destroyed.
@@ -115,5 +117,94 @@ fn a_journal_that_cannot_be_read_makes_all_uncertain() {
             assert!(got.image == set.backing[16 * 512..][..got.image.len()]);
             assert_eq!((got.map.len(), got.map[0].from), (1, "backing"), "{}", got.summary);
         }
+    }
+}
+
+/// Each structure of each set, and each of its first and last sectors alone.
+#[test]
+fn nothing_wrong_is_certain_whichever_structure_cannot_be_read() {
+    for dir in fixtures::initialised() {
+        let set = Set::new(dir);
+        let disks = disks(&set);
+        for structure in structures(&set) {
+            let (start, end) = (structure.range.start as u64 / 512, structure.range.end as u64 / 512);
+            for sectors in [start..end, start..start + 1, end - 1..end] {
+                let nothing = 0..0;
+                let (on_cache, on_backing) =
+                    if structure.on_cache { (sectors, nothing) } else { (nothing, sectors) };
+                let cache =
+                    Unreadable { image: SliceSource::new("cache", &set.cache), sectors: on_cache.clone() };
+                let image = SliceSource::new("backing", &set.backing);
+                let backing = Unreadable { image, sectors: on_backing.clone() };
+                for (disk, good) in &disks {
+                    // The option is wrong if the end of the journal is damaged.
+                    let trust = structure.name != "newest journal entry";
+                    let Ok(got) = salvaged(&cache, &backing, *disk, trust) else { continue };
+                    let wrong = wrong(&got, good);
+                    let place = (structure.name, &on_cache, &on_backing);
+                    assert!(wrong.is_empty(), "{dir}, {place:?}, {disk:?}: {wrong:?}: {}", got.summary);
+                }
+            }
+        }
+    }
+}
+
+/// A device of which all behind an image is a hole.
+struct Huge<'a> {
+    image: &'a [u8],
+    sectors: u64,
+    reads: Cell<u64>,
+}
+
+impl ReadAt for Huge<'_> {
+    fn read_at(&self, at: Sector, into: &mut [u8]) -> Result<(), ReadError> {
+        self.reads.set(self.reads.get() + 1);
+        into.fill(0);
+        let from = self.image.get(at.bytes() as usize..).unwrap_or_default();
+        let n = from.len().min(into.len());
+        into[..n].copy_from_slice(&from[..n]);
+        Ok(())
+    }
+
+    fn sectors(&self) -> Sectors {
+        Sectors(self.sectors)
+    }
+
+    fn name(&self) -> &str {
+        "cache"
+    }
+
+    fn next_data(&self, from: Sector) -> Sector {
+        if from.0 < self.image.len() as u64 / 512 { from } else { Sector(self.sectors) }
+    }
+}
+
+#[test]
+fn a_superblock_with_far_too_many_buckets_takes_no_longer() {
+    let set = Set::new("04-writeback-killed");
+    let [(disk, good)] = &disks(&set)[..] else { panic!("one disk") };
+    let with_buckets = |buckets: u64| {
+        let mut cache = set.cache.clone();
+        let superblock = &mut cache[SUPERBLOCK_SECTOR.bytes() as usize..];
+        superblock[184..192].copy_from_slice(&buckets.to_le_bytes());
+        let checksum = RawSuperblock::from_prefix(superblock).unwrap().computed_csum().unwrap();
+        superblock[..8].copy_from_slice(&checksum.to_le_bytes());
+        cache
+    };
+    let sound = SliceSource::new("backing", &set.backing);
+    let bucket = set.view.geometry().bucket_sectors.0;
+    for (buckets, sectors) in [(1 << 40, set.cache.len() as u64 / 512), (1 << 28, bucket << 28)] {
+        let image = with_buckets(buckets);
+        let cache = Huge { image: &image, sectors, reads: Cell::new(0) };
+        let got = salvaged(&cache, &sound, *disk, true).unwrap();
+        assert!(wrong(&got, good).is_empty(), "{}", got.summary);
+        // The first number cannot be right. The superblock is rebuilt, and the search for the journal reads all of the image.
+        let is_rebuilt = sectors == set.cache.len() as u64 / 512;
+        assert!(is_rebuilt || cache.reads.get() < 100_000, "{} reads", cache.reads.get());
+        assert!(
+            is_rebuilt
+                || got.summary.refused.iter().any(|why| why.contains("expected at most 16777216 buckets"))
+        );
+        assert!(got.image == *good, "the contents do not depend on the number of buckets");
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use format::{Inode, counted, form};
 use inspect::extract::Extracted;
-use inspect::{DamagedDirty, ExtractOptions, Extraction, Mode, ReadAt, SetView, Sink, Target};
+use inspect::{DamagedDirty, ExtractOptions, Extraction, Mode, ReadAt, SetView, Target};
 
 use super::IN_USE;
 use super::image::Image;
@@ -85,7 +85,8 @@ impl Extract {
 
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let image = Image { path: &self.output, force: self.force };
-        image.check_stdout(self.json)?;
+        let inputs: Vec<&Path> = std::iter::once(&*self.cache).chain(self.backing.as_deref()).collect();
+        image.check(&inputs, self.json)?;
         if self.in_use {
             out::warn(super::image::CHANGES);
         }
@@ -100,8 +101,15 @@ impl Extract {
             (None, None) => return Err(Failure::Usage("expected -B or --volume".into())),
         };
         let extraction = Extraction::new(&view, &cache.source, target, self.options())?;
-        let inputs: Vec<&Path> = std::iter::once(&*self.cache).chain(self.backing.as_deref()).collect();
-        let extracted = image.write(&inputs, extraction.sectors(), |sink| run(&extraction, sink))?;
+        let extracted = image.write(&inputs, extraction.sectors(), |sink| {
+            let mut progress = out::Progress::new("extracting");
+            let mut interrupt = Interrupt::new()?;
+            let extracted = extraction.run(sink, &mut |p| {
+                progress.bytes(p.done.bytes(), p.total.bytes());
+                if interrupt.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            extracted.map_err(|e| image.failed(e))
+        })?;
         self.report(&extracted)
     }
 
@@ -140,14 +148,4 @@ impl Extract {
         // With best effort, errors have become notes.
         if self.best_effort && !e.notes.is_empty() { Err(Failure::Found) } else { Ok(()) }
     }
-}
-
-fn run(extraction: &Extraction<'_>, sink: &mut dyn Sink) -> Result<Extracted, Failure> {
-    let mut progress = out::Progress::new("extracting");
-    let mut interrupt = Interrupt::new()?;
-    let result = extraction.run(sink, &mut |p| {
-        progress.bytes(p.done.bytes(), p.total.bytes());
-        if interrupt.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    });
-    Ok(result?)
 }

@@ -3,7 +3,7 @@
 //! Crate `repair` plans the repair in memory, judges, and extracts. `image` writes the output. This file opens the devices for
 //! reading, and writes the map and the summary.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileTypeExt;
@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use format::{Inode, Uuid, counted};
-use inspect::{DamagedDirty, ReadAt};
-use repair::{MapLine, SalvageOptions, SalvageTarget, Salvaged};
+use inspect::{DamagedDirty, ReadAt, Sink};
+use repair::{MapLine, SalvageError, SalvageOptions, SalvageTarget, Salvaged};
 use serve::plain;
 
 use super::IN_USE;
-use super::image::{CHANGES, Claimed, Image, Partial, same_device};
+use super::image::{CHANGES, Claimed, Existing, Image, Partial, exists, same_device};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::read_only::ReadOnlyOpener;
@@ -27,19 +27,19 @@ const EXAMPLE: &str =
 
 /// Copy the contents of a disk out of a damaged set, with a map of what is certain
 ///
-/// For sets that `ubcache extract` refuses, or whose contents it cannot vouch for. It rebuilds damaged structures as
-/// `ubcache repair` does, but in memory: all devices are opened read-only and nothing on them is changed. The output is
-/// the disk as a client of the running set would see it, as far as that is known. The map has a line of JSON for each
-/// range of the disk. A range is *certain* if no damaged and no guessed structure could have decided about its bytes,
-/// *uncertain* if one could, and *lost* if data existed whose bytes cannot be had: the output then has zeros, or what
-/// --damaged says. Exit status 0 if everything is certain, 1 if a range is not.
+/// For sets that `ubcache extract` refuses. It rebuilds damaged structures as `ubcache repair` does, but in memory. It
+/// opens all devices read-only and changes nothing on them. The output is the disk as a client of the running set would
+/// read it, as far as that is known. The map has a line of JSON for each range of the disk. A range is *certain* if no
+/// damaged and no guessed structure could have decided about its bytes. It is *uncertain* if such a structure could have
+/// decided. It is *lost* if its data cannot be read or is damaged. The output then has zeros, or what --damaged says.
+/// Exit status 0: everything is certain. Exit status 1: a range is not certain, or there is no output.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Salvage {
     /// Cache device
     #[arg(short = 'C', long = "cache", value_name = "DEV")]
     cache: PathBuf,
-    /// Backing device whose contents are copied; give the others of the set behind it, which helps to rebuild structures
+    /// Backing device to copy; give the other backing devices of the set behind it, because they help to rebuild structures
     ///
     /// With --volume no backing device is copied.
     #[arg(short = 'B', long = "backing", value_name = "DEV", required_unless_present = "volume")]
@@ -56,19 +56,19 @@ pub(crate) struct Salvage {
     /// Overwrite the output and the map if they exist
     #[arg(long)]
     force: bool,
-    /// Take the newest journal entry that is found for the last one that was written
+    /// Assume that the newest journal entry that is found is the last one that was written
     ///
-    /// A destroyed newest entry looks like the end of the journal. Unless older entries behind the end prove that none was
-    /// written there, everything that it could have changed is uncertain. With this option it is not. Use it if nothing
-    /// suggests that the end of the journal is damaged: the contents are then those after a power loss at that entry.
+    /// A destroyed newest entry looks like the end of the journal. Older entries behind the end can prove that no newer one
+    /// was written. Without that proof and without this option, everything is uncertain. Use the option if nothing suggests
+    /// that the end of the journal is damaged. The contents are then those after a power loss at that entry.
     #[arg(long)]
     trust_journal_end: bool,
     /// What the output gets in place of dirty data that is damaged: does not have its checksum in the cache
     ///
-    /// The map calls these ranges lost in each case. Sectors that a device cannot read are zeros.
+    /// These ranges are lost in the map, whatever the output gets. Sectors that a device cannot read are zeros.
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = InPlace::Zeros)]
     damaged: InPlace,
-    /// Read devices that another process writes to; the contents may be inconsistent
+    /// Read devices that another process writes to; the contents may be inconsistent, and no range is certain
     #[arg(long)]
     in_use: bool,
     /// Print the summary as JSON
@@ -97,43 +97,65 @@ impl Salvage {
             InPlace::Older => DamagedDirty::Older,
             InPlace::AsIs => DamagedDirty::AsIs,
         };
-        SalvageOptions { trust_journal_end: self.trust_journal_end, damaged }
+        SalvageOptions { trust_journal_end: self.trust_journal_end, damaged, in_use: self.in_use }
+    }
+
+    fn image(&self) -> Image<'_> {
+        Image { path: &self.output, force: self.force }
     }
 
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let image = Image { path: &self.output, force: self.force };
-        image.check_stdout(self.json)?;
+        let image = self.image();
+        let inputs: Vec<&Path> =
+            std::iter::once(&*self.cache).chain(self.backings.iter().map(PathBuf::as_path)).collect();
+        image.check(&inputs, self.json)?;
         if self.in_use {
             out::warn(CHANGES);
         }
         let opener = ReadOnlyOpener::new(self.in_use, IN_USE)?;
-        let inputs: Vec<&Path> =
-            std::iter::once(&*self.cache).chain(self.backings.iter().map(PathBuf::as_path)).collect();
         let devices = inputs.iter().map(|path| opener.open(path)).collect::<Result<Vec<_>, _>>()?;
         let sources: Vec<&dyn ReadAt> = devices.iter().map(|d| &d.source as &dyn ReadAt).collect();
         let Some((cache, backings)) = sources.split_first() else { return Ok(()) };
-        let mut map = self.map.as_deref().map(|path| MapFile::create(path, self, &inputs)).transpose()?;
+        let map = self.map.as_deref().map(|path| MapPlace::of(path, &image, &inputs)).transpose()?;
         let plan = repair::plan(*cache, backings, Uuid(uuid::Uuid::new_v4().into_bytes()));
         let target = match self.volume {
             Some(slot) => SalvageTarget::Volume(Inode(slot)),
             None => SalvageTarget::Backing(0),
         };
         let salvage = repair::Salvage::new(&plan, target, self.options()).map_err(Failure::of)?;
-        let salvaged = image.write(&inputs, salvage.sectors(), |sink| {
-            let mut progress = out::Progress::new("salvaging");
-            let mut interrupt = Interrupt::new()?;
-            let mut line = |line: &MapLine| map.as_mut().map_or(Ok(()), |map| map.line(line));
-            let salvaged = salvage.run(sink, &mut line, &mut |p| {
-                progress.bytes(p.done.bytes(), p.total.bytes());
-                if interrupt.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            });
-            salvaged.map_err(Failure::of)
+        let (salvaged, map) = image.write(&inputs, salvage.sectors(), |sink| {
+            let mut map = map.map(MapPlace::create).transpose()?;
+            let salvaged = self.copy(&salvage, sink, map.as_mut())?;
+            // If the map cannot be stored, the image does not get its name either.
+            map.as_mut().map_or(Ok(()), MapFile::store)?;
+            Ok((salvaged, map))
         })?;
-        if let Some(map) = map {
-            map.complete()?;
-        }
+        let named = map.map_or(Ok(()), MapFile::complete);
         self.report(&salvaged, image.is_stdout())?;
+        named?;
         if salvaged.is_certain() { Ok(()) } else { Err(Failure::Found) }
+    }
+
+    fn copy(
+        &self,
+        salvage: &repair::Salvage<'_>,
+        sink: &mut dyn Sink,
+        mut map: Option<&mut MapFile>,
+    ) -> Result<Salvaged, Failure> {
+        let mut progress = out::Progress::new("salvaging");
+        let mut interrupt = Interrupt::new()?;
+        let mut line = |line: &MapLine| map.as_mut().map_or(Ok(()), |map| map.line(line));
+        let salvaged = salvage.run(sink, &mut line, &mut |p| {
+            progress.bytes(p.done.bytes(), p.total.bytes());
+            if interrupt.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        salvaged.map_err(|e| match e {
+            SalvageError::Extract(e) => self.image().failed(e),
+            SalvageError::Map(e) => {
+                Failure::at(self.map.as_deref().unwrap_or(Path::new("")), CANNOT_WRITE, e)
+            }
+            e => Failure::of(e),
+        })
     }
 
     fn report(&self, salvaged: &Salvaged, is_stdout: bool) -> Result<(), Failure> {
@@ -191,66 +213,99 @@ impl Salvage {
     }
 }
 
-/// The file of the map.
-struct MapFile {
-    to: BufWriter<File>,
-    /// `None` if the map goes to a pipe or to a device such as /dev/null.
-    partial: Option<Partial>,
-    path: PathBuf,
-    /// The claim of the file that the map replaces.
-    _claim: Option<Claimed>,
+/// What failed if a map is not written to its end.
+const CANNOT_WRITE: &str = "cannot be written";
+
+/// The place of the map, before the contents are read.
+enum MapPlace {
+    /// A pipe, or a device such as /dev/null. It is open, because the opening of a pipe waits for its reader.
+    Stream(PathBuf, File),
+    /// A file, which is created together with the output.
+    File(Existing),
 }
 
-impl MapFile {
-    fn create(path: &Path, salvage: &Salvage, inputs: &[&Path]) -> Result<MapFile, Failure> {
-        let meta = std::fs::metadata(path).ok();
-        let others = inputs.iter().copied().chain([&*salvage.output]);
-        let is_same = |other: &Path| {
-            let other_meta = std::fs::metadata(other).ok();
-            other == path || meta.as_ref().zip(other_meta.as_ref()).is_some_and(|(a, b)| same_device(a, b))
+impl MapPlace {
+    /// Examines a path. It must not lead to an input or to the output.
+    fn of(path: &Path, image: &Image<'_>, inputs: &[&Path]) -> Result<MapPlace, Failure> {
+        if path.as_os_str() == "-" {
+            return Err(Failure::Usage(
+                "expected a file for the map, found -: the summary goes to standard output".into(),
+            ));
+        }
+        let existing = Existing::of(path)?;
+        let is_same = |other: &Path, meta: Option<&Metadata>| match (&existing.meta, meta) {
+            (Some(a), Some(b)) => same_device(a, b),
+            (None, None) => place(other) == place(path),
+            _ => false,
         };
-        if let Some(other) = others.into_iter().find(|other| is_same(other)) {
+        let input = inputs.iter().find(|input| is_same(input, std::fs::metadata(input).ok().as_ref()));
+        let output = Some(&image.path).filter(|output| is_same(output, image.metadata().as_ref()));
+        if let Some(other) = input.or(output) {
             return Err(Failure::Usage(format!("{} cannot be the map, too", other.display())));
         }
-        let new = |partial: Option<Partial>, file, claim| MapFile {
-            to: BufWriter::new(file),
-            partial,
-            path: path.to_path_buf(),
-            _claim: claim,
-        };
-        match meta {
+        match &existing.meta {
             Some(m) if m.is_dir() || m.file_type().is_block_device() => {
                 Err(Failure::Failed(format!("{}: expected a file for the map", path.display())))
             }
             Some(m) if !m.is_file() => {
                 let file = OpenOptions::new().write(true).open(path);
-                Ok(new(None, file.map_err(|e| Failure::at(path, "cannot be opened for writing", e))?, None))
+                let file = file.map_err(|e| Failure::at(path, "cannot be opened for writing", e))?;
+                Ok(MapPlace::Stream(path.to_path_buf(), file))
             }
-            Some(m) if !salvage.force => Err(Failure::Failed(format!(
-                "{}: exists ({}): overwrite it with --force",
-                path.display(),
-                size::human(m.len())
-            ))),
-            before => {
-                let claim = before.map(|_| Image { path, force: true }.claim()).transpose()?;
-                let (partial, file) = Partial::create(path)?;
-                Ok(new(Some(partial), file, claim))
-            }
+            Some(m) if !image.force => Err(exists(path, m)),
+            _ => Ok(MapPlace::File(existing)),
         }
     }
 
+    /// Creates the file.
+    fn create(self) -> Result<MapFile, Failure> {
+        match self {
+            MapPlace::Stream(path, file) => {
+                Ok(MapFile { to: BufWriter::new(file), path, partial: None, _claim: None })
+            }
+            MapPlace::File(existing) => {
+                let claim = existing.claim()?;
+                let (partial, file) = Partial::create(&existing.path)?;
+                let to = BufWriter::new(file);
+                Ok(MapFile { to, path: existing.path, partial: Some(partial), _claim: claim })
+            }
+        }
+    }
+}
+
+/// The name that a file would get, which has one spelling in each directory.
+fn place(path: &Path) -> Option<PathBuf> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Some(dir.canonicalize().ok()?.join(path.file_name()?))
+}
+
+/// The file of the map.
+struct MapFile {
+    to: BufWriter<File>,
+    path: PathBuf,
+    /// `None` if the map goes to a pipe or to a device such as /dev/null.
+    partial: Option<Partial>,
+    /// The claim of the file that the map replaces.
+    _claim: Option<Claimed>,
+}
+
+impl MapFile {
     fn line(&mut self, line: &MapLine) -> io::Result<()> {
         let text = serde_json::to_string(line).map_err(io::Error::other)?;
-        let written = writeln!(self.to, "{}", plain::escaped_json(&text));
-        written.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", self.path.display())))
+        writeln!(self.to, "{}", plain::escaped_json(&text))
     }
 
-    fn complete(mut self) -> Result<(), Failure> {
-        let written = self.to.flush().and_then(|()| match self.partial {
+    /// Makes all lines durable.
+    fn store(&mut self) -> Result<(), Failure> {
+        let stored = self.to.flush().and_then(|()| match self.partial {
             Some(_) => self.to.get_ref().sync_all(),
             None => Ok(()),
         });
-        written.map_err(|e| Failure::at(&self.path, "cannot be written", e))?;
+        stored.map_err(|e| Failure::at(&self.path, CANNOT_WRITE, e))
+    }
+
+    /// Gives the file its name.
+    fn complete(self) -> Result<(), Failure> {
         self.partial.map_or(Ok(()), Partial::complete)
     }
 }

@@ -6,13 +6,6 @@ use inspect::{FileSource, Mode, SetView};
 
 use crate::world::*;
 
-/// Fills a range of a file with zeros.
-fn destroy(path: &str, range: std::ops::Range<usize>) {
-    let mut bytes = read(path);
-    bytes[range].fill(0);
-    std::fs::write(path, bytes).unwrap();
-}
-
 #[test]
 fn a_superblock_is_rebuilt_and_taken_back() {
     let dir = Dir::new();

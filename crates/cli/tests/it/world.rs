@@ -210,6 +210,13 @@ pub fn read(path: &str) -> Vec<u8> {
     std::fs::read(path).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
+/// Fills a range of a file with zeros.
+pub fn destroy(path: &str, range: std::ops::Range<usize>) {
+    let mut bytes = read(path);
+    bytes[range].fill(0);
+    std::fs::write(path, bytes).unwrap_or_else(|e| panic!("{path}: {e}"));
+}
+
 /// A running `ubcache up`, which has said that its volumes are ready.
 pub struct Up {
     child: Child,

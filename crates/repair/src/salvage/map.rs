@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::work::Step;
 
-/// How far the bytes of a range can be relied on.
+/// Whether the bytes of a range are those of the last write.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
@@ -19,7 +19,7 @@ pub enum State {
     Certain,
     /// They may be other bytes than the last ones that were written.
     Uncertain,
-    /// The data existed, and its bytes cannot be had.
+    /// The data existed, and cannot be read or is damaged.
     Lost,
 }
 
@@ -41,7 +41,7 @@ pub struct MapLine {
     pub start_sector: u64,
     /// Length.
     pub sectors: u64,
-    /// How far the bytes can be relied on.
+    /// Whether the bytes are those of the last write.
     pub state: State,
     /// The place of the data: `cache dirty`, `cache clean`, `backing`, or `nowhere` for a part of a volume that was never written.
     pub from: &'static str,

@@ -71,6 +71,8 @@ pub(super) struct Mapper<'a> {
     open: Option<(MapLine, bool)>,
     unreadable: Rc<str>,
     damaged: Rc<str>,
+    /// Why a line of the map cannot be written.
+    pub(super) map_error: Option<io::Error>,
     pub(super) totals: Totals,
 }
 
@@ -94,6 +96,7 @@ impl<'a> Mapper<'a> {
             open: None,
             unreadable: "the device cannot be read".into(),
             damaged: "the data does not have its checksum".into(),
+            map_error: None,
             totals: Totals::default(),
         }
     }
@@ -142,7 +145,10 @@ impl<'a> Mapper<'a> {
         match remark {
             Remark::Unreadable => self.push(stop, segment.from, &lost(&Rc::clone(&self.unreadable))),
             Remark::Damaged => self.push(stop, segment.from, &lost(&Rc::clone(&self.damaged))),
-            Remark::FromBacking if segment.verdict.state == State::Certain => {
+            // The data of the backing device would not be certain with a journal whose end is known, either.
+            Remark::FromBacking
+                if segment.verdict.state == State::Certain || segment.verdict.by_journal_end =>
+            {
                 self.push(stop, "backing", &Verdict::uncertain(&self.judged.instead))
             }
             Remark::FromBacking => self.push(stop, "backing", &segment.verdict),
@@ -208,7 +214,11 @@ impl<'a> Mapper<'a> {
     fn close(&mut self) -> io::Result<()> {
         let Some((line, by_journal_end)) = self.open.take() else { return Ok(()) };
         self.totals.add(&line, by_journal_end);
-        (self.line)(&line)
+        (self.line)(&line).map_err(|e| {
+            let failed = io::Error::other(e.to_string());
+            self.map_error = Some(e);
+            failed
+        })
     }
 }
 
@@ -237,6 +247,9 @@ impl Sink for Mapper<'_> {
     }
 
     fn finish(&mut self) -> io::Result<()> {
+        if self.judged.segments.last().is_some_and(|last| last.end != self.at) {
+            return Err(io::Error::other("the output is shorter than the disk"));
+        }
         self.close()?;
         self.sink.finish()
     }

@@ -46,6 +46,8 @@ pub struct SalvageOptions {
     pub trust_journal_end: bool,
     /// What the output gets in place of dirty data that does not have its checksum. The sectors are lost in each case.
     pub damaged: DamagedDirty,
+    /// Another process can write to the devices while they are read. Nothing is certain then.
+    pub in_use: bool,
 }
 
 /// Contents that cannot be salvaged.
@@ -84,6 +86,9 @@ pub enum SalvageError {
     /// The set cannot be opened, and a volume has its data nowhere else.
     #[error("{0}")]
     NoSet(Box<inspect::OpenError>),
+    /// The map cannot be written.
+    #[error("map: {0}")]
+    Map(#[source] std::io::Error),
     /// The extraction failed.
     #[error(transparent)]
     Extract(#[from] ExtractError),
@@ -134,7 +139,11 @@ impl<'p> Salvage<'p> {
             }
         };
         let journal_end = opened.as_ref().ok().and_then(|view| JournalEnd::of(view, plan.cache()));
-        let case = Case { sectors, is_trusted: options.trust_journal_end, ..case };
+        let mut case = Case { sectors, is_trusted: options.trust_journal_end, ..case };
+        if options.in_use {
+            case.hard = Some("the devices are in use, and can change while they are read".to_owned());
+            case.is_clean = false;
+        }
         let judged = judge::judge(plan, opened.as_ref().ok(), &case, journal_end.as_ref());
         let salvage =
             Salvage { plan, view: opened.ok(), target, options: extract, sectors, judged, journal_end };
@@ -176,13 +185,14 @@ impl<'p> Salvage<'p> {
         let backing = backing.map(|b| b as &dyn ReadAt);
         let mut mapper = Mapper::new(&self.judged, self.plan.cache(), backing, sink, line);
         let extracted = match (self.extraction()?, backing) {
-            (Some(extraction), _) => extraction.run(&mut mapper, progress)?,
+            (Some(extraction), _) => extraction.run(&mut mapper, progress),
             (None, Some(backing)) => {
-                alone::copy(backing, self.judged.data_offset, self.sectors, &mut mapper, progress)?;
-                Extracted { sectors: self.sectors.0, ..Extracted::default() }
+                alone::copy(backing, self.judged.data_offset, self.sectors, &mut mapper, progress)
+                    .map(|()| Extracted { sectors: self.sectors.0, ..Extracted::default() })
             }
             (None, None) => return Err(SalvageError::NoDevice),
         };
+        let extracted = extracted.map_err(|e| mapper.map_error.take().map_or(e.into(), SalvageError::Map))?;
         let totals = mapper.totals;
         let report = self.plan.report();
         Ok(Salvaged {

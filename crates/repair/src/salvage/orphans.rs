@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use format::{Bkey, BucketNr, Ptr, Sector, parse_entry, parse_node};
+use format::{Bkey, BucketNr, Geometry, Ptr, Sector, parse_entry, parse_node};
 use inspect::view::KeyRange;
 use inspect::{ReadAt, SetView};
 
@@ -19,13 +19,28 @@ pub(super) fn orphans(view: &SetView, cache: &dyn ReadAt) -> Vec<KeyRange> {
     let magic = view.superblock.set_magic().bset().to_le_bytes();
     let mut first = [0; 512];
     let mut found = Vec::new();
-    for bucket in (g.first_dynamic().0..g.nbuckets).map(BucketNr).filter(|b| !known.contains(b)) {
-        let is_read = cache.read_at(g.bucket_start(bucket), &mut first).is_ok();
+    let mut bucket = g.first_dynamic();
+    while bucket.0 < g.nbuckets {
+        let skipped = empty_buckets(cache, g, bucket);
+        if skipped > 0 {
+            bucket = BucketNr(bucket.0.saturating_add(skipped));
+            continue;
+        }
+        let is_read = !known.contains(&bucket) && cache.read_at(g.bucket_start(bucket), &mut first).is_ok();
         if is_read && first.get(8..16) == Some(&magic[..]) {
             found.extend(orphan(view, cache, bucket).filter(|(ptr, _)| !roots.contains(&ptr.0)));
         }
+        bucket = BucketNr(bucket.0.saturating_add(1));
     }
     found.into_iter().map(|(_, range)| range).collect()
+}
+
+/// Number of buckets from `bucket` on that lie in a hole as a whole.
+fn empty_buckets(cache: &dyn ReadAt, g: &Geometry, bucket: BucketNr) -> u32 {
+    let start = g.bucket_start(bucket);
+    let hole = cache.next_data(start).checked_since(start).unwrap_or_default();
+    let buckets = hole.0.checked_div(g.bucket_sectors.0).unwrap_or(0);
+    u32::try_from(buckets).unwrap_or(u32::MAX)
 }
 
 /// The pointers to roots that journal entries name.

@@ -6,6 +6,7 @@ pub mod fixtures;
 pub mod salvaged;
 
 use std::ops::{ControlFlow, Range};
+use std::path::PathBuf;
 
 use format::{Inode, Sector, Sectors};
 use inspect::view::SlotKind;
@@ -148,6 +149,9 @@ pub const ORDER: [&str; 8] = [
     "leaf",
 ];
 
+/// The kinds of damage, in the order of the tables.
+pub const DAMAGES: [&str; 3] = ["zeros", "garbage", "one bit"];
+
 /// Damages the bytes of a structure, of which that at `used` is in use.
 pub fn damaged(bytes: &mut [u8], used: usize, damage: &str) {
     match damage {
@@ -155,6 +159,21 @@ pub fn damaged(bytes: &mut [u8], used: usize, damage: &str) {
         "zeros" => bytes.fill(0),
         "garbage" => garbage(bytes),
         _ => bytes[used] ^= 0x10,
+    }
+}
+
+/// Compares a table with the one of this name in docs/repair.md, or writes it there if `UBCACHE_REPAIR=write`.
+pub fn check_table(name: &str, table: &str) {
+    println!("{table}");
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/repair.md");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let (begin, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
+    let (before, rest) = page.split_once(&begin).unwrap();
+    let (old, after) = rest.split_once(&end).unwrap();
+    if std::env::var("UBCACHE_REPAIR").is_ok_and(|v| v == "write") {
+        std::fs::write(&path, format!("{before}{begin}{table}{end}{after}")).unwrap();
+    } else {
+        assert_eq!(old, table, "run with UBCACHE_REPAIR=write");
     }
 }
 
