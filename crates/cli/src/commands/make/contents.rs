@@ -43,9 +43,7 @@ enum Dirty {
         and_disks: bool,
     },
     /// The cache device of this backing device has it.
-    InItsCache {
-        data_offset: Sector,
-    },
+    InItsCache,
     /// The metadata is damaged, so the dirty data cannot be counted.
     Unknown,
 }
@@ -105,9 +103,9 @@ impl Make {
                 )
             }
             Dirty::OfVolumes { slots, and_disks } => of_volumes(path, &slots, and_disks),
-            Dirty::InItsCache { data_offset } => format!(
+            Dirty::InItsCache => format!(
                 "with that cache device `ubcache drain -C CACHE-DEVICE -B {path_text}` writes it back; if that device is lost, \
-                 `--wipe-dirty --data-offset {data_offset}` gives it up and leaves the other data as it is; see the page \
+                 `--wipe-dirty` gives it up and leaves the other data as it is; see the page \
                  dead-ssd-dirty of the guide"
             ),
             Dirty::Unknown => {
@@ -142,6 +140,17 @@ fn of_volumes(path: &Path, slots: &[Inode], and_disks: bool) -> String {
         "no backing device has the data of flash-only volumes: {drain}copy each with `ubcache extract -C {path} --volume {slot} \
          -o FILE`{which}, or lose the data with --wipe-dirty"
     )
+}
+
+/// Where the data of a backing device begins; `None` if the device has no valid superblock of one.
+pub(super) async fn data_offset(disk: &Disk) -> Result<Option<Sector>, Failure> {
+    if disk.info().sectors < HEAD {
+        return Ok(None);
+    }
+    let bytes = superblock::read_bytes(disk).await?;
+    let is_backing = identify(&bytes) == Identity::Backing;
+    let raw = RawSuperblock::from_prefix(&bytes).ok().filter(|_| is_backing);
+    Ok(raw.and_then(|raw| raw.check_backing(Sectors(u64::MAX), 0).ok()).map(|sb| sb.data_offset()))
 }
 
 /// What a device holds, as far as it is known.
@@ -192,7 +201,7 @@ fn describe(path: &Path, bytes: &[u8]) -> Contents {
             let (dirty, data) = match sb.state() {
                 BackingState::Dirty => {
                     let of = format!(" (cache set {} has data of it that is nowhere else)", sb.set_uuid());
-                    (Dirty::InItsCache { data_offset: sb.data_offset() }, of)
+                    (Dirty::InItsCache, of)
                 }
                 _ => (Dirty::No, String::new()),
             };

@@ -6,7 +6,7 @@
 use daemon::{MadeDevices, MakeOrder};
 use serde_json::json;
 
-use super::{BUCKET, DATA_OFFSET, Make, Notes, Policy};
+use super::{BUCKET, Make, Notes, Policy};
 use crate::failure::Failure;
 use crate::size;
 
@@ -36,7 +36,7 @@ fn of(order: &MakeOrder) -> Result<Make, Failure> {
         backing: order.backing.clone(),
         bucket: bucket.map_err(|e| Failure::BadValue { text: format!("bucket: {e}"), source: e.into() })?,
         block: None,
-        data_offset: DATA_OFFSET,
+        data_offset: None,
         writeback: order.writeback,
         discard: false,
         cache_replacement_policy: Policy::Lru,

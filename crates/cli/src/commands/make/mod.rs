@@ -62,9 +62,10 @@ pub(crate) struct Make {
     /// Smallest unit of data, a power of two up to 4k [default: the largest logical block size of the devices]
     #[arg(long, value_name = "SIZE", value_parser = size::parse_sectors)]
     block: Option<Sectors>,
-    /// Where data begins on the backing devices, in sectors of 512 bytes
-    #[arg(long, value_name = "SECTORS", default_value_t = DATA_OFFSET, value_parser = parse_offset)]
-    data_offset: u64,
+    /// Where data begins on the backing devices, in sectors of 512 bytes [default: 16; where it begins now if the device is a
+    /// backing device already]
+    #[arg(long, value_name = "SECTORS", value_parser = parse_offset)]
+    data_offset: Option<u64>,
     /// Write to the cache first and to the backing device later [default: to both at once]
     #[arg(long)]
     writeback: bool,
@@ -117,13 +118,20 @@ const DATA_OFFSET: u64 = 16;
 /// Messages beside the report, each with its level.
 type Notes = RefCell<Vec<(&'static str, String)>>;
 
-/// The text is no number of sectors.
+/// The text is no data offset.
 #[derive(Debug, thiserror::Error)]
-#[error("expected sectors of 512 bytes, for example 2048")]
-struct OffsetError(#[source] std::num::ParseIntError);
+enum OffsetError {
+    #[error("expected sectors of 512 bytes, for example 2048")]
+    NoNumber(#[source] std::num::ParseIntError),
+    #[error("expected at least {DATA_OFFSET} sectors, which the superblock takes, found {0}")]
+    TooSmall(u64),
+}
 
 fn parse_offset(text: &str) -> Result<u64, OffsetError> {
-    text.parse().map_err(OffsetError)
+    match text.parse().map_err(OffsetError::NoNumber)? {
+        offset if offset < DATA_OFFSET => Err(OffsetError::TooSmall(offset)),
+        offset => Ok(offset),
+    }
 }
 
 /// Refuses blocks that are smaller than the sectors of a device.
@@ -301,7 +309,7 @@ impl Make {
         let mut targets = Vec::new();
         for (i, ((path, disk), overwrites)) in disks.into_iter().zip(lost).enumerate() {
             let mut target = if i < cache_at {
-                self.backing_target(path, disk, block, set.unwrap_or(Uuid::NIL))?
+                self.backing_target(path, disk, block, set.unwrap_or(Uuid::NIL)).await?
             } else {
                 self.cache_target(path, disk, block, set.unwrap_or_else(random_uuid))?
             };
@@ -388,7 +396,7 @@ impl Make {
         Ok(DeviceToFormat { path: path.to_path_buf(), disk, head, made })
     }
 
-    fn backing_target(
+    async fn backing_target(
         &self,
         path: &Path,
         disk: Disk,
@@ -398,11 +406,14 @@ impl Make {
         let info = disk.info().clone();
         let fail = |text: String| Failure::Failed(format!("{}: {text}", info.name));
         let label = label_of(&info, self.label.as_deref())?;
-        if info.sectors.0 <= self.data_offset {
-            return Err(fail(format!(
-                "too small: expected more than {} sectors, found {}",
-                self.data_offset, info.sectors
-            )));
+        let offset = match self.data_offset {
+            Some(offset) => offset,
+            // The data of a device that gets a new superblock stays where it is.
+            None => contents::data_offset(&disk).await?.map_or(DATA_OFFSET, |offset| offset.0),
+        };
+        if info.sectors.0 <= offset {
+            let found = info.sectors;
+            return Err(fail(format!("too small: expected more than {offset} sectors, found {found}")));
         }
         let cache_mode = if self.writeback { CacheMode::Writeback } else { CacheMode::Writethrough };
         let want = BackingFormat {
@@ -411,16 +422,15 @@ impl Make {
             device_sectors: info.sectors,
             block_sectors: block,
             bucket_sectors: self.bucket,
-            data_offset: Sector(self.data_offset),
+            data_offset: Sector(offset),
             cache_mode,
             label,
         };
         let sb = BackingSuper::format(&want).map_err(|e| Failure::because(&info.name, e))?;
-        if !self.data_offset.is_multiple_of(block.0) {
+        if !offset.is_multiple_of(block.0) {
             // The kernel would serve such a device without caching its data.
             return Err(fail(format!(
-                "data offset: expected a multiple of the block size of {block} sectors, found {}",
-                self.data_offset
+                "data offset: expected a multiple of the block size of {block} sectors, found {offset}"
             )));
         }
         let head = sb.encode();
