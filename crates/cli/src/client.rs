@@ -206,7 +206,7 @@ impl Incoming {
 }
 
 /// The value of an environment variable, unless it is empty.
-fn environment(name: &str) -> Option<std::ffi::OsString> {
+pub(crate) fn environment(name: &str) -> Option<std::ffi::OsString> {
     std::env::var_os(name).filter(|v| !v.is_empty())
 }
 

@@ -56,7 +56,7 @@ pub(crate) struct JobView {
     device: Option<PathBuf>,
     uuid: Option<String>,
     /// `running`, `done`, `cancelled` or `failed`.
-    state: &'static str,
+    pub(crate) state: &'static str,
     done_bytes: u64,
     total_bytes: u64,
     percent: u64,

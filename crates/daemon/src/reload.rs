@@ -20,6 +20,7 @@ use crate::hub::Kind;
 use crate::load::{self, Read};
 use crate::notify;
 use crate::remote::Remote;
+use crate::server::Access;
 use crate::settings::{Given, Settings};
 use crate::shared::Shared;
 use crate::worker::{Phase, Worker};
@@ -51,6 +52,7 @@ impl Reload {
         if let Some(why) = self.exports.conflicts(&next).await {
             return Err(Failure::Failed(format!("{path}: {why}")));
         }
+        Access::new(next.group.as_deref()).map_err(|e| Failure::because(&path, e))?;
         let mut said = Vec::new();
         let given = self.given(&mut said).await;
         let old = std::mem::replace(&mut *self.shared.config(), next.clone());

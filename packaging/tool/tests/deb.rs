@@ -57,6 +57,16 @@ fn units_have_few_rights() {
     }
 }
 
+/// The documents to which README.md has links.
+fn linked_by_readme() -> BTreeSet<String> {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
+    let text = std::fs::read_to_string(readme).unwrap();
+    let links = text.split("](docs/").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+    let pages: BTreeSet<String> = links.map(|link| format!("docs/{link}")).collect();
+    assert!(pages.len() > 8, "{pages:?}");
+    pages
+}
+
 #[test]
 fn installed_used_and_removed() {
     let [deb, links] = packages();
@@ -78,6 +88,11 @@ fn installed_used_and_removed() {
         "/usr/share/doc/ubcache/guide/day2/index.md",
     ] {
         assert!(files.contains(page), "{page} is not among {files:?}");
+    }
+    assert!(contents.lines().any(|l| l.ends_with("/docs/book/src -> ../../guide")), "{contents}");
+    for page in linked_by_readme() {
+        let file = format!("/usr/share/doc/ubcache/{}", page.replace("docs/book/src/", "guide/"));
+        assert!(files.contains(file.as_str()), "{file} is not among {files:?}");
     }
     assert!(contents.lines().all(|l| l.contains(" root/root ")), "{contents}");
     for script in [

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::client::environment;
 use crate::failure::Failure;
 
 /// Serve all cache sets of this host
@@ -16,7 +17,7 @@ pub(crate) struct Daemon {
     /// Configuration file [default: the built-in settings]
     #[arg(long, value_name = "FILE", default_value = daemon::DEFAULT_CONFIG)]
     config: PathBuf,
-    /// Control socket [default: /run/ubcache/control.sock]
+    /// Control socket [environment: UBCACHE_SOCKET] [default: /run/ubcache/control.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Directory of the daemon's state: registered devices, names and tunables [default: /var/lib/ubcache]
@@ -28,7 +29,7 @@ impl Daemon {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         daemon::run(&daemon::Options {
             config: self.config.clone(),
-            socket: self.socket.clone(),
+            socket: self.socket.clone().or_else(|| environment("UBCACHE_SOCKET").map(PathBuf::from)),
             state_dir: self.state_dir.clone(),
             make: super::make::for_daemon::make,
         })

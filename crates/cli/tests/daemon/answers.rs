@@ -4,8 +4,10 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
+use format::BackingState;
 use rustix::process::Signal;
 
+use crate::hotplug::edit;
 use crate::life::Frozen;
 use crate::place::*;
 use crate::world::*;
@@ -188,4 +190,66 @@ fn status_names_two_sets_with_one_label() {
     daemon.run(&["set-label", &caches[1], "fast-2"]).ok();
     daemon.run(&["status"]).ok().says(&["no problems"]);
     daemon.stop();
+}
+
+/// A disk with dirty data in the set was served without it. An earlier command had named the disk, and the next start dropped the
+/// data. Then only log and events said that a command drops it.
+#[test]
+fn register_says_that_it_drops_dirty_data() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    dirty(&place);
+    daemon.stop();
+    edit(&place.hdd, |superblock| superblock.set_state(BackingState::Stale));
+    let daemon = place.start();
+    assert_eq!(daemon.state_of(&place.hdd), "waiting");
+    daemon.run(&["status"]).says(&["8.0 KiB of dirty data", "if it is attached again"]);
+    let said = daemon.run(&["register", &place.hdd]).ok();
+    said.says(&[
+        "warning: ",
+        "so set ",
+        " drops its dirty data of the disk (8.0 KiB): it is older",
+        "served as one",
+    ]);
+    assert_eq!(place.client("bcache0").read(0, 4096).unwrap(), [0; 4096]);
+    daemon.stop();
+}
+
+/// `register` took a label twice without a word, and `unregister` of a cache device did not say which volumes end.
+#[test]
+fn register_and_unregister_name_what_else_changes() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let other = place.dir.sparse("other", 8 << 20);
+    run(&["make", "-B", &other, "--label", "one"]).ok();
+    let said = daemon.run(&["register", &other]).ok();
+    said.says(&["warning: 2 volumes have the label one", "run `ubcache set-label NAME one-2`"]);
+    let said = daemon.run(&["unregister", &other]).ok();
+    assert!(!said.to_string().contains("served any more"), "{said}");
+    daemon.run(&["unregister", &place.ssd]).ok().says(&["; one (bcache0) is not served any more"]);
+    daemon.stop();
+}
+
+/// `cancel` of a job that had ended said "cancelled".
+#[test]
+fn a_job_that_has_ended_is_not_cancelled() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["drain", "one"]).ok();
+    daemon.run(&["cancel", "1"]).refused(&["job 1 (drain bcache0) has ended: done"]);
+    daemon.stop();
+}
+
+/// `reload` took a group that does not exist, and the next start failed.
+#[test]
+fn a_reload_refuses_what_the_next_start_would() {
+    let place = Place::new();
+    let daemon = place.start();
+    place.configure("group = \"no-such-group\"\n");
+    daemon.run(&["reload"]).refused(&["ubcache.toml: group no-such-group: there is no such group"]);
+    daemon.stop();
+    assert!(place.refused().contains("group no-such-group: there is no such group"));
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 
-use format::superblock::{RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
+use format::superblock::{BackingSuper, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
 use format::{BackingState, SECTOR_BYTES, Sectors, Uuid};
 
 use crate::place::*;
@@ -104,18 +104,25 @@ fn what_appears_is_registered_where_that_is_wanted() {
     run(&["check", &ssd.path(), &hdd.path()]).ok();
 }
 
-/// Makes a disk that says of itself that it was attached to this set.
-fn stranger(path: &str, set: &str, state: BackingState) {
-    run(&["make", "-B", path]).ok();
+/// Changes the superblock of a disk.
+pub(crate) fn edit(path: &str, change: impl FnOnce(&mut BackingSuper)) {
     let disk = fs::File::options().read(true).write(true).open(path).unwrap();
     let (at, mut bytes) = (SUPERBLOCK_SECTOR.0 * SECTOR_BYTES, [0; SUPERBLOCK_BYTES]);
     disk.read_exact_at(&mut bytes, at).unwrap();
     let raw = RawSuperblock::from_prefix(&bytes).unwrap();
     let mut superblock = raw.check_backing(Sectors(8192), 0).unwrap();
-    superblock.set_set_uuid(set.parse::<Uuid>().unwrap());
-    superblock.set_state(state);
+    change(&mut superblock);
     disk.write_all_at(&superblock.encode(), at).unwrap();
     disk.sync_all().unwrap();
+}
+
+/// Makes a disk that says of itself that it was attached to this set.
+fn stranger(path: &str, set: &str, state: BackingState) {
+    run(&["make", "-B", path]).ok();
+    edit(path, |superblock| {
+        superblock.set_set_uuid(set.parse::<Uuid>().unwrap());
+        superblock.set_state(state);
+    });
 }
 
 /// Only a disk that was made for a set waited. A stranger's disk that claimed to be attached got a slot of the set.

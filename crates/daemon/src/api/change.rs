@@ -18,7 +18,10 @@ use serve::Failure;
 use super::context::{Api, SharedApi};
 use crate::answer::{Answered, Refusal, ok, parse, to_the_end};
 use crate::audit::Audit;
-use crate::components::{Attach, By, DeviceView, Ended, Found, NotExported, Problem, SetView, problems};
+use crate::components::{
+    Attach, By, DeviceView, Ended, Found, NotExported, Problem, SetView, problems, shared_labels,
+    volume_title,
+};
 use crate::jobs::{End, Job, RunningJob};
 use crate::names::Named;
 use crate::order::Order;
@@ -107,7 +110,8 @@ pub(super) async fn register(State(api): SharedApi, Extension(audit): Audited, b
         let volumes = start_volumes(&api, &audit, &wanted.volumes, &mut not_exported).await?;
         Ok((devices, registered, not_exported, volumes))
     });
-    let (devices, registered, not_exported, volumes) = registered.await?;
+    let (devices, mut registered, not_exported, volumes) = registered.await?;
+    registered.warnings.extend(labels_of_others(&here, &devices).await);
     let answer = json!({
         "disabled": disabled(&here, &devices).await,
         "devices": devices,
@@ -118,6 +122,14 @@ pub(super) async fn register(State(api): SharedApi, Extension(audit): Audited, b
         "not_exported": not_exported,
     });
     done(&here, answer)
+}
+
+/// The labels of these devices that other volumes or sets have, too.
+async fn labels_of_others(api: &Api, devices: &[DeviceView]) -> Vec<String> {
+    let (sets, all) = (api.registry.views.sets().await, api.registry.views.devices());
+    let of_these = |label: &str| devices.iter().any(|d| d.label == label);
+    let found = shared_labels(&sets, &all, of_these);
+    found.into_iter().map(|problem| format!("{}; run `{}`", problem.text, problem.command)).collect()
 }
 
 /// The problems of the disabled sets of these devices.
@@ -164,19 +176,25 @@ pub(super) async fn unregister(State(api): SharedApi, Extension(audit): Audited,
         let unregister = api.registry.registration.unregister(&wanted.device, &asked);
         with_what_stays(&api, unregister).await
     };
-    let (stays, named) = to_the_end(work).await?;
-    done(&here, json!({"resolved": named, "stays_dirty": stays}))
+    let (stays, named, stopped) = to_the_end(work).await?;
+    done(&here, json!({"resolved": named, "stays_dirty": stays, "stopped": stopped}))
 }
 
-/// Ends the service of a device. Returns its dirty data that stays in the cache.
+/// Ends the service of a device. Returns its dirty data that stays in the cache, and of a cache device the volumes that are not
+/// served any more.
 async fn with_what_stays(
     api: &Api,
     end: impl Future<Output = Result<Ended, Failure>>,
-) -> Result<(Option<Stays>, Named), Failure> {
+) -> Result<(Option<Stays>, Named, Vec<String>), Failure> {
     let Ended { named, sets: before, devices: known } = end.await?;
     let device = known.iter().find(|d| Some(&d.path) == named.device.as_ref() && d.uuid == named.uuid);
     let after = api.registry.views.sets().await;
-    Ok((device.and_then(|device| Stays::of(device, &known, [&after, &before])), named))
+    let served = |name: &str| after.iter().flat_map(|set| &set.figures.volumes).any(|v| v.name == name);
+    let of_set = before.iter().filter(|set| Some(&set.id) == named.set.as_ref());
+    let volumes = of_set.flat_map(|set| &set.figures.volumes);
+    let ended = volumes.filter(|v| !served(&v.name));
+    let stopped = ended.map(volume_title).collect();
+    Ok((device.and_then(|device| Stays::of(device, &known, [&after, &before])), named, stopped))
 }
 
 /// The dirty data of a device that is not served any more, and the cache device that has it.
@@ -242,7 +260,7 @@ pub(super) async fn stop(
     let asked = audit.asked();
     let work =
         async move { with_what_stays(&api, api.registry.registration.stop_volume(&name, &asked)).await };
-    let (stays, named) = to_the_end(work).await?;
+    let (stays, named, _) = to_the_end(work).await?;
     ok(json!({"resolved": named, "stays_dirty": stays}))
 }
 
@@ -419,6 +437,10 @@ pub(super) async fn cancel_job(
     let (what, named) = job.title();
     audit.does(format!("cancel job {id}, {what}"));
     named.iter().for_each(|named| audit.on(named));
+    let state = job.view().state;
+    if state != "running" {
+        return Err(Refusal::new(StatusCode::CONFLICT, format!("job {id} ({what}) has ended: {state}")));
+    }
     job.cancel();
     let view: Value = json!(job.view());
     ok(json!({"job": view, "resolved": named}))

@@ -5,6 +5,8 @@
 
 mod labels;
 
+pub(crate) use labels::shared as shared_labels;
+
 use std::path::{Path, PathBuf};
 
 use format::{counted, form};
@@ -87,7 +89,7 @@ pub(crate) fn problems(sets: &[SetView], devices: &[DeviceView]) -> Vec<Problem>
         let of = Subject { device: Some(device.path.clone()), set: device.set.clone(), volume: None };
         found.extend(problem.map(|p| Problem { of, ..p }));
     }
-    found.extend(labels::shared(sets, devices));
+    found.extend(labels::shared(sets, devices, |_| true));
     let place = |problem: &Problem| KINDS.iter().position(|kind| *kind == problem.kind);
     found.sort_by_key(place);
     found
@@ -127,7 +129,7 @@ fn title(device: &DeviceView) -> String {
 }
 
 /// What an operator calls a volume: label, or name.
-fn volume_title(volume: &VolumeFigures) -> String {
+pub(crate) fn volume_title(volume: &VolumeFigures) -> String {
     title_of(&volume.label, &volume.name)
 }
 

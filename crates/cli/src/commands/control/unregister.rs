@@ -38,8 +38,20 @@ impl Unregister {
         let body = self.control.post("/v1/unregister", &json!({"device": device}))?;
         answer(&self.control, &body, || {
             let stays = stays_dirty(&body["stays_dirty"], body["resolved"]["set"].is_string());
-            format!("{}: unregistered{stays}\n", described(&body["resolved"]))
+            let stopped = stopped(&body["stopped"]);
+            format!("{}: unregistered{stays}{stopped}\n", described(&body["resolved"]))
         })
+    }
+}
+
+/// The volumes that are not served because their cache device was unregistered; empty if there are none.
+fn stopped(volumes: &Value) -> String {
+    let names: Vec<&str> = volumes.as_array().into_iter().flatten().map(text).collect();
+    match names.len() {
+        0 => String::new(),
+        n => {
+            format!("; {} {} served any more", names.join(", "), format::form(n as u64, "is not", "are not"))
+        }
     }
 }
 

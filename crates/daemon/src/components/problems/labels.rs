@@ -50,11 +50,16 @@ fn by_label<'a>(sets: &'a [SetView], devices: &'a [DeviceView]) -> BTreeMap<&'a 
     all
 }
 
-/// The problem of each label that several volumes and sets have, or that another volume had first.
-pub(super) fn shared(sets: &[SetView], devices: &[DeviceView]) -> Vec<Problem> {
+/// The problem of each of these labels that several volumes and sets have, or that another volume had first.
+pub(crate) fn shared(
+    sets: &[SetView],
+    devices: &[DeviceView],
+    is_of_these: impl Fn(&str) -> bool,
+) -> Vec<Problem> {
     let all = by_label(sets, devices);
     let shared = all.iter().filter(|(_, of)| of.len() > 1 || of.without_section.is_some());
     shared
+        .filter(|(label, _)| is_of_these(label))
         .map(|(label, bearers)| {
             let renamed = bearers.without_section.map_or("NAME", |(volume, _)| volume);
             let command = format!("ubcache set-label {renamed} {}", another(&all, label));
