@@ -57,8 +57,8 @@ pub(super) async fn cached_set_of(
 }
 
 /// The answer to a change that the state directory stores: `not_stored` says why it could not.
-pub(super) fn done(api: &Api, mut value: Value) -> Answered {
-    value["not_stored"] = json!(api.registry.shared.state().not_stored());
+pub(super) async fn done(api: &Api, mut value: Value) -> Answered {
+    value["not_stored"] = json!(api.registry.shared.not_stored().await);
     ok(value)
 }
 
@@ -116,7 +116,7 @@ pub(super) async fn register(State(api): SharedApi, Extension(audit): Audited, b
         "volumes": volumes,
         "not_exported": not_exported,
     });
-    done(&here, answer)
+    done(&here, answer).await
 }
 
 /// The problems of the disabled sets of these devices.
@@ -164,7 +164,7 @@ pub(super) async fn unregister(State(api): SharedApi, Extension(audit): Audited,
         with_what_stays(&api, unregister).await
     };
     let (stays, named) = to_the_end(work).await?;
-    done(&here, json!({"resolved": named, "stays_dirty": stays}))
+    done(&here, json!({"resolved": named, "stays_dirty": stays})).await
 }
 
 /// Ends the service of a device. Returns its dirty data that stays in the cache.
@@ -228,7 +228,7 @@ pub(super) async fn attach(State(api): SharedApi, Extension(audit): Audited, bod
         Ok((named, cache))
     });
     let (named, cache) = attached.await?;
-    done(&here, json!({"resolved": named, "cache": cache}))
+    done(&here, json!({"resolved": named, "cache": cache})).await
 }
 
 pub(super) async fn stop(
@@ -298,7 +298,7 @@ async fn leave(api: Arc<Api>, audit: Audit, volume: String) -> Result<Response, 
     let here = api.clone();
     let work = async move { api.registry.registration.leave(&volume, &asked).await };
     let (named, set) = to_the_end(work).await?;
-    Ok(done(&here, json!({"resolved": named, "left_set": set}))?.into_response())
+    Ok(done(&here, json!({"resolved": named, "left_set": set})).await?.into_response())
 }
 
 pub(super) async fn drain(
