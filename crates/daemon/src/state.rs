@@ -22,8 +22,8 @@ use serve::Failure;
 use crate::config::Values;
 use crate::hub::Hub;
 
-pub(crate) use file::replace_file;
 use file::StateFile;
+pub(crate) use file::replace_file;
 use remembered::Remembered;
 pub(crate) use remembered::{Known, Mark, Owner};
 pub(crate) use writer::Storing;

@@ -3,8 +3,8 @@
 //! Owns the list that is stored. A list of the engine ends with its process, and damage is noticed only when data is read: without
 //! the stored list, `status` would not name it before the next scrub. Must not know how a block is verified.
 
-use std::collections::BTreeSet;
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::Arc;
 

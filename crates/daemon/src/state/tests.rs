@@ -4,6 +4,7 @@ use super::*;
 use std::os::unix::fs::PermissionsExt;
 
 use crate::identity::Identity;
+use crate::testing::{block_writes_of, reader_of};
 
 /// The name of a volume, as `Shared::name` gives it.
 fn name(state: &mut State, id: &str) -> String {
@@ -162,4 +163,31 @@ fn what_was_said_is_there_again() {
     drop(state);
     std::fs::write(dir.path().join("state.json"), "{").unwrap();
     assert!(State::open(dir.path()).is_err());
+}
+
+/// Regression: the state was locked while its file was written, and all threads waited for the file system.
+#[test]
+fn the_state_can_be_read_and_changed_while_it_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut state = State::open(dir.path()).unwrap();
+    let pipe = dir.path().join("state.new");
+    block_writes_of(&pipe);
+    state.set_tunable("a", "writeback_percent", Some("5"));
+    state.set_tunable("a", "writeback_percent", Some("6"));
+    assert_eq!(state.tunables("a")["writeback_percent"], "6");
+    assert_eq!(state.not_stored(), None, "it is being written");
+    // It waits for the first change, and then for no other.
+    let late = not_stored(&state).unwrap();
+    assert!(late.contains("state.json: cannot be written: a write has not ended after 5 s"), "{late}");
+    let refused = state.test().result_of_test().unwrap_err().to_string();
+    assert!(refused.contains("nothing was changed"), "{refused}");
+    assert_eq!((state.not_stored(), state.has_stored(&[])), (Some(late), false));
+    let reader = reader_of(&pipe);
+    // A pipe cannot be synced, so a write fails before one succeeds.
+    let began = std::time::Instant::now();
+    while state.store_again().not_stored().is_some() {
+        assert!(began.elapsed() < Duration::from_secs(20), "the writer goes on");
+    }
+    drop((reader, state));
+    assert_eq!(State::open(dir.path()).unwrap().tunables("a")["writeback_percent"], "6");
 }

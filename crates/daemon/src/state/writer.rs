@@ -137,7 +137,8 @@ impl Storing {
     /// # Errors
     /// If the state cannot be written, or there is too little room for what a command adds.
     pub(crate) fn result_of_test(&self) -> Result<(), Failure> {
-        const UNCHANGED: &str = "nothing was changed, because the next start of the daemon would not know of it";
+        const UNCHANGED: &str =
+            "nothing was changed, because the next start of the daemon would not know of it";
         if !self.desk.wait_while(|queue| queue.done < self.number) {
             let late = self.desk.late_write();
             let path = self.desk.path.display();
@@ -226,7 +227,10 @@ impl Writer {
         drop(queue);
         if is_new {
             let why = self.0.late_write();
-            self.0.report("error", &format!("{why}; the next start of the daemon may not know the last changes"));
+            self.0.report(
+                "error",
+                &format!("{why}; the next start of the daemon may not know the last changes"),
+            );
         }
     }
 }
