@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 
 use blockio::Driver;
-use blockio::bridge::{RemoteReceiver, Reply};
+use blockio::bridge::{RemoteReceiver, Reply, oneshot};
 use blockio::users::{self, User};
 use engine::figures::{CachedFigures, VolumeFigures};
 use engine::{CacheSet, Volume};
@@ -184,10 +184,21 @@ impl<'a> Host<'a> {
     }
 
     /// Does work that may wait for a file system or for a network on another thread: what it waits for may be on a volume of
-    /// this one.
-    async fn elsewhere<T: Send + 'static>(&self, work: impl FnOnce(&Shared) -> T + Send + 'static) -> T {
-        let shared = self.shared.clone();
-        self.driver.reactor().blocking(move || work(&shared)).await
+    /// this one. The thread ends with the work: a helper thread of the driver would stay as long as the set.
+    ///
+    /// # Errors
+    /// If the thread cannot be started, or the work panics.
+    async fn elsewhere<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Shared) -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        let (shared, (reply, answer)) = (self.shared.clone(), oneshot());
+        std::thread::Builder::new()
+            .name("helper".into())
+            .spawn(move || reply.send(work(&shared)))
+            .map_err(|e| Failure::because("a thread cannot be started", e))?;
+        let ended = || Failure::Failed("internal error: a helper thread has ended without a result".into());
+        answer.await.map_err(|_| ended())
     }
 
     /// Sets the name and the tunables of a volume, and starts its exports.
@@ -195,8 +206,8 @@ impl<'a> Host<'a> {
         let key = key(&self.session, &volume);
         let (id, of) = (key.id.clone(), key.clone());
         let served = self.shared.serves(&key);
-        volume.set_name(&self.elsewhere(move |shared| shared.name(&id)).await);
-        self.elsewhere(move |shared| shared.claim_label(&of)).await;
+        volume.set_name(&self.elsewhere(move |shared| shared.name(&id)).await?);
+        self.elsewhere(move |shared| shared.claim_label(&of)).await?;
         let shown = shown(&volume);
         tune(&shown, self.shared.tunables(&key), async |tunable, value| {
             volume.tunables().check(tunable, value).map_err(Failure::bad_value)?;
@@ -420,7 +431,7 @@ impl<'a> Host<'a> {
         }
         // udev must not find the label when it handles the event of a device that ends: it would make the link again.
         let ids: Vec<String> = volumes.iter().map(|volume| key(&self.session, volume).id).collect();
-        self.elsewhere(move |shared| ids.iter().for_each(|id| shared.links.remove(id))).await;
+        self.elsewhere(move |shared| ids.iter().for_each(|id| shared.links.remove(id))).await?;
         let mut ended = Vec::new();
         for volume in &volumes {
             while let Some(Some(running)) = self.with(volume, |s| s.exports.pop()) {
@@ -521,7 +532,7 @@ impl<'a> Host<'a> {
         for volume in volumes {
             let name = volume.name();
             let id = key(&self.session, &volume).id;
-            self.elsewhere(move |shared| shared.links.remove(&id)).await;
+            result = result.and(self.elsewhere(move |shared| shared.links.remove(&id)).await);
             let next = || self.with(&volume, |s| s.exports.pop()).flatten();
             while let Some(running) = next() {
                 *self.ending.borrow_mut() = Some((name.clone(), running.export.ways(&name)));

@@ -29,7 +29,7 @@ pub(super) async fn exports_of(
     let (name, shown) = (volume.name(), shown(volume));
     let (mut started, mut problems) = (Vec::new(), Vec::new());
     let (of, named) = (key.clone(), name.clone());
-    let decided = host.elsewhere(move |shared| claim(shared, &of, &named)).await?;
+    let decided = host.elsewhere(move |shared| claim(shared, &of, &named)).await??;
     for (spec, allowed) in decided.into_iter().filter(|(spec, _)| !up.contains(&spec.to_string())) {
         let export = match allowed {
             Ok(sharing) => export(host, spec, sharing, volume).await.map_err(|e| elsewhere(host, key, e)),
@@ -72,7 +72,10 @@ fn claim(shared: &Shared, key: &Key, name: &str) -> Result<Vec<Decided>, Failure
 async fn link(host: &Host<'_>, key: &Key, ways: &[Way]) {
     if let Some(device) = ways.iter().find(|way| way.is_block_device()) {
         let (key, device) = (key.clone(), device.address.clone());
-        host.elsewhere(move |shared| shared.links.add(&key.id, &key.label, Path::new(&device))).await;
+        let add = move |shared: &Shared| shared.links.add(&key.id, &key.label, Path::new(&device));
+        if let Err(e) = host.elsewhere(add).await {
+            message::warn(format!("a link cannot be made: {e}"));
+        }
     }
 }
 
@@ -123,7 +126,7 @@ async fn export(
     sharing: Sharing,
     volume: &Rc<Volume>,
 ) -> Result<RunningExport, Failure> {
-    let spec = host.elsewhere(move |_| spec.prepare().map(|()| spec)).await?;
+    let spec = host.elsewhere(move |_| spec.prepare().map(|()| spec)).await??;
     let nbd = host.shared.nbd();
     spec.check(&nbd)?;
     let volumes = [volume.clone()];
