@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 
 use blockio::Driver;
-use blockio::bridge::{RemoteReceiver, Reply};
+use blockio::bridge::{RemoteReceiver, Reply, oneshot};
 use blockio::users::{self, User};
 use engine::figures::{CachedFigures, VolumeFigures};
 use engine::{CacheSet, Volume};
@@ -183,13 +183,31 @@ impl<'a> Host<'a> {
         }
     }
 
+    /// Does work that may wait for a file system or for a network on another thread: what it waits for may be on a volume of
+    /// this one. The thread ends with the work: a helper thread of the driver would stay as long as the set.
+    ///
+    /// # Errors
+    /// If the thread cannot be started, or the work panics.
+    async fn elsewhere<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Shared) -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        let (shared, (reply, answer)) = (self.shared.clone(), oneshot());
+        std::thread::Builder::new()
+            .name("helper".into())
+            .spawn(move || reply.send(work(&shared)))
+            .map_err(|e| Failure::because("a thread cannot be started", e))?;
+        let ended = || Failure::Failed("internal error: a helper thread has ended without a result".into());
+        answer.await.map_err(|_| ended())
+    }
+
     /// Sets the name and the tunables of a volume, and starts its exports.
     async fn serve(&self, volume: Rc<Volume>) -> Result<(), Failure> {
         let key = key(&self.session, &volume);
-        let name = self.shared.state().name(&key.id);
-        volume.set_name(&name);
+        let (id, of) = (key.id.clone(), key.clone());
         let served = self.shared.serves(&key);
-        self.shared.claim_label(&key);
+        volume.set_name(&self.elsewhere(move |shared| shared.name(&id)).await?);
+        self.elsewhere(move |shared| shared.claim_label(&of)).await?;
         let shown = shown(&volume);
         tune(&shown, self.shared.tunables(&key), async |tunable, value| {
             volume.tunables().check(tunable, value).map_err(Failure::bad_value)?;
@@ -218,7 +236,7 @@ impl<'a> Host<'a> {
             let events = pin!(self.session.until_events(&rt));
             let event = select(pin!(next), events).await;
             self.session.log_events();
-            damaged::note_damaged(self, tasks);
+            damaged::note_damaged(self);
             match event {
                 Either::Left(Some(order)) => self.take(order, tasks),
                 Either::Left(None) => self.stopping.set(true),
@@ -306,7 +324,7 @@ impl<'a> Host<'a> {
         reply.send(done.map_err(|e| refuse().err().unwrap_or(e)));
         // The command may have changed the label of a device that is served alone, or decided about damaged data.
         message::speak_for(&self.label());
-        damaged::store_damaged(self).await;
+        damaged::note_damaged(self);
     }
 
     /// All figures, with the name, exports, cached data and problem of each volume.
@@ -413,7 +431,8 @@ impl<'a> Host<'a> {
             }
         }
         // udev must not find the label when it handles the event of a device that ends: it would make the link again.
-        volumes.iter().for_each(|volume| self.shared.links.remove(&key(&self.session, volume).id));
+        let ids: Vec<String> = volumes.iter().map(|volume| key(&self.session, volume).id).collect();
+        self.elsewhere(move |shared| ids.iter().for_each(|id| shared.links.remove(id))).await?;
         let mut ended = Vec::new();
         for volume in &volumes {
             while let Some(Some(running)) = self.with(volume, |s| s.exports.pop()) {
@@ -478,7 +497,7 @@ impl<'a> Host<'a> {
             select(pin!(rest), self.driver.handle().sleep(TASKS_END_WITHIN)).await;
             tasks.0.clear();
             // A change that had no event, such as the end of a command.
-            damaged::store_damaged(self).await;
+            damaged::note_damaged(self);
             self.bring_down().await
         });
         loop {
@@ -513,7 +532,8 @@ impl<'a> Host<'a> {
         let mut result = Ok(());
         for volume in volumes {
             let name = volume.name();
-            self.shared.links.remove(&key(&self.session, &volume).id);
+            let id = key(&self.session, &volume).id;
+            result = result.and(self.elsewhere(move |shared| shared.links.remove(&id)).await);
             let next = || self.with(&volume, |s| s.exports.pop()).flatten();
             while let Some(running) = next() {
                 *self.ending.borrow_mut() = Some((name.clone(), running.export.ways(&name)));

@@ -123,7 +123,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         // The daemon serves without a history.
         Err(e) => message::warn(format!("events are not stored: {e}")),
     }
-    shared.state().check_writable(true);
+    let test = shared.state().check_writable(true);
+    // The names of the first volumes depend on it. It is reported.
+    let _why = test.not_stored();
     remove_left_links(&shared);
     let hub = shared.hub.clone();
     let paths = Paths { socket: &socket, state_dir: &state_dir };
@@ -203,7 +205,7 @@ async fn control(
     for task in [serving, serving_tcp, begun, alive, sampling, storing, storing_again] {
         task.abort();
     }
-    let stored = last_store(&shared);
+    let stored = last_store(&shared).await;
     history.store(paths.state_dir);
     // Without the socket, clients get an error at once instead of a connection that is not answered.
     let _ = std::fs::remove_file(paths.socket);
@@ -211,10 +213,9 @@ async fn control(
 }
 
 /// Writes the state for the last time, if it could not be written before. The program must not end as if nothing were lost.
-fn last_store(shared: &Shared) -> Result<(), Failure> {
-    let mut state = shared.state();
-    state.store_again();
-    match state.not_stored() {
+async fn last_store(shared: &Shared) -> Result<(), Failure> {
+    shared.state().store_again();
+    match shared.not_stored().await {
         Some(why) => Err(Failure::Failed(format!(
             "{why}; the next start of the daemon does not know the last changes"
         ))),

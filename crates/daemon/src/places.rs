@@ -122,7 +122,7 @@ mod tests {
 
     /// Claims the addresses of a volume. Returns why the first one is refused.
     fn comes_up(shared: &Shared, id: &str, label: &str) -> Option<String> {
-        let name = shared.state().name(id);
+        let name = shared.name(id);
         let decided = claim(shared, &key(id, label), &name).unwrap();
         decided[0].1.as_ref().err().and_then(|e| e.message()).map(str::to_owned)
     }
@@ -162,7 +162,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let first = shared(dir.path(), "exports = [\"nbd=/run/one.sock\"]\n");
         let role = |id: &str| {
-            let name = first.state().name(id);
+            let name = first.name(id);
             let decided = claim(&first, &key(id, ""), &name).unwrap();
             decided[0].1.as_ref().map(|role| *role).map_err(ToString::to_string)
         };

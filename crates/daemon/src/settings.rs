@@ -283,7 +283,7 @@ impl Settings {
         let configured = self.shared.configured(&self.shared.config(), &target.key).contains_key(key);
         let remembered = persistent && !NOT_REMEMBERED.contains(&key) && (!in_superblock || configured);
         if remembered {
-            self.shared.state().ready()?;
+            self.shared.can_store().await?;
         }
         let before = target.volumes_now().await;
         target.worker.command(target.command(key, value, beyond)).await?;
@@ -359,7 +359,7 @@ impl Settings {
             None => figure.default.clone(),
         };
         if self.shared.state().tunables(&target.key.id).contains_key(key) {
-            self.shared.state().ready()?;
+            self.shared.can_store().await?;
         }
         // A configured value can be out of a range that depends on another tunable; then nothing changes.
         target.worker.command(target.command(key, &value, Beyond::Refused)).await?;

@@ -17,7 +17,7 @@ use crate::config::{Config, Key, Values};
 use crate::hub::Hub;
 use crate::links::{DEFAULT_LINKS, Links};
 use crate::remote::Remote;
-use crate::state::State;
+use crate::state::{Name, State};
 
 /// The state that the threads share, behind locks.
 pub(crate) struct Shared {
@@ -53,7 +53,7 @@ impl Drop for ServedKey {
 }
 
 impl Shared {
-    pub(crate) fn new(config: Config, mut state: State) -> Shared {
+    pub(crate) fn new(config: Config, state: State) -> Shared {
         let hub = Arc::new(Hub::default());
         state.report_to(hub.clone());
         let nbd = NbdAccess {
@@ -82,6 +82,31 @@ impl Shared {
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The name of a volume; a new one is stored. Waits for the file system: a thread that serves must not call it.
+    pub(crate) fn name(&self, id: &str) -> String {
+        let Name { name, storing } = self.state().name(id);
+        match storing.and_then(|storing| storing.not_stored()) {
+            None => name,
+            Some(_why) => self.state().lasting_name(id),
+        }
+    }
+
+    /// Tests whether the state can be written, before a command acts.
+    ///
+    /// # Errors
+    /// If it cannot, or if its file system does not answer in time.
+    pub(crate) async fn can_store(&self) -> Result<(), Failure> {
+        let test = self.state().test();
+        tokio::task::spawn_blocking(move || test.result_of_test()).await.map_err(Failure::of)?
+    }
+
+    /// Why the changes until now are not stored; `None` if they are. Waits for a write that has not ended.
+    pub(crate) async fn not_stored(&self) -> Option<String> {
+        let storing = self.state().storing();
+        let waited = tokio::task::spawn_blocking(move || storing.not_stored()).await;
+        waited.unwrap_or_else(|e| Some(e.to_string()))
     }
 
     /// The daemon stops from now on.

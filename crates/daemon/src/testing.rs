@@ -1,5 +1,7 @@
 //! Devices for unit tests.
 
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use format::superblock::{BackingFormat, CacheFormat};
@@ -57,7 +59,18 @@ fn write(path: &Path, superblock: &[u8]) {
     let mut bytes = vec![0; 4096];
     bytes.extend(superblock);
     std::fs::write(path, bytes).unwrap();
-    std::fs::File::options().write(true).open(path).unwrap().set_len(8 << 20).unwrap();
+    File::options().write(true).open(path).unwrap().set_len(8 << 20).unwrap();
+}
+
+/// Makes a pipe in the place of a file: who opens it to write it waits for a reader.
+pub(crate) fn block_writes_of(path: &Path) {
+    rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+}
+
+/// Lets a writer of such a pipe go on. The result keeps the pipe open.
+pub(crate) fn reader_of(pipe: &Path) -> File {
+    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    File::options().read(true).custom_flags(flags).open(pipe).unwrap()
 }
 
 /// The error number of the system that is the cause of an error.

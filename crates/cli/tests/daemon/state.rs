@@ -221,3 +221,36 @@ fn a_lost_state_directory_is_a_problem_that_ends() {
     wait_until("the state to be stored", || problems(&daemon).is_empty());
     daemon.stop();
 }
+
+/// Regression: the state was locked while its file was written. If the file system of the state did not answer, as one on a
+/// volume of the daemon, no command was answered.
+#[test]
+fn a_state_directory_that_does_not_answer_stops_neither_commands_nor_volumes() {
+    use std::os::unix::fs::OpenOptionsExt;
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["volume", "create", &place.ssd, "64k"]).ok();
+    // Who opens a pipe to write it waits for a reader.
+    let pipe = place.dir.path("state/state.new");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let late = "state.json: cannot be written: a write has not ended after 5 s";
+    daemon.run(&["set", "one", "writeback_delay=7"]).refused(&[late, "nothing was changed"]);
+    daemon.run(&["volume", "create", &place.ssd, "64k"]).refused(&[late]);
+    daemon.run(&["set", "one", "writeback_delay=7", "--runtime"]).ok();
+    place.client("bcache0").write(0, &[7; 4096]).unwrap();
+    let said = daemon.run(&["unregister", "one"]);
+    assert_eq!(said.code, 3, "{said}");
+    said.says(&["done, but not stored: ", late]);
+    place.client("bcache1").write(0, &[7; 4096]).unwrap();
+    // The data of the first volume is dirty, and its disk is gone.
+    assert_eq!(kinds(&daemon), ["dirty_without_disk", "state_not_stored"]);
+    assert!(!writable(&daemon));
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let reader = std::fs::File::options().read(true).custom_flags(nonblocking).open(&pipe).unwrap();
+    wait_until("the state to be stored", || kinds(&daemon) == ["dirty_without_disk"] && writable(&daemon));
+    drop(reader);
+    daemon.stop();
+    let state = std::fs::read_to_string(place.dir.path("state/state.json")).unwrap();
+    assert!(!state.contains(&*place.hdd), "it is unregistered: {state}");
+}

@@ -60,8 +60,8 @@ pub(super) async fn cached_set_of(
 }
 
 /// The answer to a change that the state directory stores: `not_stored` says why it could not.
-pub(super) fn done(api: &Api, mut value: Value) -> Answered {
-    value["not_stored"] = json!(api.registry.shared.state().not_stored());
+pub(super) async fn done(api: &Api, mut value: Value) -> Answered {
+    value["not_stored"] = json!(api.registry.shared.not_stored().await);
     ok(value)
 }
 
@@ -121,7 +121,7 @@ pub(super) async fn register(State(api): SharedApi, Extension(audit): Audited, b
         "volumes": volumes,
         "not_exported": not_exported,
     });
-    done(&here, answer)
+    done(&here, answer).await
 }
 
 /// The labels of these devices that other volumes or sets have, too.
@@ -177,7 +177,7 @@ pub(super) async fn unregister(State(api): SharedApi, Extension(audit): Audited,
         with_what_stays(&api, unregister).await
     };
     let (stays, named, stopped) = to_the_end(work).await?;
-    done(&here, json!({"resolved": named, "stays_dirty": stays, "stopped": stopped}))
+    done(&here, json!({"resolved": named, "stays_dirty": stays, "stopped": stopped})).await
 }
 
 /// Ends the service of a device. Returns its dirty data that stays in the cache, and of a cache device the volumes that are not
@@ -247,7 +247,7 @@ pub(super) async fn attach(State(api): SharedApi, Extension(audit): Audited, bod
         Ok((named, cache))
     });
     let (named, cache) = attached.await?;
-    done(&here, json!({"resolved": named, "cache": cache}))
+    done(&here, json!({"resolved": named, "cache": cache})).await
 }
 
 pub(super) async fn stop(
@@ -317,7 +317,7 @@ async fn leave(api: Arc<Api>, audit: Audit, volume: String) -> Result<Response, 
     let here = api.clone();
     let work = async move { api.registry.registration.leave(&volume, &asked).await };
     let (named, set) = to_the_end(work).await?;
-    Ok(done(&here, json!({"resolved": named, "left_set": set}))?.into_response())
+    Ok(done(&here, json!({"resolved": named, "left_set": set})).await?.into_response())
 }
 
 pub(super) async fn drain(

@@ -52,7 +52,7 @@ pub(super) async fn create(
     let (sectors, size_bytes) = (wanted.size_bytes / 512, wanted.size_bytes);
     let order = NewVolume { sectors, label: wanted.label, dry_run: wanted.dry_run };
     if !wanted.dry_run {
-        api.registry.shared.state().ready()?;
+        api.registry.shared.can_store().await?;
     }
     let created = to_the_end(async move { worker.create(order).await }).await?;
     let answer = json!({
@@ -63,7 +63,7 @@ pub(super) async fn create(
         "room": created.room,
         "dry_run": wanted.dry_run,
     });
-    if wanted.dry_run { ok(answer) } else { done(&api, answer) }
+    if wanted.dry_run { ok(answer) } else { done(&api, answer).await }
 }
 
 #[derive(Deserialize)]
@@ -112,7 +112,7 @@ pub(super) async fn delete_volume(
     if !dry_run {
         let (asked, here) = (audit.asked(), api.clone());
         to_the_end(async move { here.registry.registration.delete_volume(&name, &asked).await }).await?;
-        return done(&api, json!({"resolved": named, "destroys": destroys, "dry_run": dry_run}));
+        return done(&api, json!({"resolved": named, "destroys": destroys, "dry_run": dry_run})).await;
     }
     ok(json!({"resolved": named, "destroys": destroys, "dry_run": dry_run}))
 }

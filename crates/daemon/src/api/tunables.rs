@@ -178,7 +178,7 @@ async fn change(api: Arc<Api>, audit: Audit, change: TunableChange) -> Answered 
     let changed = to_the_end(work).await?;
     let is_stored = changed.is_persistent();
     let answer = json!({"changed": changed, "resolved": named});
-    if is_stored { done(&here, answer) } else { ok(answer) }
+    if is_stored { done(&here, answer).await } else { ok(answer) }
 }
 
 pub(super) async fn set_tunables(State(api): SharedApi, Path(set): Path<String>) -> Answered {

@@ -211,20 +211,21 @@ impl Admission {
     }
 
     /// Tests whether the state can be written, before a command acts.
-    pub(crate) fn can_remember(&self) -> Result<(), Failure> {
-        self.shared.state().ready()
+    pub(crate) async fn can_remember(&self) -> Result<(), Failure> {
+        self.shared.can_store().await
     }
 
     /// Tests whether the state can be written, unless all these devices are stored as the operator names them: a command
     /// that was not stored can be undone then.
-    pub(crate) fn can_remember_all(&self, probes: &[Probe]) -> Result<(), Failure> {
+    pub(crate) async fn can_remember_all(&self, probes: &[Probe]) -> Result<(), Failure> {
         let known = self.remembered();
         let is_known = |p: &Probe| known.get(&p.path).is_some_and(|k| k.uuid == p.uuid && k.named);
         if probes.iter().all(is_known) {
             return Ok(());
         }
         let devices: Vec<(&Path, &str)> = probes.iter().map(|p| (&*p.path, &*p.uuid)).collect();
-        self.shared.state().ready_for(&devices)
+        let is_stored = self.shared.state().has_stored(&devices);
+        if is_stored { Ok(()) } else { self.can_remember().await }
     }
 
     /// The difference between this device and the one that is stored for its UUID; `None` if they match or none is stored.
@@ -295,7 +296,7 @@ impl Admission {
 
     /// Refuses devices that may not be served. If the operator accepts them, returns the differences and replaces the
     /// stored identity.
-    pub(crate) fn admit_all(&self, probe: &[Probe], by: By) -> Result<Vec<String>, Failure> {
+    pub(crate) async fn admit_all(&self, probe: &[Probe], by: By) -> Result<Vec<String>, Failure> {
         for (n, one) in probe.iter().enumerate() {
             if let Some(other) = probe.iter().skip(n + 1).find(|other| other.key() == one.key()) {
                 return Err(Failure::Failed(copies(one, &[one, other])));
@@ -309,7 +310,7 @@ impl Admission {
                 None => refused?,
             }
         }
-        self.can_remember_all(probe)?;
+        self.can_remember_all(probe).await?;
         for (one, _) in &accepted {
             let mark = Mark {
                 identity: one.identity.clone(),

@@ -109,7 +109,7 @@ impl Registration {
         let (_claim, probes) = self.claim(asked, find).await?;
         let known = self.admission.remembered();
         self.inventory.devices.note_unplugged();
-        let accepted = self.admission.admit_all(&probes, by).map_err(|e| none_of(&paths, e))?;
+        let accepted = self.admission.admit_all(&probes, by).await.map_err(|e| none_of(&paths, e))?;
         accepted.iter().for_each(message::note);
         let ordered = by.is_operator().then(|| self.admission.name_at_paths(&probes));
         let paths: Vec<PathBuf> = probes.iter().map(|p| p.path.clone()).collect();
@@ -302,7 +302,7 @@ impl Registration {
         };
         self.admission.admit(&probe)?;
         self.refuse_of_disabled_set(backing, &probe).await?;
-        self.admission.can_remember_all(std::slice::from_ref(&probe))?;
+        self.admission.can_remember_all(std::slice::from_ref(&probe)).await?;
         let probe = self.free_to_join(&set, probe, wanted).await?;
         let was_served = self.inventory.workers.stop_backing(&probe).await?;
         let added = worker.add(probe.path.clone()).await;
@@ -444,7 +444,7 @@ impl Registration {
         };
         let (_claim, probe) = self.claim(asked, find).await?;
         self.admission.admit(&probe)?;
-        self.admission.can_remember()?;
+        self.admission.can_remember().await?;
         let (probe, set) = self.leave_set(probe).await?;
         self.admission.name(probe.uuid.clone());
         if let Err(e) = self.placement.place_one(&probe).await {
@@ -536,7 +536,7 @@ impl Registration {
     /// If it is in use, or is not flash-only; it stays as it is then.
     pub(crate) async fn delete_volume(&self, volume: &str, asked: &Asked) -> Result<Named, Failure> {
         let (_claim, Found { worker, name, named }) = self.claim_volume(volume, asked).await?;
-        self.admission.can_remember()?;
+        self.admission.can_remember().await?;
         worker.delete_volume(name).await?;
         self.admission.claim_freed_labels();
         Ok(named)

@@ -3,16 +3,17 @@
 //! Owns the list that is stored. A list of the engine ends with its process, and damage is noticed only when data is read: without
 //! the stored list, `status` would not name it before the next scrub. Must not know how a block is verified.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use format::BucketNr;
 use io::Nanos;
 use io::sync::{Either, select};
 use serve::{message, plain};
 
-use super::{Host, Tasks};
+use super::Host;
 use crate::shared::Shared;
 
 /// Limit of the buckets that are stored; a scrub finds damage in others.
@@ -23,42 +24,24 @@ const TICK: Nanos = Nanos::from_ms(100);
 /// sector of a volume is not known before its disk is there.
 const WAITS_FOR_DISKS: Nanos = Nanos::from_secs(10);
 
-/// The buckets with damaged dirty data, as they are stored or being stored.
+/// The buckets with damaged dirty data that were stored at the start.
 pub(super) struct DamagedBuckets {
-    shared: Arc<Shared>,
-    set: String,
-    /// The newest list. A task that stores takes it under the lock of the state, so that an older task stores no older list.
-    newest: Arc<Mutex<Vec<u32>>>,
-    /// Buckets that were stored at the start and are not read yet.
-    unread: Mutex<Option<Vec<u32>>>,
+    /// Buckets that are not read yet.
+    unread: RefCell<Option<Vec<u32>>>,
+    /// The newest list.
+    newest: RefCell<Vec<u32>>,
 }
 
 impl DamagedBuckets {
     pub(super) fn new(shared: &Arc<Shared>, set: &str) -> DamagedBuckets {
         let stored = shared.state().damaged(set);
-        let unread = Mutex::new((!stored.is_empty()).then(|| stored.clone()));
-        let newest = Arc::new(Mutex::new(stored));
-        DamagedBuckets { shared: shared.clone(), set: set.to_owned(), newest, unread }
+        let unread = RefCell::new((!stored.is_empty()).then(|| stored.clone()));
+        DamagedBuckets { unread, newest: RefCell::new(stored) }
     }
 
     /// The buckets that are to be read again.
     fn unread(&self) -> Option<Vec<u32>> {
-        self.unread.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Takes a new list; returns the work that stores it, or `None` if it is stored already. The work waits for the disk.
-    fn update(&self, now: Vec<u32>) -> Option<impl FnOnce() + Send + use<>> {
-        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
-        if *newest == now {
-            return None;
-        }
-        *newest = now;
-        let (shared, set, newest) = (self.shared.clone(), self.set.clone(), self.newest.clone());
-        Some(move || {
-            let mut state = shared.state();
-            let list = newest.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            state.set_damaged(&set, list);
-        })
+        self.unread.borrow().clone()
     }
 }
 
@@ -88,28 +71,17 @@ pub(super) async fn read_damaged_again(host: &Host<'_>) {
         ));
         return;
     }
-    *host.damaged.unread.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    store_damaged(host).await;
+    host.damaged.unread.take();
+    note_damaged(host);
 }
 
-/// The work that stores the list; `None` if it has not changed. Buckets of the last run that are not read again yet stay in it.
-fn changed_damage(host: &Host<'_>) -> Option<impl FnOnce() + Send + use<>> {
-    let set = host.session.set.as_ref().filter(|set| set.has_checksums())?;
+/// Stores the list if it has changed. Buckets of the last run that are not read again yet stay in it.
+pub(super) fn note_damaged(host: &Host<'_>) {
+    let Some(set) = host.session.set.as_ref().filter(|set| set.has_checksums()) else { return };
     let found = set.damaged_buckets().into_iter().map(|bucket| bucket.0);
     let all: BTreeSet<u32> = found.chain(host.damaged.unread().unwrap_or_default()).collect();
-    host.damaged.update(all.into_iter().take(MOST_BUCKETS).collect())
-}
-
-/// Stores the list if it has changed.
-pub(super) async fn store_damaged(host: &Host<'_>) {
-    if let Some(work) = changed_damage(host) {
-        host.driver.reactor().blocking(work).await;
-    }
-}
-
-/// Begins to store the list if it has changed.
-pub(super) fn note_damaged<'t>(host: &'t Host<'_>, tasks: &mut Tasks<'t>) {
-    if let Some(work) = changed_damage(host) {
-        tasks.0.push(Box::pin(host.driver.reactor().blocking(work)));
+    let now: Vec<u32> = all.into_iter().take(MOST_BUCKETS).collect();
+    if host.damaged.newest.replace(now.clone()) != now {
+        host.shared.state().set_damaged(&host.plan.id, now);
     }
 }

@@ -12,7 +12,8 @@ use serve::{Failure, message};
 
 use super::{Host, RunningExport, key, shown};
 use crate::config::Key;
-use crate::places;
+use crate::places::{self, Decided};
+use crate::shared::Shared;
 
 /// Starts the configured exports of a volume except those that are up, and its link. Returns the started ones, and why
 /// some could not be started.
@@ -27,7 +28,8 @@ pub(super) async fn exports_of(
 ) -> Result<(Vec<RunningExport>, Option<String>), Failure> {
     let (name, shown) = (volume.name(), shown(volume));
     let (mut started, mut problems) = (Vec::new(), Vec::new());
-    let decided = places::claim(host.shared, key, &name)?;
+    let (of, named) = (key.clone(), name.clone());
+    let decided = host.elsewhere(move |shared| claim(shared, &of, &named)).await??;
     for (spec, allowed) in decided.into_iter().filter(|(spec, _)| !up.contains(&spec.to_string())) {
         let export = match allowed {
             Ok(sharing) => export(host, spec, sharing, volume).await.map_err(|e| elsewhere(host, key, e)),
@@ -47,7 +49,7 @@ pub(super) async fn exports_of(
     }
     let problem = (!problems.is_empty()).then(|| problems.join("; "));
     let ways: Vec<_> = started.iter().flat_map(|e| e.export.ways(&name)).collect();
-    link(host, key, &ways);
+    link(host, key, &ways).await;
     match (ways.is_empty(), &problem) {
         (false, _) => message::note(format!("{shown} ready: {}", exports::in_words(&ways))),
         (true, None) => message::note(format!("{shown} is served; the configuration has no exports for it")),
@@ -56,10 +58,24 @@ pub(super) async fn exports_of(
     Ok((started, problem))
 }
 
+/// Decides which of its addresses a volume may have, and stores that before clients can reach the volume: after a crash, the
+/// addresses are still its own. An export that cannot be stored is not refused.
+fn claim(shared: &Shared, key: &Key, name: &str) -> Result<Vec<Decided>, Failure> {
+    let decided = places::claim(shared, key, name);
+    let storing = shared.state().storing();
+    // The writer reports it.
+    let _why = storing.not_stored();
+    decided
+}
+
 /// Makes the link of a volume to its block device, if it has one.
-fn link(host: &Host<'_>, key: &Key, ways: &[Way]) {
+async fn link(host: &Host<'_>, key: &Key, ways: &[Way]) {
     if let Some(device) = ways.iter().find(|way| way.is_block_device()) {
-        host.shared.links.add(&key.id, &key.label, Path::new(&device.address));
+        let (key, device) = (key.clone(), device.address.clone());
+        let add = move |shared: &Shared| shared.links.add(&key.id, &key.label, Path::new(&device));
+        if let Err(e) = host.elsewhere(add).await {
+            message::warn(format!("a link cannot be made: {e}"));
+        }
     }
 }
 
@@ -110,7 +126,7 @@ async fn export(
     sharing: Sharing,
     volume: &Rc<Volume>,
 ) -> Result<RunningExport, Failure> {
-    spec.prepare()?;
+    let spec = host.elsewhere(move |_| spec.prepare().map(|()| spec)).await??;
     let nbd = host.shared.nbd();
     spec.check(&nbd)?;
     let volumes = [volume.clone()];
@@ -151,6 +167,6 @@ pub(super) async fn export_again(
         let name = volume.name();
         let ways =
             host.with(volume, |s| s.exports.iter().flat_map(|e| e.export.ways(&name)).collect::<Vec<_>>());
-        link(host, &key(&host.session, volume), &ways.unwrap_or_default());
+        link(host, &key(&host.session, volume), &ways.unwrap_or_default()).await;
     }
 }

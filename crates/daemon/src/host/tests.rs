@@ -1,6 +1,8 @@
 //! Tests of the end of exports.
 
 use std::path::PathBuf;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use blockio::DriverOptions;
 use serve::exports::{WayKind, Work};
@@ -8,7 +10,7 @@ use serve::exports::{WayKind, Work};
 use super::*;
 use crate::config::Config;
 use crate::state::State;
-use crate::testing::backing_device_in;
+use crate::testing::{backing_device_in, block_writes_of, reader_of};
 
 /// An export that is a block device, and notes whether its link is there when it ends.
 struct Device {
@@ -83,4 +85,46 @@ fn a_link_goes_before_its_device_and_stays_if_the_device_is_in_use() {
             host.bring_down().await
         })
         .unwrap();
+}
+
+/// Regression: the thread of a set stored the state itself. If the state was on a volume of the set, it waited for itself.
+#[test]
+fn a_thread_goes_on_while_the_state_is_stored() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("state");
+    let shared = Arc::new(Shared::new(Config::parse("exports = []").unwrap(), State::open(&state).unwrap()));
+    let disk = backing_device_in(dir.path(), 0, 5, format::BackingState::None);
+    let plan = Plan { id: format::Uuid([5; 16]).to_string(), cache: None, alone: Some(disk) };
+    let pipe = state.join("state.new");
+    block_writes_of(&pipe);
+    let (done, is_done) = channel::<()>();
+    let last_resort = pipe.clone();
+    let watchdog = std::thread::spawn(move || {
+        let ended = is_done.recv_timeout(Duration::from_secs(20));
+        (ended == Err(RecvTimeoutError::Timeout)).then(|| reader_of(&last_resort))
+    });
+    let driver = Driver::new(DriverOptions::default()).unwrap();
+    let reader = driver.block_on(async {
+        let mut start = pin!(Host::start(&driver, &plan, &shared));
+        // The name of the volume is new, and is being stored.
+        let is_named = async {
+            while shared.state().known_name(&plan.id).is_none() {
+                driver.handle().sleep(Nanos::from_ms(1)).await;
+            }
+        };
+        let Either::Right(()) = select(start.as_mut(), pin!(is_named)).await else {
+            panic!("the thread waited for the file system")
+        };
+        // What the file system waits for is on this thread.
+        let reader = reader_of(&pipe);
+        let host = start.await.unwrap();
+        let name = host.session.volumes().remove(0).name();
+        // A pipe cannot be synced, so the first name was not stored.
+        assert_eq!(name.len(), "bcache".len() + 6, "{name}");
+        host.bring_down().await.unwrap();
+        reader
+    });
+    drop((reader, done));
+    assert!(watchdog.join().unwrap().is_none());
+    assert_eq!(shared.state().store_again().not_stored(), None, "it is stored when it can be");
 }

@@ -1,7 +1,23 @@
 //! Tests of the state file: earlier versions, files that cannot be used, and names of volumes.
 
 use super::*;
+use std::os::unix::fs::PermissionsExt;
+
 use crate::identity::Identity;
+use crate::testing::{block_writes_of, reader_of};
+
+/// The name of a volume, as `Shared::name` gives it.
+fn name(state: &mut State, id: &str) -> String {
+    let Name { name, storing } = state.name(id);
+    match storing.and_then(|storing| storing.not_stored()) {
+        None => name,
+        Some(_) => state.lasting_name(id),
+    }
+}
+
+fn not_stored(state: &State) -> Option<String> {
+    state.storing().not_stored()
+}
 
 /// A state file of the first version is readable for all users, and has no identities.
 #[test]
@@ -18,6 +34,7 @@ fn the_first_version_is_read_and_closed_to_others() {
     std::fs::write(dir.path().join("state.new"), "left behind").unwrap();
     let mark = Mark { identity: Identity::default(), sequence: 7, path: None, label: String::new() };
     state.set_mark("u1", mark);
+    assert_eq!(not_stored(&state), None);
     assert_eq!(mode(), 0o600);
     drop(state);
     assert_eq!(State::open(dir.path()).unwrap().mark("u1").unwrap().sequence, 7);
@@ -31,10 +48,10 @@ fn words_of_earlier_versions_are_read_and_present_ones_are_written() {
     let old =
         r#"{"version": 2, "tunables": {"s": {"replacement": "reuse"}, "v": {"writeback_percent": "5"}}}"#;
     std::fs::write(&path, old).unwrap();
-    let mut state = State::open(dir.path()).unwrap();
+    let state = State::open(dir.path()).unwrap();
     assert_eq!(state.tunables("s")["replacement"], "cost_benefit");
     assert_eq!(state.tunables("v")["writeback_percent"], "5");
-    state.check_writable(true);
+    state.check_writable(true).result_of_test().unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
     assert!(text.contains("cost_benefit") && !text.contains("reuse"), "{text}");
 }
@@ -84,25 +101,25 @@ fn names_that_cannot_be_stored_do_not_depend_on_the_order() {
     let names = |backwards: bool| {
         let dir = tempfile::tempdir().unwrap();
         let mut state = State::open(dir.path()).unwrap();
-        assert_eq!(state.name("stored"), "bcache0");
+        assert_eq!(name(&mut state, "stored"), "bcache0");
         // Not even root can replace a directory by a file.
         std::fs::create_dir_all(dir.path().join("state.new/x")).unwrap();
         let mut named: Vec<_> = volumes.iter().map(|id| (id.to_owned(), String::new())).collect();
         if backwards {
             named.reverse();
         }
-        named.iter_mut().for_each(|(id, name)| *name = state.name(id));
-        assert!(state.not_stored().is_some());
+        named.iter_mut().for_each(|(id, given)| *given = name(&mut state, id));
+        assert!(not_stored(&state).is_some());
         named.sort();
         assert!(
             named.iter().all(|(_, name)| serve::plain::is_volume_name(name) && name.len() == 12),
             "{named:?}"
         );
         std::fs::remove_dir_all(dir.path().join("state.new")).unwrap();
-        state.store_again();
+        assert_eq!(state.store_again().not_stored(), None);
         drop(state);
         let mut state = State::open(dir.path()).unwrap();
-        let again: Vec<_> = volumes.iter().map(|id| (id.to_owned(), state.name(id))).collect();
+        let again: Vec<_> = volumes.iter().map(|id| (id.to_owned(), name(&mut state, id))).collect();
         assert_eq!(again, named, "they stay when they can be stored");
         named
     };
@@ -118,8 +135,8 @@ fn another_directory_in_the_place_of_the_own_one_is_not_written() {
     std::fs::rename(&place, dir.path().join("moved")).unwrap();
     std::fs::create_dir(&place).unwrap();
     state.set_tunable("a", "writeback_percent", Some("5"));
-    assert!(state.not_stored().unwrap().contains("another directory is there"));
-    assert!(state.ready().is_err() && std::fs::read_dir(&place).unwrap().next().is_none());
+    assert!(not_stored(&state).unwrap().contains("another directory is there"));
+    assert!(state.test().result_of_test().is_err() && std::fs::read_dir(&place).unwrap().next().is_none());
 }
 
 #[test]
@@ -127,8 +144,8 @@ fn what_was_said_is_there_again() {
     let dir = tempfile::tempdir().unwrap();
     let mut state = State::open(dir.path()).unwrap();
     assert!(State::open(dir.path()).err().unwrap().message().unwrap().contains("another daemon"));
-    assert_eq!(state.name("a"), "bcache0");
-    assert_eq!(state.name("b"), "bcache1");
+    assert_eq!(name(&mut state, "a"), "bcache0");
+    assert_eq!(name(&mut state, "b"), "bcache1");
     state.add_device(Path::new("/dev/x"), "u1", true);
     state.add_device(Path::new("/dev/y"), "u1", false);
     state.set_tunable("a", "writeback_percent", Some("5"));
@@ -136,7 +153,7 @@ fn what_was_said_is_there_again() {
     state.set_tunable("a", "writeback_delay", None);
     drop(state);
     let mut state = State::open(dir.path()).unwrap();
-    assert_eq!((state.name("b"), state.name("a")), ("bcache1".into(), "bcache0".into()));
+    assert_eq!((name(&mut state, "b"), name(&mut state, "a")), ("bcache1".into(), "bcache0".into()));
     assert_eq!(state.devices().keys().collect::<Vec<_>>(), [Path::new("/dev/y")], "moved");
     assert!(
         state.devices()[Path::new("/dev/y")].named,
@@ -146,4 +163,31 @@ fn what_was_said_is_there_again() {
     drop(state);
     std::fs::write(dir.path().join("state.json"), "{").unwrap();
     assert!(State::open(dir.path()).is_err());
+}
+
+/// Regression: the state was locked while its file was written, and all threads waited for the file system.
+#[test]
+fn the_state_can_be_read_and_changed_while_it_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut state = State::open(dir.path()).unwrap();
+    let pipe = dir.path().join("state.new");
+    block_writes_of(&pipe);
+    state.set_tunable("a", "writeback_percent", Some("5"));
+    state.set_tunable("a", "writeback_percent", Some("6"));
+    assert_eq!(state.tunables("a")["writeback_percent"], "6");
+    assert_eq!(state.not_stored(), None, "it is being written");
+    // It waits for the first change, and then for no other.
+    let late = not_stored(&state).unwrap();
+    assert!(late.contains("state.json: cannot be written: a write has not ended after 5 s"), "{late}");
+    let refused = state.test().result_of_test().unwrap_err().to_string();
+    assert!(refused.contains("nothing was changed"), "{refused}");
+    assert_eq!((state.not_stored(), state.has_stored(&[])), (Some(late), false));
+    let reader = reader_of(&pipe);
+    // A pipe cannot be synced, so a write fails before one succeeds.
+    let began = std::time::Instant::now();
+    while state.store_again().not_stored().is_some() {
+        assert!(began.elapsed() < Duration::from_secs(20), "the writer goes on");
+    }
+    drop((reader, state));
+    assert_eq!(State::open(dir.path()).unwrap().tunables("a")["writeback_percent"], "6");
 }
