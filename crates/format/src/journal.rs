@@ -28,6 +28,11 @@ pub const MAX_JSET_BYTES: usize = 32768;
 pub const JSET_HEADER_BYTES: usize = 240;
 /// Most key words of an entry.
 pub const MAX_JSET_WORDS: usize = (MAX_JSET_BYTES - JSET_HEADER_BYTES) / WORD_BYTES;
+/// Maximum level of the root of a btree.
+///
+/// A tree that covers the largest possible cache with two children per node has 43 levels, and no writer makes
+/// nodes that small. The limit keeps paths short.
+pub const MAX_BTREE_LEVEL: u16 = 63;
 /// Version of the entries that this code writes. With version 0 the UUID table has shorter slots.
 pub const JSET_VERSION: u32 = 1;
 
@@ -140,6 +145,23 @@ impl Jset {
             ));
         }
         Ok(())
+    }
+
+    /// Checks that the level of the root is at most [`MAX_BTREE_LEVEL`].
+    ///
+    /// # Errors
+    /// If the level is higher.
+    pub fn check_level(&self) -> Result<(), Corrupt> {
+        if self.btree_level <= MAX_BTREE_LEVEL {
+            return Ok(());
+        }
+        let (most, found) = (u64::from(MAX_BTREE_LEVEL), u64::from(self.btree_level));
+        Err(bad(
+            "level of the root",
+            offset_of!(RawJset, btree_level),
+            Value::Range(0, most),
+            Value::Num(found),
+        ))
     }
 
     /// Checks that each key has a size, begins at sector 0 or later, and points into one usable bucket.

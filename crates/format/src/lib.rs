@@ -42,7 +42,9 @@ pub use count::{counted, form};
 pub use error::{Corrupt, Family, Structure, Value};
 pub use footer::{BlockSums, FooterId, FooterKey, FooterLayout, encode_footer, parse_footer};
 pub use geometry::Geometry;
-pub use journal::{BucketScan, Jset, JsetBuilder, JsetRoots, ScanStop, parse_bucket, parse_entry};
+pub use journal::{
+    BucketScan, Jset, JsetBuilder, JsetRoots, MAX_BTREE_LEVEL, ScanStop, parse_bucket, parse_entry,
+};
 pub use key::{Bkey, Keys, Ptr};
 pub use magic::SetMagic;
 pub use node::{Bset, BsetView, DamageKind, Node, NodeDamage, NodeSummary, for_each_bset, parse_node};

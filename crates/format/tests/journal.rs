@@ -7,8 +7,8 @@ use common::set_magic;
 use format::checksum::crc64;
 use format::journal::{JSET_HEADER_BYTES, MAX_JSET_BYTES, MAX_JSET_WORDS, ring};
 use format::{
-    Bkey, Gen, Geometry, Inode, JournalSeq, Jset, JsetBuilder, JsetRoots, Ptr, ScanStop, Sector, Sectors,
-    SetMagic, parse_bucket, parse_entry,
+    Bkey, Gen, Geometry, Inode, JournalSeq, Jset, JsetBuilder, JsetRoots, MAX_BTREE_LEVEL, Ptr, ScanStop,
+    Sector, Sectors, SetMagic, parse_bucket, parse_entry,
 };
 
 const BLOCK: Sectors = Sectors(1);
@@ -209,6 +209,10 @@ fn roots_and_keys_must_point_somewhere_sensible() {
     assert_eq!(wrong(&|j| j.keys[1].set_size(Sectors(100))), "key size");
     assert_eq!(wrong(&|j| j.keys[2].ptr = Ptr::new(0, Sector(6400 + 127), Gen(1))), "key pointer");
     assert_eq!(wrong(&|j| j.keys[2].ptr = Ptr::new(4095, Sector(6400), Gen(1))), "key pointer");
+    for (level, field) in [(MAX_BTREE_LEVEL, None), (MAX_BTREE_LEVEL + 1, Some("level of the root"))] {
+        let jset = Jset { btree_level: level, ..good.clone() };
+        assert_eq!(jset.check_level().err().map(|e| (e.field, e.offset_bytes)), field.map(|f| (f, 168)));
+    }
     let mut jset = good.clone();
     jset.keys[0] = Bkey::hole(Inode(0), Sector(4096), Sectors(4096));
     jset.check_keys(&g).unwrap();

@@ -128,7 +128,8 @@ async fn read_journal(
         })?;
         replay.entries.extend(entries);
     }
-    newest.check_roots(g, superblock.nr_this_dev()).map_err(|c| bad_journal(&c))?;
+    let roots = newest.check_roots(g, superblock.nr_this_dev());
+    roots.and(newest.check_level()).map_err(|c| bad_journal(&c))?;
     for e in &replay.entries {
         e.check_keys(g).map_err(|c| bad_journal(&c))?;
     }

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 
 use format::bset::BSET_HEADER_BYTES;
 use format::{
-    Bkey, BsetKind, BucketNr, CacheSuper, DamageKind, Inode, Jset, Node, Sector, Sectors, check_bset_order,
-    parse_node,
+    Bkey, BsetKind, BucketNr, CacheSuper, DamageKind, Inode, Jset, MAX_BTREE_LEVEL, Node, Sector, Sectors,
+    check_bset_order, parse_node,
 };
 
 use super::gens::Gens;
@@ -96,12 +96,6 @@ struct Pending {
 /// Maximum age of a pointer. For older pointers, the wrap-around of generations would be ambiguous.
 pub(crate) const MAX_POINTER_AGE: u8 = 96;
 
-/// Maximum number of levels of the walk.
-///
-/// A tree that covers the largest possible cache with two children per node has 43 levels, and no writer makes nodes that
-/// small. The limit keeps paths short.
-const MAX_LEVEL: u16 = 63;
-
 /// Reads the btree below the root that the newest journal entry names.
 pub(super) fn open(scan: &mut Scan<'_>, newest: &Jset, view: &mut SetView) -> Result<(), Stop> {
     let mut walk = Walk {
@@ -117,9 +111,9 @@ pub(super) fn open(scan: &mut Scan<'_>, newest: &Jset, view: &mut SetView) -> Re
     };
     walk.stats.root_level = newest.btree_level;
     let key = newest.btree_root;
-    if newest.btree_level > MAX_LEVEL {
+    if newest.btree_level > MAX_BTREE_LEVEL {
         let place = Place::new(scan.source.name(), "btree node").sector(key.ptr.offset());
-        let (invariant, expected) = (Invariant::NodeShape, format!("at most {MAX_LEVEL}"));
+        let (invariant, expected) = (Invariant::NodeShape, format!("at most {MAX_BTREE_LEVEL}"));
         let (severity, found) = (Severity::Fatal, newest.btree_level);
         walk.stats.missing += 1;
         walk.unknown.push(KeyRange { after: Bkey::ZERO_POSITION, last: Bkey::MAX_POSITION });
