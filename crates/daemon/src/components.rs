@@ -29,6 +29,8 @@ pub(crate) mod workers;
 pub(crate) use admission::By;
 pub(crate) use exports::NotExported;
 pub(crate) use lookup::{Found, Lookup};
-pub(crate) use problems::{Problem, problems, state_not_stored};
+pub(crate) use problems::{
+    DeadExport, Problem, commands_that_wait, dead_exports, in_order, problems, state_not_stored,
+};
 pub(crate) use registration::{Attach, Ended};
 pub(crate) use views::{DeviceView, SetView};

@@ -19,7 +19,7 @@ use super::context::{Api, SharedApi};
 use crate::answer::{Answered, Refusal, ok, parse, to_the_end};
 use crate::audit::Audit;
 use crate::components::{Attach, By, DeviceView, Ended, Found, NotExported, Problem, SetView, problems};
-use crate::jobs::{End, Job, RunningJob};
+use crate::jobs::{End, Job, JobView, RunningJob};
 use crate::names::Named;
 use crate::order::Order;
 use crate::why::SharedFailure;
@@ -164,19 +164,32 @@ pub(super) async fn unregister(State(api): SharedApi, Extension(audit): Audited,
         let unregister = api.registry.registration.unregister(&wanted.device, &asked);
         with_what_stays(&api, unregister).await
     };
-    let (stays, named) = to_the_end(work).await?;
-    done(&here, json!({"resolved": named, "stays_dirty": stays}))
+    let Stopped { stays, named, ended_jobs } = to_the_end(work).await?;
+    done(&here, json!({"resolved": named, "stays_dirty": stays, "ended_jobs": ended_jobs}))
 }
 
-/// Ends the service of a device. Returns its dirty data that stays in the cache.
+/// A device whose service has ended.
+struct Stopped {
+    named: Named,
+    /// Its dirty data that stays in the cache.
+    stays: Option<Stays>,
+    /// The jobs on it that had to end.
+    ended_jobs: Vec<JobView>,
+}
+
+/// Ends the service of a device.
 async fn with_what_stays(
     api: &Api,
     end: impl Future<Output = Result<Ended, Failure>>,
-) -> Result<(Option<Stays>, Named), Failure> {
+) -> Result<Stopped, Failure> {
+    let jobs = api.registry.jobs.running();
     let Ended { named, sets: before, devices: known } = end.await?;
     let device = known.iter().find(|d| Some(&d.path) == named.device.as_ref() && d.uuid == named.uuid);
     let after = api.registry.views.sets().await;
-    Ok((device.and_then(|device| Stays::of(device, &known, [&after, &before])), named))
+    let stays = device.and_then(|device| Stays::of(device, &known, [&after, &before]));
+    let is_ended = |job: &&Arc<Job>| job.is_overtaken() && job.uuid() == named.uuid.as_ref();
+    let ended_jobs = jobs.iter().filter(is_ended).map(|job| job.view()).collect();
+    Ok(Stopped { named, stays, ended_jobs })
 }
 
 /// The dirty data of a device that is not served any more, and the cache device that has it.
@@ -242,8 +255,8 @@ pub(super) async fn stop(
     let asked = audit.asked();
     let work =
         async move { with_what_stays(&api, api.registry.registration.stop_volume(&name, &asked)).await };
-    let (stays, named) = to_the_end(work).await?;
-    ok(json!({"resolved": named, "stays_dirty": stays}))
+    let Stopped { stays, named, ended_jobs } = to_the_end(work).await?;
+    ok(json!({"resolved": named, "stays_dirty": stays, "ended_jobs": ended_jobs}))
 }
 
 pub(super) async fn reload(State(api): SharedApi, Extension(audit): Audited) -> Answered {
