@@ -2,7 +2,8 @@
 //!
 //! Every access to such a mount fails ("Transport endpoint is not connected").
 //!
-//! Owns the clean-up before a new mount, and the list of loop devices that are still in use after it. Every function blocks, so none may run on the thread of a driver.
+//! Owns the clean-up before a new mount, and the list of loop devices that are still in use after it. Every
+//! function blocks, so none may run on the thread of a driver.
 //!
 //! Invariant: a working mount is not changed. A mount is removed only if it has the type of this export and answers "not
 //! connected"; a loop device is removed only if its file lies in such a mount.
