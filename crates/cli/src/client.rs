@@ -24,7 +24,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(200);
 const MOST_BYTES: u64 = 64 << 20;
 
 /// The options of commands for the daemon.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct Control {
     /// Control socket of the daemon [environment: UBCACHE_SOCKET] [default: /run/ubcache/control.sock]
     #[arg(long, value_name = "PATH", conflicts_with = "api")]

@@ -32,6 +32,11 @@ impl Presence {
         Presence(None)
     }
 
+    /// Whether a client has asked, and not the daemon itself.
+    pub(crate) fn is_a_client(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Refuses a command that has not begun if its client has disconnected.
     ///
     /// A client can have left before the daemon has read its request, for example while the daemon was busy. Its connection

@@ -9,6 +9,8 @@ mod disabled;
 mod exporting;
 mod flash;
 mod holders;
+
+pub(crate) use holders::command as end_of_use;
 mod work;
 
 use std::cell::{Cell, RefCell};

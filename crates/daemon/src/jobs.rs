@@ -26,6 +26,8 @@ const MOST_RUNNING: usize = 32;
 pub(crate) enum End {
     Done,
     Cancelled,
+    /// Another command ended the job; the text says which, and what that means for its data.
+    Overtaken(String),
     Failed(SharedFailure),
 }
 
@@ -109,6 +111,7 @@ impl Job {
         let (level, how) = match end {
             End::Done => ("info", "done".to_owned()),
             End::Cancelled => ("info", "cancelled".to_owned()),
+            End::Overtaken(why) => ("info", format!("cancelled: {why}")),
             End::Failed(why) => ("error", format!("failed: {why}")),
         };
         self.hub.publish(
@@ -140,6 +143,7 @@ impl Job {
                 ("done", None)
             }
             Some(End::Cancelled) => ("cancelled", None),
+            Some(End::Overtaken(why)) => ("cancelled", Some(why)),
             Some(End::Failed(why)) => ("failed", Some(why.text())),
         };
         JobView {
@@ -158,6 +162,16 @@ impl Job {
             error,
             report: self.report.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
+    }
+
+    /// Whether another command ended the job.
+    pub(crate) fn is_overtaken(&self) -> bool {
+        matches!(&*self.end_now(), Some((End::Overtaken(_), _)))
+    }
+
+    /// The UUID of the device that the job works on.
+    pub(crate) fn uuid(&self) -> Option<&String> {
+        self.on.as_ref().and_then(|named| named.uuid.as_ref())
     }
 
     /// The failure, if the job failed.
@@ -274,6 +288,11 @@ impl Jobs {
 
     pub(crate) fn get(&self, id: u64) -> Option<Arc<Job>> {
         self.lock().1.iter().find(|j| j.id == id).cloned()
+    }
+
+    /// The jobs that run now.
+    pub(crate) fn running(&self) -> Vec<Arc<Job>> {
+        self.lock().1.iter().filter(|job| job.is_running()).cloned().collect()
     }
 
     pub(crate) fn all(&self) -> Vec<JobView> {

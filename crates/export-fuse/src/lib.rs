@@ -35,4 +35,5 @@ pub use mount::MountBy;
 pub use probe::{Availability, probe};
 pub use service::{ServeOptions, Served, serve};
 pub use spare::{free_unused, set_most_spare};
+pub use stale::{Leftover, leftovers};
 pub use tree::Tree;

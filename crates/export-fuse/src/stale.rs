@@ -2,7 +2,8 @@
 //!
 //! Every access to such a mount fails ("Transport endpoint is not connected").
 //!
-//! Owns the clean-up before a new mount. Every function blocks, so none may run on the thread of a driver.
+//! Owns the clean-up before a new mount, and the list of loop devices that are still in use after it. Every
+//! function blocks, so none may run on the thread of a driver.
 //!
 //! Invariant: a working mount is not changed. A mount is removed only if it has the type of this export and answers "not
 //! connected"; a loop device is removed only if its file lies in such a mount.
@@ -10,6 +11,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use blockio::{mountinfo, users};
 use rustix::io::Errno;
@@ -17,6 +19,44 @@ use rustix::io::Errno;
 use crate::error::FuseError;
 use crate::loopdev;
 use crate::mount::{self, FS_TYPE};
+
+/// A loop device of a process that has died. Every access to it fails. The kernel removes it when no process uses it any more.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Leftover {
+    /// The loop device.
+    pub device: PathBuf,
+    /// The file that the device was over.
+    pub file: PathBuf,
+    /// What tells the device from a later one with the same number.
+    sequence: Option<String>,
+}
+
+impl Leftover {
+    fn is_there(&self) -> bool {
+        let is_in_use = sys_of(&self.device).join("loop/backing_file").exists();
+        is_in_use && sequence_of(&self.device) == self.sequence
+    }
+}
+
+/// The loop devices in use that this process has found when it removed the mounts of processes that had died.
+static LEFT: Mutex<Vec<Leftover>> = Mutex::new(Vec::new());
+
+/// The loop devices of dead processes that this process has found at the start of its exports, and that are still in use.
+pub fn leftovers() -> Vec<Leftover> {
+    let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+    left.retain(Leftover::is_there);
+    left.clone()
+}
+
+/// The directory of a block device in `/sys`.
+fn sys_of(device: &Path) -> PathBuf {
+    Path::new("/sys/block").join(device.file_name().unwrap_or_default())
+}
+
+/// The number that the kernel gives a device at each new use; `None` if the kernel has none.
+fn sequence_of(device: &Path) -> Option<String> {
+    fs::read_to_string(sys_of(device).join("diskseq")).ok()
+}
 
 /// Frees `dir` for a new mount. Returns messages for the log.
 pub(crate) fn clean_up(dir: &Path) -> Result<Vec<String>, FuseError> {
@@ -59,14 +99,19 @@ fn free_loop_devices(dir: &Path) -> Vec<String> {
         }
         let name = device.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         let users = users::of_block_device(&name);
+        let sequence = sequence_of(&device);
         let what = format!("{} over {}, of a process that has died", device.display(), file.display());
         notes.push(match loopdev::clear(&device) {
             Err(e) => format!("{what}: cannot be removed: {e}"),
             Ok(()) if users.is_empty() => format!("{what}: removed"),
-            Ok(()) => format!(
-                "{what}: every access to it fails; it is removed when no process uses it any more ({})",
-                users::in_words(&users)
-            ),
+            Ok(()) => {
+                let left = Leftover { device, file, sequence };
+                LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(left);
+                format!(
+                    "{what}: every access to it fails; it is removed when no process uses it any more ({})",
+                    users::in_words(&users)
+                )
+            }
         });
     }
     notes

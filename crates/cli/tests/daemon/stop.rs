@@ -268,3 +268,109 @@ fn status_says_what_a_stop_waits_for() {
     let (status, said) = daemon.ended();
     assert_eq!(status.code(), Some(0), "{said}");
 }
+
+/// The `stop` of a volume whose disk does not answer was silent, also at Ctrl-C, and `status` had no problem of it.
+#[test]
+fn a_stop_that_waits_for_a_disk_says_so() {
+    use std::io::{BufRead, BufReader};
+    let place = Place::new();
+    place.configure("[tunables]\nwriteback_running = 0\nsequential_cutoff = 0\n");
+    let daemon = place.start();
+    let slow = Frozen::over(&place.dir, &place.hdd);
+    daemon.run(&["register", &place.ssd, &slow.file]).ok();
+    make_dirty(&place, 10);
+    slow.freeze();
+    // The stop waits for the write that is under way.
+    daemon.run(&["drain", "one", "--no-wait"]).ok();
+    wait_until("the drain", || daemon.json(&["jobs"])["jobs"][0]["total_bytes"] == 40960);
+    let mut stop = std::process::Command::new(program())
+        .args(["stop", "one", "--socket", daemon.socket()])
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(stop.stderr.take().unwrap());
+    let mut next = || {
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        line
+    };
+    let waits = next();
+    assert!(waits.contains("`stop one` has been under way for 1"), "{waits}");
+    assert!(
+        waits.contains(&format!("{} may not answer", slow.file)) || waits.contains(&slow.file),
+        "{waits}"
+    );
+    let problem = &daemon.json(&["status"])["problems"][0];
+    assert_eq!((&problem["kind"], &problem["device"]), (&"command_waits".into(), &slow.file.clone().into()));
+    signal(stop.id(), Signal::INT);
+    let goes_on = next();
+    assert!(goes_on.contains("`stop one` goes on in the daemon"), "{goes_on}");
+    assert_eq!(stop.wait().unwrap().code(), Some(130));
+    slow.thaw();
+    wait_until("the stop", || daemon.state_of(&slow.file) == "stopped");
+    assert_eq!(daemon.json(&["status"])["problems"], serde_json::json!([]));
+    daemon.stop();
+}
+
+/// The job of another command failed when the volume was stopped, and `stop` did not name it.
+#[test]
+fn a_stop_names_the_job_that_it_ends() {
+    let place = Place::new();
+    place
+        .configure("[tunables]\nwriteback_running = 0\nwriteback_batch_sectors = 8\nsequential_cutoff = 0\n");
+    let daemon = place.start();
+    let slow = Frozen::over(&place.dir, &place.hdd);
+    daemon.run(&["register", &place.ssd, &slow.file]).ok();
+    make_dirty(&place, 100);
+    slow.freeze();
+    daemon.run(&["drain", "one", "--no-wait"]).ok();
+    std::thread::scope(|scope| {
+        let stops = scope.spawn(|| daemon.run(&["stop", "one"]));
+        let socket = std::path::PathBuf::from(place.dir.path("bcache0.sock"));
+        wait_until("the end of the export", || !socket.exists());
+        slow.thaw();
+        stops.join().unwrap().ok().says(&["; job 1, drain bcache0, was cancelled"]);
+    });
+    let job = daemon.json(&["jobs"])["jobs"][0].clone();
+    assert_eq!(job["state"], "cancelled", "{job}");
+    let why = job["error"].as_str().unwrap();
+    assert!(why.starts_with("the volume was stopped before all was written back; "), "{why}");
+    assert!(!daemon.json(&["status"])["last_errors"].to_string().contains("written back"));
+    daemon.run(&["jobs"]).ok().says(&["cancelled: the volume was stopped"]);
+    daemon.stop();
+}
+
+/// A mount of the device of a killed daemon was dead, and `status` said that there are no problems.
+#[test]
+fn a_device_of_a_killed_daemon_is_a_problem_until_it_is_free() {
+    if let Err(why) = export_fuse::probe().loop_device {
+        rig::skipped(why);
+        return;
+    }
+    let place = Place::new();
+    let exports = format!("exports = [\"fuse={}/{{volume}}\"]\n", place.dir.root().display());
+    std::fs::write(place.dir.path("ubcache.toml"), exports).unwrap();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let device = |daemon: &Daemon| daemon.volume("one")["exports"][0]["address"].as_str().unwrap().to_owned();
+    let dead = device(&daemon);
+    let held = std::fs::File::open(&dead).unwrap();
+    daemon.kill();
+
+    let daemon = place.start();
+    wait_until("the volume", || daemon.state_of(&place.hdd) == "served");
+    let problems = || daemon.json(&["status"])["problems"].as_array().unwrap().clone();
+    let found = problems();
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0]["kind"], "dead_export", "{found:?}");
+    let text = found[0]["text"].as_str().unwrap();
+    assert!(text.contains(&format!("{dead} is of a process that has died")), "{text}");
+    let now = format!("; unmount or close it, and use {}, where the volume is served now", device(&daemon));
+    assert!(text.ends_with(&now), "{text}");
+    assert_eq!(found[0]["command"], format!("ps -fp {}", std::process::id()));
+    drop(held);
+    wait_until("the end of the problem", || problems().is_empty());
+    daemon.stop();
+}

@@ -22,7 +22,7 @@ use crate::components::{
     Attach, By, DeviceView, Ended, Found, NotExported, Problem, SetView, problems, shared_labels,
     volume_title,
 };
-use crate::jobs::{End, Job, RunningJob};
+use crate::jobs::{End, Job, JobView, RunningJob};
 use crate::names::Named;
 use crate::order::Order;
 use crate::why::SharedFailure;
@@ -176,25 +176,42 @@ pub(super) async fn unregister(State(api): SharedApi, Extension(audit): Audited,
         let unregister = api.registry.registration.unregister(&wanted.device, &asked);
         with_what_stays(&api, unregister).await
     };
-    let (stays, named, stopped) = to_the_end(work).await?;
-    done(&here, json!({"resolved": named, "stays_dirty": stays, "stopped": stopped})).await
+    let Stopped { stays, named, stopped, ended_jobs } = to_the_end(work).await?;
+    done(
+        &here,
+        json!({"resolved": named, "stays_dirty": stays, "stopped": stopped, "ended_jobs": ended_jobs}),
+    )
+    .await
 }
 
-/// Ends the service of a device. Returns its dirty data that stays in the cache, and of a cache device the volumes that are not
-/// served any more.
+/// A device whose service has ended.
+struct Stopped {
+    named: Named,
+    /// Its dirty data that stays in the cache.
+    stays: Option<Stays>,
+    /// The volumes of a cache device that are not served any more.
+    stopped: Vec<String>,
+    /// The jobs on it that had to end.
+    ended_jobs: Vec<JobView>,
+}
+
+/// Ends the service of a device.
 async fn with_what_stays(
     api: &Api,
     end: impl Future<Output = Result<Ended, Failure>>,
-) -> Result<(Option<Stays>, Named, Vec<String>), Failure> {
+) -> Result<Stopped, Failure> {
+    let jobs = api.registry.jobs.running();
     let Ended { named, sets: before, devices: known } = end.await?;
     let device = known.iter().find(|d| Some(&d.path) == named.device.as_ref() && d.uuid == named.uuid);
     let after = api.registry.views.sets().await;
+    let stays = device.and_then(|device| Stays::of(device, &known, [&after, &before]));
     let served = |name: &str| after.iter().flat_map(|set| &set.figures.volumes).any(|v| v.name == name);
     let of_set = before.iter().filter(|set| Some(&set.id) == named.set.as_ref());
     let volumes = of_set.flat_map(|set| &set.figures.volumes);
-    let ended = volumes.filter(|v| !served(&v.name));
-    let stopped = ended.map(volume_title).collect();
-    Ok((device.and_then(|device| Stays::of(device, &known, [&after, &before])), named, stopped))
+    let stopped = volumes.filter(|v| !served(&v.name)).map(volume_title).collect();
+    let is_ended = |job: &&Arc<Job>| job.is_overtaken() && job.uuid() == named.uuid.as_ref();
+    let ended_jobs = jobs.iter().filter(is_ended).map(|job| job.view()).collect();
+    Ok(Stopped { named, stays, stopped, ended_jobs })
 }
 
 /// The dirty data of a device that is not served any more, and the cache device that has it.
@@ -260,8 +277,8 @@ pub(super) async fn stop(
     let asked = audit.asked();
     let work =
         async move { with_what_stays(&api, api.registry.registration.stop_volume(&name, &asked)).await };
-    let (stays, named, _) = to_the_end(work).await?;
-    ok(json!({"resolved": named, "stays_dirty": stays}))
+    let Stopped { stays, named, ended_jobs, .. } = to_the_end(work).await?;
+    ok(json!({"resolved": named, "stays_dirty": stays, "ended_jobs": ended_jobs}))
 }
 
 pub(super) async fn reload(State(api): SharedApi, Extension(audit): Audited) -> Answered {

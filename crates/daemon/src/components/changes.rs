@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use serve::{Failure, message, plain};
 use tokio::sync::Notify;
 
+use super::problems::CommandUnderWay;
 use crate::asked::{Asked, left};
 
 /// Time for which a command waits for another one.
@@ -44,6 +45,8 @@ struct RunningCommand {
     what: String,
     scope: Scope,
     since: Instant,
+    /// Whether a client has asked for it.
+    is_asked: bool,
 }
 
 /// Another command has a part of the claim.
@@ -91,15 +94,22 @@ impl Changes {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The claim, or the command that has some of it.
+    /// The claim of a task of the daemon.
+    #[cfg(test)]
     fn try_claim(&self, what: &str, scope: &Scope) -> Result<Claim<'_>, UnderWay> {
+        self.try_claim_for(what, scope, false)
+    }
+
+    /// The claim, or the command that has some of it.
+    fn try_claim_for(&self, what: &str, scope: &Scope, is_asked: bool) -> Result<Claim<'_>, UnderWay> {
         let mut state = self.lock();
         if let Some(other) = state.running.values().find(|r| r.scope.conflicts(scope)) {
             return Err(UnderWay { what: other.what.clone(), seconds: other.since.elapsed().as_secs() });
         }
         state.last += 1;
         let number = state.last;
-        let running = RunningCommand { what: what.to_owned(), scope: scope.clone(), since: Instant::now() };
+        let running =
+            RunningCommand { what: what.to_owned(), scope: scope.clone(), since: Instant::now(), is_asked };
         state.running.insert(number, running);
         Ok(Claim { changes: self, number })
     }
@@ -110,16 +120,17 @@ impl Changes {
     /// If another command has some of it for too long, or the client disconnects first.
     pub(crate) async fn claim(&self, asked: &Asked, scope: Scope) -> Result<Claim<'_>, Failure> {
         asked.client.is_there().await?;
-        match self.try_claim(&asked.what, &scope) {
+        let is_asked = asked.client.is_a_client();
+        match self.try_claim_for(&asked.what, &scope, is_asked) {
             Ok(claim) => return Ok(claim),
             Err(other) => message::note(plain::escaped(&format!("{} waits; under way: {other}", asked.what))),
         }
-        let waited = tokio::time::timeout(self.waits_for, self.wait(&asked.what, &scope));
+        let waited = tokio::time::timeout(self.waits_for, self.wait_for(&asked.what, &scope, is_asked));
         tokio::select! {
             // The claim may be free after the client has left and before this task sees either.
             biased;
             () = asked.client.disconnected() => Err(left()),
-            claim = waited => claim.or_else(|_| self.try_claim(&asked.what, &scope)).map_err(|other| {
+            claim = waited => claim.or_else(|_| self.try_claim_for(&asked.what, &scope, is_asked)).map_err(|other| {
                 let text = format!(
                     "nothing was changed: another command is under way for the same device or set: {other}; \
                      try again later"
@@ -155,12 +166,28 @@ impl Changes {
 
     /// Claims something for the daemon itself, whenever it can be had.
     pub(crate) async fn wait(&self, what: &str, scope: &Scope) -> Claim<'_> {
+        self.wait_for(what, scope, false).await
+    }
+
+    /// The commands of clients that are under way.
+    pub(crate) fn under_way(&self) -> Vec<CommandUnderWay> {
+        let state = self.lock();
+        let asked = state.running.values().filter(|running| running.is_asked);
+        let waiting = asked.map(|running| CommandUnderWay {
+            command: running.what.clone(),
+            seconds: running.since.elapsed().as_secs(),
+            changes: running.scope.alone.iter().cloned().collect(),
+        });
+        waiting.collect()
+    }
+
+    async fn wait_for(&self, what: &str, scope: &Scope, is_asked: bool) -> Claim<'_> {
         loop {
             // Enabled before the look, so that no end is missed.
             let ended = self.ended.notified();
             let mut ended = std::pin::pin!(ended);
             ended.as_mut().enable();
-            if let Ok(claim) = self.try_claim(what, scope) {
+            if let Ok(claim) = self.try_claim_for(what, scope, is_asked) {
                 return claim;
             }
             ended.await;
@@ -236,6 +263,23 @@ mod tests {
                 "the new set is claimed"
             );
             assert!(changes.try_claim("unregister", &scope(&["old"], &[])).is_ok());
+        });
+    }
+
+    /// The tasks of the daemon wait without an operator.
+    #[test]
+    fn commands_of_clients_are_listed_while_they_are_under_way() {
+        runtime().block_on(async {
+            let changes = Changes::default();
+            let (_here, client) = Presence::new();
+            let asked = Asked { what: "stop a".into(), client };
+            let claim = changes.claim(&asked, scope(&["a"], &["set"])).await.unwrap();
+            let _inside = changes.claim(&Asked::inside("replug"), scope(&["b"], &[])).await.unwrap();
+            let listed = changes.under_way();
+            assert_eq!(listed.iter().map(|w| &*w.command).collect::<Vec<_>>(), ["stop a"]);
+            assert_eq!(listed[0].changes, ["a"]);
+            drop(claim);
+            assert!(changes.under_way().is_empty());
         });
     }
 

@@ -4,6 +4,8 @@
 //! any situation. Must not know how a problem is shown.
 
 mod labels;
+mod leftovers;
+mod waits;
 
 pub(crate) use labels::shared as shared_labels;
 
@@ -15,6 +17,9 @@ use serve::Snapshot;
 use serve::exports::{Opens, Way};
 use serve::snapshot::{SetFigures, SlotDirty, TunableFigure, VolumeFigures};
 
+pub(crate) use leftovers::{DeadExport, dead_exports};
+pub(crate) use waits::{CommandUnderWay, commands_that_wait};
+
 use super::views::{Awaited, Blank, DeviceView, SetView};
 use crate::state::{STORED_AGAIN_EVERY, State};
 
@@ -22,8 +27,8 @@ use crate::state::{STORED_AGAIN_EVERY, State};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Problem {
     /// One of the kinds in the order of `KINDS`: `stopping`, `set_failed`, `io_disabled`, `device_failed`, `device_waiting`,
-    /// `set_silent`, `damaged`, `dirty_without_disk`, `stale`, `not_exported`, `io_errors`, `label_shared`, `state_not_stored` or
-    /// `state_not_writable`.
+    /// `set_silent`, `command_waits`, `dead_export`, `damaged`, `dirty_without_disk`, `stale`, `not_exported`, `io_errors`,
+    /// `label_shared`, `state_not_stored` or `state_not_writable`.
     pub(crate) kind: &'static str,
     /// What is wrong, and of what.
     pub(crate) text: String,
@@ -53,13 +58,15 @@ pub(crate) struct Subject {
 }
 
 /// The kinds in the order in which they are listed: what stops requests comes first.
-const KINDS: [&str; 14] = [
+const KINDS: [&str; 16] = [
     "stopping",
     "set_failed",
     "io_disabled",
     "device_failed",
     "device_waiting",
     "set_silent",
+    "command_waits",
+    "dead_export",
     "damaged",
     "dirty_without_disk",
     "stale",
@@ -90,9 +97,14 @@ pub(crate) fn problems(sets: &[SetView], devices: &[DeviceView]) -> Vec<Problem>
         found.extend(problem.map(|p| Problem { of, ..p }));
     }
     found.extend(labels::shared(sets, devices, |_| true));
+    in_order(&mut found);
+    found
+}
+
+/// Sorts problems, the worst first.
+pub(crate) fn in_order(found: &mut [Problem]) {
     let place = |problem: &Problem| KINDS.iter().position(|kind| *kind == problem.kind);
     found.sort_by_key(place);
-    found
 }
 
 /// The problem of a state file that cannot be written, which is the last in the list.

@@ -17,6 +17,7 @@ use super::devices::{Device, DeviceState};
 use super::inventory::Inventory;
 use super::lookup::{Found, Lookup};
 use super::placement::Placement;
+use super::problems::CommandUnderWay;
 use super::problems::register_cache;
 use super::replug::Replug;
 use super::views::{DeviceView, SetView};
@@ -207,6 +208,11 @@ impl Registration {
         }
         scope.shared.retain(|set| !scope.alone.contains(set));
         scope
+    }
+
+    /// The commands of clients that are under way.
+    pub(crate) fn under_way(&self) -> Vec<CommandUnderWay> {
+        self.placement.changes().under_way()
     }
 
     /// What a command changes that stops a device or volume.

@@ -34,7 +34,7 @@ pub(super) async fn of(host: &Host<'_>) -> Vec<Holder> {
 }
 
 /// The command that ends a use, or shows who can end it.
-pub(super) fn command(user: &User) -> String {
+pub(crate) fn command(user: &User) -> String {
     match user {
         User::Mount { at, .. } => format!("umount {}", plain::in_shell(&at.display().to_string())),
         User::Swap(device) => format!("swapoff {}", device.display()),

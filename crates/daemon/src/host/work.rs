@@ -4,8 +4,10 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
+use std::rc::Rc;
 use std::task::Poll;
 
+use engine::Volume;
 use format::{counted, form};
 use io::Nanos;
 use io::sync::{Either, select};
@@ -32,7 +34,10 @@ impl Host<'_> {
             return Ok(End::Cancelled);
         };
         let why = |e| disabled::refuse(self, &Needs::Detach(&volume)).err().unwrap_or(Failure::from(e));
-        let guard = drained.map_err(why)?;
+        let guard = match drained {
+            Err(_) if self.is_stopped(&volume) => return Ok(overtaken(left())),
+            drained => drained.map_err(why)?,
+        };
         set.detach(&volume).await.map_err(why)?;
         drop(guard);
         if !wipe {
@@ -105,6 +110,9 @@ impl Host<'_> {
         let parts = volumes.iter().map(|v| Box::pin(v.drained())).collect();
         match self.watched(job, dirty(), dirty, all(parts)).await {
             None => Ok(End::Cancelled),
+            Some(Err(_)) if name.is_some() && volumes.iter().all(|volume| self.is_stopped(volume)) => {
+                Ok(overtaken(dirty()))
+            }
             Some(drained) => {
                 let why = |e| disabled::refuse(self, &needs).err().unwrap_or(Failure::from(e));
                 drained.map_err(why)?;
@@ -133,6 +141,11 @@ impl Host<'_> {
         )))
     }
 
+    /// Whether another command has stopped the volume, or is stopping it and has ended its exports.
+    fn is_stopped(&self, volume: &Rc<Volume>) -> bool {
+        self.with(volume, |served| served.stopped) != Some(false)
+    }
+
     /// Runs `work`, reports its progress, and drops it on cancellation.
     async fn watched<T>(
         &self,
@@ -155,6 +168,14 @@ impl Host<'_> {
             }
         }
     }
+}
+
+/// The end of a job whose volume was stopped, with the dirty data that it leaves.
+fn overtaken(left_bytes: u64) -> End {
+    let left = serve::amount::human(left_bytes);
+    End::Overtaken(format!(
+        "the volume was stopped before all was written back; {left} of dirty data stay in the cache"
+    ))
 }
 
 /// Why a scrub has failed; `None` if it has not. Damaged clean data alone is no failure, because the disk has it.

@@ -40,6 +40,20 @@ fn target_of(job: &Value) -> String {
     described(&json!({kind: job["target"], "label": label, "device": job["device"], "uuid": job["uuid"]}))
 }
 
+/// Why a job was cancelled that no client has cancelled; empty otherwise.
+fn why_of(job: &Value) -> String {
+    job["error"].as_str().map(|why| format!(": {why}")).unwrap_or_default()
+}
+
+/// The jobs that had to end with the service of a device; empty if there are none.
+pub(super) fn ended_jobs(jobs: &Value) -> String {
+    let jobs = jobs.as_array().into_iter().flatten();
+    jobs.map(|job| {
+        format!("; job {}, {} {}, was cancelled", job["id"], text(&job["kind"]), text(&job["target"]))
+    })
+    .collect()
+}
+
 /// The result of a wipe as text; empty if there was none.
 fn wiped_in_words(wiped: &Value) -> String {
     let number = |key: &str| wiped[key].as_u64();
@@ -113,7 +127,7 @@ fn watch(
             out::print(&format!("{}: {} done{wiped}{scrubbed}\n", target_of(job), text(&job["kind"])))
         }
         "failed" => Err(Failure::Failed(format!("{}: {}", target_of(job), text(&job["error"])))),
-        other => Err(Failure::Failed(format!("{}: {other}", target_of(job)))),
+        other => Err(Failure::Failed(format!("{}: {other}{}", target_of(job), why_of(job)))),
     }
 }
 
@@ -295,7 +309,7 @@ impl Jobs {
                 let state = match text(&j["state"]) {
                     "running" => progress_line(j),
                     "failed" => format!("failed: {}", text(&j["error"])),
-                    other => other.to_owned(),
+                    other => format!("{other}{}", why_of(j)),
                 };
                 let target = plain::named(text(&j["label"]), text(&j["target"]));
                 format!("{} {} {target}: {state}\n", j["id"], text(&j["kind"]))

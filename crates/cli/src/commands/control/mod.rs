@@ -9,6 +9,7 @@ mod flash;
 mod job;
 mod list_names;
 mod offline;
+mod patient;
 mod setting;
 mod show;
 mod status;
@@ -201,7 +202,9 @@ impl Attach {
             // A daemon of an older version does not know it.
             wanted["force"] = json!(true);
         }
-        let body = self.control.post("/v1/attach", &wanted)?;
+        let by_force = if self.force { " by force" } else { "" };
+        let command = format!("attach {cache} {backing}{by_force}");
+        let body = patient::post(&self.control, &command, "/v1/attach", &wanted)?;
         answer(&self.control, &body, || {
             format!("{}: attached to {}\n", described(&body["resolved"]), described(&body["cache"]))
         })
@@ -222,11 +225,13 @@ pub(crate) struct Stop {
 
 impl Stop {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let path = format!("/v1/volumes/{}/stop", segment(&self.control.device_name(&self.volume)?));
-        let body = self.control.post(&path, &json!({}))?;
+        let volume = self.control.device_name(&self.volume)?;
+        let path = format!("/v1/volumes/{}/stop", segment(&volume));
+        let body = patient::post(&self.control, &format!("stop {volume}"), &path, &json!({}))?;
         answer(&self.control, &body, || {
             let stays = stays_dirty(&body["stays_dirty"], false);
-            format!("{}: stopped{stays}\n", described(&body["resolved"]))
+            let ended = job::ended_jobs(&body["ended_jobs"]);
+            format!("{}: stopped{stays}{ended}\n", described(&body["resolved"]))
         })
     }
 }

@@ -3,6 +3,8 @@
 use clap::Args;
 use serde_json::{Value, json};
 
+use super::job::ended_jobs;
+use super::patient::post;
 use super::{answer, text};
 use crate::client::{Control, described};
 use crate::failure::Failure;
@@ -35,11 +37,13 @@ impl Unregister {
 
     fn unregister(&self, device: &str) -> Result<(), Failure> {
         let device = self.control.device_name(device)?;
-        let body = self.control.post("/v1/unregister", &json!({"device": device}))?;
+        let command = format!("unregister {device}");
+        let body = post(&self.control, &command, "/v1/unregister", &json!({"device": device}))?;
         answer(&self.control, &body, || {
             let stays = stays_dirty(&body["stays_dirty"], body["resolved"]["set"].is_string());
             let stopped = stopped(&body["stopped"]);
-            format!("{}: unregistered{stays}{stopped}\n", described(&body["resolved"]))
+            let ended = ended_jobs(&body["ended_jobs"]);
+            format!("{}: unregistered{stays}{stopped}{ended}\n", described(&body["resolved"]))
         })
     }
 }

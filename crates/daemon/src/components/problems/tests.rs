@@ -495,3 +495,45 @@ fn a_disk_that_was_overwritten_is_let_go_of() {
     let found = problems(&[], &[disk]).remove(0);
     assert!(found.text.contains("may be another device") && found.command.starts_with("lsblk "), "{found:?}");
 }
+
+/// A file system over the device of a daemon that was killed was dead, and `status` said that there are no problems.
+#[test]
+fn a_device_of_a_dead_process_that_is_in_use_is_a_problem() {
+    let user = blockio::users::User::Mount { device: "/dev/loop10".into(), at: "/mnt/media".into() };
+    let dead =
+        |volume: &str, users| DeadExport { device: "/dev/loop10".into(), volume: volume.into(), users };
+    let sets = [set(vec![volume("bcache0", "media")])];
+    let found = dead_exports(&[dead("bcache0", vec![user]), dead("bcache7", Vec::new())], &sets);
+    assert!(
+        found[0].text.starts_with(
+            "media (bcache0): /dev/loop10 is of a process that has died, and every access to it fails, but it is in use: \
+             /dev/loop10 is mounted at /mnt/media; unmount or close it"
+        ),
+        "{found:?}"
+    );
+    assert_eq!((found[0].kind, &*found[0].command), ("dead_export", "umount /mnt/media"));
+    assert_eq!(found[0].of.volume.as_deref(), Some("bcache0"));
+    assert_eq!((&*found[1].command, &found[1].of.volume), ("lsblk /dev/loop10", &None));
+    let mut all = vec![found[0].clone(), Problem::new("set_failed", String::new(), String::new())];
+    in_order(&mut all);
+    assert_eq!(all[1].kind, "dead_export");
+}
+
+/// The `stop` of a volume whose disk did not answer was in no status.
+#[test]
+fn a_command_that_takes_long_is_a_problem() {
+    let hung = CommandUnderWay { command: "stop hung".into(), seconds: 31, changes: vec!["/dev/hdd".into()] };
+    let devices = [
+        device("/dev/ssd", "cache", "served", ""),
+        DeviceView { label: "hung".into(), ..device("/dev/hdd", "backing", "served", "") },
+    ];
+    let short = CommandUnderWay { seconds: 9, ..hung.clone() };
+    let of_set =
+        CommandUnderWay { command: "unregister /dev/ssd".into(), changes: vec!["s".into()], ..hung.clone() };
+    let found = commands_that_wait(&[short, hung, of_set], &devices);
+    assert_eq!(found.len(), 2);
+    let text = "`stop hung` has been under way for 31 s, and goes on: hung (/dev/hdd) may not answer; ";
+    assert!(found[0].text.starts_with(text), "{found:?}");
+    assert_eq!((found[0].kind, &found[0].of.device), ("command_waits", &Some("/dev/hdd".into())));
+    assert!(found[1].text.contains("/dev/ssd or hung (/dev/hdd) may not answer"), "{found:?}");
+}
