@@ -202,8 +202,16 @@ fn read(path: &Path) -> io::Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty())),
         Err(e) if is_absent(&e) => Ok(None),
-        Err(e) => Err(io::Error::new(e.kind(), format!("{}: {e}", path.display()))),
+        Err(source) => Err(io::Error::new(source.kind(), ReadFailed { path: path.to_owned(), source })),
     }
+}
+
+/// A file of sysfs cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {source}", path.display())]
+struct ReadFailed {
+    path: PathBuf,
+    source: io::Error,
 }
 
 /// Whether a directory of sysfs exists and is not empty.
