@@ -393,6 +393,15 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_cannot_be_read_keeps_its_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let failed = read(dir.path()).unwrap_err();
+        assert!(failed.to_string().starts_with(&dir.path().display().to_string()), "{failed}");
+        let source = std::error::Error::source(&failed).and_then(|e| e.downcast_ref::<io::Error>());
+        assert_eq!(source.and_then(io::Error::raw_os_error), Some(libc::EISDIR));
+    }
+
+    #[test]
     fn a_kernel_that_does_not_number_disks_is_not_trusted() {
         let tree = Tree::new();
         tree.disk((8, 0), "ata1/block/sda", &[CACHED]);
