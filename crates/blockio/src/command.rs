@@ -29,7 +29,6 @@ impl CommandFile {
     /// Sends commands to `file` on the ring of `reactor`.
     ///
     /// `Unsupported` without io_uring, or if this kernel's io_uring cannot send commands to devices.
-    /// `Unsupported` without io_uring, or if it has no such commands.
     ///
     /// # Safety
     /// Every command that will be sent must make the driver of `file` touch at most `memory_bytes` bytes

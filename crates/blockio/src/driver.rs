@@ -87,8 +87,7 @@ impl Driver {
                     (Some(u), note)
                 }
                 Err(refusal) if wanted == Backend::Uring => {
-                    let message = format!("io_uring cannot be used: {}", refusal.reason);
-                    return Err(io::Error::new(refusal.error.kind(), message));
+                    return Err(io::Error::new(refusal.error.kind(), refusal));
                 }
                 Err(refusal) => {
                     let note = format!(

@@ -202,8 +202,16 @@ fn read(path: &Path) -> io::Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty())),
         Err(e) if is_absent(&e) => Ok(None),
-        Err(e) => Err(io::Error::new(e.kind(), format!("{}: {e}", path.display()))),
+        Err(source) => Err(io::Error::new(source.kind(), ReadFailed { path: path.to_owned(), source })),
     }
+}
+
+/// A file of sysfs cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {source}", path.display())]
+struct ReadFailed {
+    path: PathBuf,
+    source: io::Error,
 }
 
 /// Whether a directory of sysfs exists and is not empty.
@@ -382,6 +390,15 @@ mod tests {
         assert!(matches!(host.of_file(&file, &meta, IN_MEMORY[0], 0).unwrap(), Incarnation::Known(_)));
         const NFS: u64 = 0x6969;
         assert!(matches!(host.of_file(&file, &meta, NFS, 0).unwrap(), Incarnation::Unknown(_)));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_keeps_its_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let failed = read(dir.path()).unwrap_err();
+        assert!(failed.to_string().starts_with(&dir.path().display().to_string()), "{failed}");
+        let source = std::error::Error::source(&failed).and_then(|e| e.downcast_ref::<io::Error>());
+        assert_eq!(source.and_then(io::Error::raw_os_error), Some(libc::EISDIR));
     }
 
     #[test]

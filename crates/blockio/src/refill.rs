@@ -200,7 +200,7 @@ impl Resident {
         self.ahead(&free)
     }
 
-    /// Gives memory back that was not in use of late, beyond `bytes` at the free end.
+    /// Gives memory back that was not in use recently, beyond `bytes` at the free end.
     fn release(&mut self, bytes: usize) {
         // Memory that the kernel cannot populate again is not given back.
         if self.taken.is_none()

@@ -41,7 +41,7 @@ struct PeakUse {
 }
 
 impl PeakUse {
-    /// Notes the bytes in use now, and returns the most of late.
+    /// Notes the bytes in use now, and returns the recent maximum.
     fn note(&mut self, used_bytes: usize, now: Instant) -> usize {
         if now.duration_since(self.since) >= QUIET {
             (self.last_bytes, self.this_bytes, self.since) = (self.this_bytes, 0, now);

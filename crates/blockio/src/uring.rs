@@ -54,7 +54,10 @@ pub(crate) struct Uring {
 const NUMBERS: u16 = 1024;
 
 /// Why there is no ring.
+#[derive(Debug, thiserror::Error)]
+#[error("io_uring cannot be used: {reason}")]
 pub(crate) struct Refusal {
+    #[source]
     pub(crate) error: io::Error,
     pub(crate) reason: String,
 }

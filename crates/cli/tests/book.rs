@@ -464,3 +464,40 @@ fn texts_are_found_in_sources() {
     assert!(says("…: holds …: overwrite it with --force", "… holds …: overwrite it with --force"));
     assert!(!says("…: holds nothing", "… holds …: overwrite"));
 }
+
+/// The numbers of a constant in a test, as documents write them: without `_`, and without `.0`.
+fn numbers_of(source: &str, constant: &str) -> Vec<String> {
+    let from =
+        source.find(&format!("const {constant}: ")).unwrap_or_else(|| panic!("no constant {constant}"));
+    let value = source[from..].split_once(" =").unwrap().1;
+    let value = value.split_once("];").unwrap().0;
+    let words = value.split(|c: char| !c.is_ascii_digit() && c != '.' && c != '_');
+    let numbers = words.filter(|w| w.starts_with(|c: char| c.is_ascii_digit()));
+    numbers.map(|w| w.replace('_', "").trim_end_matches(".0").to_owned()).collect()
+}
+
+/// The limits in `docs/performance.md` are those that a test checks.
+#[test]
+fn limits_on_counts_are_those_of_the_test() {
+    let root = book().ancestors().nth(3).unwrap().to_owned();
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let (test, page) = (read("bench/engine/tests/instructions.rs"), read("docs/performance.md"));
+    let limits = numbers_of(&test, "LIMITS");
+    let [read_in_tests, read, overwrite_in_tests, overwrite, insert_in_tests, insert] = &limits[..] else {
+        panic!("expected two limits for each of three requests, found {limits:?}");
+    };
+    let counts = numbers_of(&test, "COUNTS");
+    let [inserted, overwritten, index] = &counts[..] else {
+        panic!("expected three limits, found {counts:?}")
+    };
+    assert_eq!(inserted, overwritten, "the page gives one limit for both");
+    for expected in [
+        format!(
+            "test build: {read_in_tests} for a read hit, {overwrite_in_tests} for an overwrite, {insert_in_tests} for an insert"
+        ),
+        format!("release build for these three kinds of requests are {read}, {overwrite} and {insert}."),
+        format!("`bench/engine/tests/instructions.rs` | {inserted}; {index} |"),
+    ] {
+        assert!(page.contains(&expected), "docs/performance.md: expected {expected:?}");
+    }
+}

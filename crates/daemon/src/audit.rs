@@ -124,7 +124,7 @@ pub(crate) async fn log_changes(State(hub): State<Arc<Hub>>, mut request: Reques
     if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
         return next.run(request).await;
     }
-    let peer = request.extensions().get::<Peer>().copied().unwrap_or(Peer::Other("nobody known"));
+    let peer = request.extensions().get::<Peer>().copied().unwrap_or(Peer::Other("unknown client"));
     audit.does(format!("{} {}", request.method(), request.uri().path()));
     let work = tokio::spawn(async move {
         let response = next.run(request).await;

@@ -116,13 +116,13 @@ impl Order {
 pub(crate) enum Order {
     /// A command for the session.
     Do(Command, Reply<Result<Answer, Failure>>),
-    /// Request for all figures of the engine, with histograms.
+    /// Return all figures of the engine, with histograms.
     Figures(Reply<Result<metrics::Figures, Failure>>),
-    /// Request for the contents of the buckets of the set.
+    /// Return the contents of the buckets of the set.
     Buckets(Reply<Result<BucketFigures, Failure>>),
-    /// Request for the contents of the buckets, for this many parts of the device.
+    /// Return the contents of the buckets, for this many parts of the device.
     BucketMap(u32, Reply<Result<BucketMap, Failure>>),
-    /// Request for the recorded requests to the backing device of a volume; the first one has this number.
+    /// Return the recorded requests to the backing device of a volume; the first one has this number.
     DiskTrace(String, u64, Reply<Result<DiskTrace, Failure>>),
     /// Write this label of the set to its cache device.
     Label(String, Reply<Result<(), Failure>>),
@@ -130,15 +130,15 @@ pub(crate) enum Order {
     ClearDeviceStats(Reply<Result<(), Failure>>),
     /// Serve this backing device, too.
     Add(PathBuf, Reply<Result<(), Failure>>),
-    /// Request for the slot that the set has for the backing device with this UUID; `None` in the answer means no slot.
+    /// Return the slot that the set has for the backing device with this UUID; `None` in the answer means no slot.
     Slot(String, Reply<Result<Option<KnownSlot>, Failure>>),
     /// Make a flash-only volume, and serve it.
     Create(NewVolume, Reply<Result<CreatedVolume, Failure>>),
     /// Destroy a flash-only volume with its data, unless it is in use.
     DeleteVolume(String, Reply<Result<(), Failure>>),
-    /// Request for the users of the block device of this volume, or of all volumes; `None` in the answer means no users.
+    /// Return the users of the block device of this volume, or of all volumes; `None` in the answer means no users.
     Users(Option<String>, Reply<Result<Option<InUse>, Failure>>),
-    /// Request for the volumes in use for which the stop of the thread waits.
+    /// Return the volumes in use for which the stop of the thread waits.
     Holders(Reply<Result<Vec<Holder>, Failure>>),
     /// Stop a volume and release its backing device without writing dirty data back.
     StopVolume(String, Reply<Result<(), Failure>>),

@@ -39,12 +39,12 @@ impl Reload {
     /// Reads the configuration again and applies the differences. Every export that is not up is tried again.
     ///
     /// # Errors
-    /// If it cannot be used; everything stays as it is then.
+    /// If the configuration is invalid. Nothing is changed then.
     pub(crate) async fn reload(&self, path: &Path, asked: &Asked) -> Result<Vec<String>, Failure> {
         let _until_it_is_done = notify::Reloading::begin();
-        // Read with it held: of two reloads the one that read later counts. And what comes up meanwhile comes up by one
-        // configuration, not by two.
         let alone = self.placement.changes().claim(asked, Scope::everything()).await?;
+        // The file is read while the claim is held, so of two reloads the later one applies, and a device that starts
+        // meanwhile gets one configuration.
         let (read, path) = (path.to_owned(), path.display().to_string());
         let read = tokio::task::spawn_blocking(move || load::read(&read)).await;
         let Read { config: next, remote, nbd } =

@@ -150,7 +150,12 @@ impl Target {
             false => volumes.find(|v| v.name == self.name).map(|v| v.tunables),
         };
         let found = tunables.into_iter().flatten().find(|t| t.key == key);
-        found.map(|t| t.value).ok_or_else(|| Failure::Failed(format!("{}: is no longer served", self.name)))
+        found.map(|t| t.value).ok_or_else(|| {
+            Failure::Failed(format!(
+                "{}: is no longer served; register its devices again with `ubcache register`",
+                self.name
+            ))
+        })
     }
 }
 

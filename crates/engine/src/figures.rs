@@ -12,13 +12,13 @@ use io::{DeviceFigures, Histogram};
 use crate::data::{ChecksumCounters, ChecksumCoverage};
 use crate::policy::bypass::BypassReason;
 use crate::scrub::ScrubFigures;
-use crate::set::{CacheSet, Core, EngineCounters, SetStatus};
+use crate::set::{CacheSet, EngineCounters, SetStatus};
 use crate::stats::{
     CacheStats, Latencies, OpKind, ReasonCount, RequestCounters, SetCounters, Tallies, View, ViewValues,
     Work, WorkStats,
 };
 use crate::tunables::{DeviceTunables, SetTunables};
-use crate::volume::Volume;
+use crate::volume::{Cache, Volume};
 pub use crate::writeback::{RateReason, WritebackFigures};
 
 /// Hits, misses and bypasses.
@@ -275,56 +275,54 @@ impl VolumeFigures {
 impl CacheSet {
     /// Copies all figures of the set; takes some ten microseconds for each volume.
     pub fn figures(&self) -> SetFigures {
-        let core = &self.core;
-        let limit = core.cache.congestion().limit(core.cache.rt.now(), 0);
+        let cache = self.cache();
+        let limit = cache.congestion().limit(cache.rt.now(), 0);
         SetFigures {
             status: self.status(),
-            block_sectors: core.cache.geometry.block_sectors,
+            block_sectors: cache.geometry.block_sectors,
             counters: self.set_counters(),
             engine: self.counters(),
             times: TimeFigures {
-                journal_writes: core.cache.journal.write_times(),
-                work: core.cache.tasks.times().borrow().clone(),
+                journal_writes: cache.journal.write_times(),
+                work: cache.tasks.times().borrow().clone(),
             },
             cache: self.with_stats(|s| CacheFigures::of(s)),
-            device: core.cache.device.disk().figures(),
-            device_uuid: core.cache.device.superblock().uuid(),
-            io_errors: core.cache.device.error_count(),
+            device: cache.device.disk().figures(),
+            device_uuid: cache.device.superblock().uuid(),
+            io_errors: cache.device.error_count(),
             congested: limit,
-            available_buckets: core.cache.alloc.buckets().available(),
-            journal_entries_in_use: core
-                .cache
+            available_buckets: cache.alloc.buckets().available(),
+            journal_entries_in_use: cache
                 .journal
                 .open_seq()
                 .0
-                .saturating_sub(core.cache.journal.oldest_needed().0)
+                .saturating_sub(cache.journal.oldest_needed().0)
                 + 1,
-            btree: btree_figures(core),
-            now: core.cache.rt.now(),
+            btree: btree_figures(cache),
+            now: cache.rt.now(),
             checksums: self.has_checksums().then(|| ChecksumState {
                 counters: self.checksum_counters(),
                 coverage: self.checksum_coverage(),
                 damaged_dirty: self.damaged().iter().fold(Sectors::ZERO, |sum, d| sum + d.sectors),
                 scrub: self.scrub_figures(),
             }),
-            tunables: core.cache.tunables.borrow().clone(),
+            tunables: cache.tunables.borrow().clone(),
             volumes: self.volumes().iter().map(VolumeFigures::of).collect(),
         }
     }
 
     /// Counts the content of all buckets; takes some ten microseconds for each thousand.
     pub fn bucket_figures(&self) -> BucketFigures {
-        bucket_figures(&self.core)
+        bucket_figures(self.cache())
     }
 
     /// Counts the content of all buckets in at most `cells` parts (at least one). It yields between groups of buckets,
     /// so that requests do not wait for the whole count.
     pub async fn bucket_map(&self, cells: u32) -> BucketMap {
-        let core = &self.core;
-        let total = core.cache.alloc.buckets().len();
+        let cache = self.cache();
+        let total = cache.alloc.buckets().len();
         let cells = u64::from(cells.clamp(1, total.max(1)));
-        let mut map =
-            BucketMap { total, bucket_sectors: core.cache.geometry.bucket_sectors, cells: Vec::new() };
+        let mut map = BucketMap { total, bucket_sectors: cache.geometry.bucket_sectors, cells: Vec::new() };
         // The product is below 2^64, because both factors are below 2^32.
         let begin = |cell: u64| (cell * u64::from(total) / cells) as usize;
         let mut seen = 0;
@@ -333,12 +331,12 @@ impl CacheSet {
             let mut at = begin(n);
             while at < begin(n + 1) {
                 let end = begin(n + 1).min(at + BUCKETS_AT_ONCE - seen);
-                core.cache.alloc.buckets().visit_range(at..end, |holds, live| cell.count(holds, live));
+                cache.alloc.buckets().visit_range(at..end, |holds, live| cell.count(holds, live));
                 seen += end - at;
                 at = end;
                 if seen >= BUCKETS_AT_ONCE {
                     seen = 0;
-                    core.cache.rt.yield_now().await;
+                    cache.rt.yield_now().await;
                 }
             }
             map.cells.push(cell);
@@ -349,16 +347,16 @@ impl CacheSet {
     /// Counts the live data of each slot, as far as the index is in memory. It yields between groups of extents, so that
     /// requests do not wait for the whole count.
     pub async fn cached_figures(&self) -> CachedFigures {
-        let core = &self.core;
+        let cache = self.cache();
         let mut cached: BTreeMap<Inode, Sectors> = BTreeMap::new();
         let (mut complete, mut passed, mut seen) = (true, None, 0);
         // The index has keys of detached devices until a walk has removed them.
-        let invalid = core.cache.index.invalid_slots();
+        let invalid = cache.index.invalid_slots();
         loop {
             {
-                let tree = core.cache.index.tree();
+                let tree = cache.index.tree();
                 let Some(id) = tree.next_leaf(passed) else { break };
-                let buckets = core.cache.alloc.buckets();
+                let buckets = cache.alloc.buckets();
                 complete &= tree.node(id).leaf().extents.is_some();
                 let live = tree.live_extents(id, &buckets);
                 for (inode, _, sectors, ..) in live.filter(|(inode, ..)| !invalid.contains(inode)) {
@@ -371,22 +369,22 @@ impl CacheSet {
             }
             if seen >= BUCKETS_AT_ONCE {
                 seen = 0;
-                core.cache.rt.yield_now().await;
+                cache.rt.yield_now().await;
             }
         }
         CachedFigures { by_slot: cached.into_iter().collect(), complete }
     }
 }
 
-fn btree_figures(core: &Core) -> BtreeFigures {
-    let tree = core.cache.index.tree();
+fn btree_figures(cache: &Cache) -> BtreeFigures {
+    let tree = cache.index.tree();
     let fill = tree.fill();
     let nodes = tree.node_count();
-    let node = core.cache.geometry.node_sectors;
+    let node = cache.geometry.node_sectors;
     let percent = |words: usize, nodes: usize| {
-        (words * 100).checked_div(nodes * core.cache.index.leaf_words()).unwrap_or(0) as u64
+        (words * 100).checked_div(nodes * cache.index.leaf_words()).unwrap_or(0) as u64
     };
-    let live = core.cache.alloc.buckets().live_total();
+    let live = cache.alloc.buckets().live_total();
     BtreeFigures {
         depth: tree.depth(),
         extents: fill.extents as u64,
@@ -418,8 +416,8 @@ impl BucketCell {
 /// The number of parts into which quantiles divide the buckets.
 const PARTS: usize = 32;
 
-fn bucket_figures(core: &Core) -> BucketFigures {
-    let buckets = core.cache.alloc.buckets();
+fn bucket_figures(cache: &Cache) -> BucketFigures {
+    let buckets = cache.alloc.buckets();
     let mut figures =
         BucketFigures { total: buckets.len(), available: buckets.available(), ..BucketFigures::default() };
     let mut ages = Vec::with_capacity(buckets.len() as usize);
@@ -438,7 +436,7 @@ fn bucket_figures(core: &Core) -> BucketFigures {
     ages.sort_unstable();
     let sum: u64 = ages.iter().map(|age| u64::from(*age)).sum();
     figures.average_age = sum / ages.len() as u64;
-    figures.sectors_per_quantile = ages.len() as u64 * core.cache.geometry.bucket_sectors.0 / PARTS as u64;
+    figures.sectors_per_quantile = ages.len() as u64 * cache.geometry.bucket_sectors.0 / PARTS as u64;
     let at = |part: usize| ages.get(ages.len() * part / PARTS).copied();
     figures.quantiles = (1..PARTS).filter_map(at).collect();
     figures

@@ -39,7 +39,7 @@ mod volume;
 mod wipe;
 mod writeback;
 
-/// Whether deliberate bugs can be switched on in this build, as in that of the simulator.
+/// Whether this build has the deliberate bugs that tests switch on (feature `canary`).
 pub const CANARIES: bool = cfg!(feature = "canary");
 
 pub use damage::{Damage, Flaw, KeyFlaw, NodeFlaw, NodeKeyFlaw};

@@ -208,9 +208,9 @@ pub enum DeviceRefusal {
     },
     /// Serving the device alone would lose its dirty data.
     #[error(
-        "has dirty data in cache set {set}; only the cache device has this data and its amount: without that device the data \
-         is lost; `ubcache up -C CACHE-DEVICE -B {device}` serves both; if that device is lost, see the page dead-ssd-dirty \
-         of the guide"
+        "has dirty data in cache set {set}, which only the cache device has; serving this device alone would lose it; \
+         `ubcache up -C CACHE-DEVICE -B {device}` serves both; if the cache device is lost, see the page dead-ssd-dirty of \
+         the guide"
     )]
     DirtyInSet {
         /// The UUID of the set.

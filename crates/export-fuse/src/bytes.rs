@@ -269,7 +269,7 @@ mod tests {
         }
 
         async fn status(&self, _sector: Sector, _sectors: Sectors) -> Result<Vec<RangeStatus>, VolumeError> {
-            unreachable!("nobody asks")
+            unreachable!("no test asks for the state of a range of this volume")
         }
     }
 
@@ -370,6 +370,6 @@ mod tests {
             volume.write(volume.stage(5, &[1; 5]), false).await.unwrap();
         });
         runtime.run(&mut io::Fifo, usize::MAX);
-        assert_eq!(task.try_take(), Some(()), "nobody waits for a lock that a failure left");
+        assert_eq!(task.try_take(), Some(()), "no request waits for a lock that a failure left");
     }
 }

@@ -217,17 +217,16 @@ impl Fuse {
     ///
     /// The users get I/O errors from now on. Without root, a program that keeps a file open may still send requests
     /// afterwards; a stopped volume refuses them.
-    pub async fn stop_by_force(mut self) -> Vec<String> {
+    ///
+    /// # Errors
+    /// If no thread can do the work.
+    pub async fn stop_by_force(mut self) -> Result<Vec<String>, FuseError> {
         let live = self.live.clone();
-        match on_thread(&live.dir.clone(), move || Ok(tear_down(&live))).await {
-            Ok((notes, ended)) => {
-                if ended {
-                    self.wait_for_volumes().await;
-                }
-                notes
-            }
-            Err(e) => vec![e.to_string()],
+        let (notes, ended) = on_thread(&live.dir.clone(), move || Ok(tear_down(&live))).await?;
+        if ended {
+            self.wait_for_volumes().await;
         }
+        Ok(notes)
     }
 
     fn forget_lost_loop_devices(&mut self) {

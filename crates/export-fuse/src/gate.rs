@@ -69,7 +69,7 @@ mod tests {
         let mut first = pin!(gate.shared());
         let mut second = pin!(gate.shared());
         let (Poll::Ready(one), Poll::Ready(two)) = (poll(first.as_mut()), poll(second.as_mut())) else {
-            panic!("nobody has to be alone");
+            panic!("no task waits to be alone");
         };
         let mut alone = pin!(gate.alone());
         assert!(poll(alone.as_mut()).is_pending());

@@ -72,7 +72,7 @@ pub(crate) fn mount(dir: &Path, by: MountBy) -> Result<(OwnedFd, Mount), FuseErr
     let failed = |source| FuseError::Mount { dir: dir.to_path_buf(), source };
     let mounted = mountinfo::topmost(dir).map_err(failed)?.filter(|m| m.fs_type == FS_TYPE);
     let Some(entry) = mounted else {
-        return Err(failed(io::Error::other("the new mount was removed again")));
+        return Err(failed(io::Error::other("expected the new mount in /proc/self/mountinfo, found none")));
     };
     Ok((device, Mount { dir: dir.to_path_buf(), device: entry.device, by_helper }))
 }

@@ -1,6 +1,6 @@
 //! Reads and checks superblocks, which say what kind of device a source is.
 //!
-//! Owns the step from a source to a checked superblock, with findings that name device and sector.
+//! Owns the reading and the check of superblocks; findings name the device and the sector.
 
 use format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
 use format::{BackingSuper, CacheSuper, Identity, RawSuperblock, Sectors, identify};

@@ -84,7 +84,10 @@ impl EventLog {
     pub fn end_window(&self) {
         let left_out = self.device_errors.take().saturating_sub(MAX_DEVICE_ERRORS);
         if left_out > 0 {
-            message::warn(format!("{} failed besides", counted(left_out, "request")));
+            message::warn(format!(
+                "{} failed, too; their messages are omitted",
+                counted(left_out, "more request")
+            ));
         }
         self.begin.set(None);
     }

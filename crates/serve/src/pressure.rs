@@ -160,7 +160,7 @@ pub(crate) fn fuse_limits() -> RequestLimits {
 mod tests {
     use super::*;
 
-    /// A host with enough memory was warned of "64 MiB … could not be reserved, only 63 MiB" while its volumes were in use.
+    /// A host with enough memory gets no warning while its volumes use a part of the reserve.
     #[test]
     fn a_reserve_in_use_is_not_short() {
         let wanted = 64 << 20;

@@ -39,7 +39,11 @@ pub async fn read_bytes(disk: &Disk) -> Result<Vec<u8>, Failure> {
 }
 
 fn raw(disk: &Disk, bytes: &[u8]) -> Result<RawSuperblock, Failure> {
-    RawSuperblock::from_prefix(bytes).cloned().map_err(|e| refused(disk, e))
+    RawSuperblock::from_prefix(bytes).cloned().map_err(|e| corrupt(disk, e))
+}
+
+fn corrupt(disk: &Disk, e: format::Corrupt) -> Failure {
+    Failure::because(format_args!("{}: sector {SUPERBLOCK_SECTOR}", disk.info().name), e)
 }
 
 fn refused(disk: &Disk, what: impl std::fmt::Display) -> Failure {
@@ -70,7 +74,7 @@ pub fn cache_in(disk: &Disk, path: &Path, bytes: &[u8]) -> Result<CacheSuper, Fa
             let info = disk.info();
             raw(disk, bytes)?
                 .check_cache(info.sectors, info.logical_block_bytes)
-                .map_err(|e| refused(disk, e))
+                .map_err(|e| corrupt(disk, e))
         }
     }
 }
@@ -87,7 +91,7 @@ pub async fn backing(disk: &Disk, path: &Path) -> Result<BackingSuper, Failure> 
             let info = disk.info();
             raw(disk, &bytes)?
                 .check_backing(info.sectors, info.logical_block_bytes)
-                .map_err(|e| refused(disk, e))
+                .map_err(|e| corrupt(disk, e))
         }
     }
 }

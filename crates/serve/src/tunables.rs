@@ -30,8 +30,8 @@ pub fn label_is_fit(label: &str) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::Usage(format!(
-        "label: expected letters and digits, behind the first of them also . _ + : @ - and blanks within, such as films-2; \
-         neither a UUID nor a volume's name such as bcache0; found {label:?}"
+        "label: expected a letter or digit, then letters, digits, . _ + : @ - and inner blanks, such as films-2, and neither a \
+         UUID nor a volume's name such as bcache0; found {label:?}"
     )))
 }
 

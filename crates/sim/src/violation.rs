@@ -37,7 +37,7 @@ pub enum Violation {
     },
     /// The check of the structures found an error, or data that is wrong.
     #[error(
-        "{differing} clean extents differ from the backing device, {damaged} extents from their checksums; {report}"
+        "{differing} clean extents differ from the backing device, {damaged} extents do not match their checksums; {report}"
     )]
     Structures {
         /// The number of clean extents that differ from the backing device.

@@ -4,9 +4,9 @@ mod check;
 mod control;
 mod daemon;
 mod demo;
+pub(crate) mod drain;
 mod dump;
 mod extract;
-pub(crate) mod flush;
 mod image;
 mod make;
 mod nbd_args;
@@ -32,7 +32,7 @@ pub(crate) enum Command {
     Extract(extract::Extract),
     // For scripts that know `drain -C` by its former name.
     #[command(hide = true)]
-    Flush(flush::Flush),
+    Flush(drain::OfflineDrain),
     Check(check::Check),
     Repair(repair::Repair),
     Salvage(salvage::Salvage),

@@ -103,9 +103,9 @@ fn damage_is_known_after_a_restart() {
     wait_until("the damage after a stop", || is_known(&daemon));
     daemon.run(&["damaged", "one"]).ok().says(&["one: sectors 16+8, 4.0 KiB"]);
     // The events named the sector of the disk, because the volume was not there yet.
-    let told = |what: &str| daemon.said().matches(what).count();
-    wait_until("the events", || told(" are damaged (sector") == 3);
-    assert_eq!(told("one: 8 sectors from 16 on are damaged"), 3, "{}", daemon.said());
+    let count_of = |what: &str| daemon.said().matches(what).count();
+    wait_until("the events", || count_of(" are damaged (sector") == 3);
+    assert_eq!(count_of("one: 8 sectors from 16 on are damaged"), 3, "{}", daemon.said());
     // Buckets that are read again are no scrub.
     daemon
         .run(&["damaged", "one", "accept", "--all"])
@@ -136,7 +136,7 @@ fn damaged_data_is_listed_accepted_and_dropped() {
             daemon
                 .run(&["damaged", "one", "drop", "--all"])
                 .usage()
-                .says(&["expected --yes: one: sectors 16+8"]);
+                .says(&["pass --yes to drop it: one: sectors 16+8"]);
         }
         // A range without damage is a mistake.
         let other = daemon.run(&["damaged", "one", decision, "--range", "24+8", "--yes"]);

@@ -114,7 +114,7 @@ fn a_label_that_is_an_option_or_hides_is_refused() {
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();
     for label in ["--force", "$(id)", "da\u{200b}ta", "a;b", "-x", " x", "bcache1", "a/b"] {
         let (set_label, of_new) = (format!("--set-label={label}"), format!("--label={label}"));
-        let rule = ["expected letters and digits", "such as films-2", "found \""];
+        let rule = ["expected a letter or digit", "such as films-2", "found \""];
         run(&["make", "-C", &fast, "-B", &slow, "--bucket", "8k", &of_new]).usage().says(&rule);
         run(&["make", "-C", &fast, "-B", &slow, "--bucket", "8k", &set_label]).usage().says(&rule);
         daemon.run(&["volume", "create", &place.ssd, "64k", &of_new]).usage().says(&rule);

@@ -56,7 +56,7 @@ fn a_label_that_is_a_volumes_name_is_not_taken_for_it() {
     assert_eq!(daemon.volume("bcache1")["label"], "bcache0", "nothing has happened to it");
     // A label has printable characters.
     for label in ["bcache7", "/dev/sda", "a\nb", ".."] {
-        daemon.run(&["set-label", "bcache1", label]).usage().says(&["label: expected letters and digits"]);
+        daemon.run(&["set-label", "bcache1", label]).usage().says(&["label: expected a letter or digit"]);
     }
     daemon.stop();
 }
@@ -210,7 +210,7 @@ fn a_label_has_one_owner() {
     daemon.stop();
     let [ssd, hdd, more] = ["c", "b", "d"].map(|name| place.dir.sparse(name, 8 << 20));
     for label in ["bcache0", "/dev/sda", "x/y"] {
-        run(&["make", "-B", &hdd, "--label", label]).usage().says(&["label: expected letters and digits"]);
+        run(&["make", "-B", &hdd, "--label", label]).usage().says(&["label: expected a letter or digit"]);
     }
     run(&["make", "-C", &ssd, "-B", &hdd, "-B", &more, "--label", "x"]).usage().says(&["labels are unique"]);
 }

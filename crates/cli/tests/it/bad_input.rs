@@ -110,10 +110,8 @@ fn a_dirty_device_is_not_served_alone() {
     // The message ended with what would be lost.
     let set = run(&["super", &hdd, "--json"]).ok().json()["set_uuid"].as_str().unwrap().to_owned();
     run(&[&args[..], &["--without-cache"]].concat()).refused(&[
-        &format!(
-            "{hdd}: has dirty data in cache set {set}; only the cache device has this data and its amount"
-        ),
-        "without that device the data is lost",
+        &format!("{hdd}: has dirty data in cache set {set}, which only the cache device has"),
+        "serving this device alone would lose it",
         &format!("`ubcache up -C CACHE-DEVICE -B {hdd}` serves both"),
         "see the page dead-ssd-dirty of the guide",
     ]);

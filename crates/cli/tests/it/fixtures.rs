@@ -142,9 +142,9 @@ fn flush(f: &Fixture) {
     let cached = f.devices("cached");
     let dirty: u64 = cached.iter().filter_map(|d| d["dirty_sectors"].as_u64()).sum();
     let report = run(&["flush", "-C", &f.cache, "-B", &f.backing, "--json"]).ok().json();
-    let flushed: u64 =
-        report["flushed"].as_array().unwrap().iter().filter_map(|d| d["flushed_bytes"].as_u64()).sum();
-    assert_eq!(flushed, dirty * 512, "{report}");
+    let drained: u64 =
+        report["drained"].as_array().unwrap().iter().filter_map(|d| d["drained_bytes"].as_u64()).sum();
+    assert_eq!(drained, dirty * 512, "{report}");
     if dirty == 0 {
         // Nothing to do is nothing done.
         f.assert_untouched();

@@ -16,6 +16,8 @@ fn finds_the_backing_device_beside_the_cache() {
     assert!(doc.err.contains(&format!("found backing device {hdd}")), "{doc}");
     let doc = doc.json();
     assert_eq!(doc["schema_version"], 1);
+    assert_eq!(doc["drained"][0]["drained_bytes"].as_u64(), Some(bytes));
+    // The former names.
     assert_eq!(doc["flushed"][0]["flushed_bytes"].as_u64(), Some(bytes));
     assert_eq!(doc["missing"].as_array().unwrap().len(), 0);
     assert!(read(&hdd)[DATA_OFFSET as usize..] == dirty_set()[2]);

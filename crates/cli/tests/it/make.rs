@@ -377,7 +377,7 @@ fn a_signature_beside_an_old_superblock_needs_force() {
     let mut bytes = read(&hdd);
     bytes[4086..4096].copy_from_slice(b"SWAPSPACE2");
     std::fs::write(&hdd, &bytes).unwrap();
-    run(&["make", "-B", &hdd, "--wipe"]).refused(&["holds swap (at byte 4086) beside", "--force"]);
+    run(&["make", "-B", &hdd, "--wipe"]).refused(&["holds swap (at byte 4086) and an older", "--force"]);
     assert_eq!(read(&hdd), bytes);
     run(&["make", "-B", &hdd, "--force"]).ok();
     run(&["make", "-B", &hdd, "--wipe"]).ok();

@@ -484,8 +484,8 @@ impl Registration {
         }
         if *attachment == Attachment::Dirty {
             return failed(format!(
-                "{path}: has dirty data in cache set {set}; only the cache device has this data and its amount: without that \
-                 device the data is lost; see the page dead-ssd-dirty of the guide"
+                "{path}: has dirty data in cache set {set}, which only the cache device has; a detach without that device \
+                 would lose it; see the page dead-ssd-dirty of the guide"
             ));
         }
         let at = probe.path.clone();

@@ -66,7 +66,7 @@ pub(super) async fn read_damaged_again(host: &Host<'_>) {
     };
     if let Err(e) = result {
         message::warn(format!(
-            "damaged data of the last run cannot be looked for: {e}; `ubcache scrub {}` finds it",
+            "cannot check the buckets that were damaged in the last run: {e}; `ubcache scrub {}` finds damaged data",
             plain::typed(&set.status().label, &set.uuid().to_string())
         ));
         return;

@@ -20,8 +20,7 @@ async fn set(rt: &Handle) -> CacheSet {
 
 /// Replaces the table of the set by another one, in which buckets from 10 on are empty.
 fn table(set: &CacheSet, nbuckets: u32) {
-    *set.core.cache.alloc.buckets_mut() =
-        Buckets::new(&set.core.cache.geometry, BucketNr(10), nbuckets).unwrap();
+    *set.cache().alloc.buckets_mut() = Buckets::new(&set.cache().geometry, BucketNr(10), nbuckets).unwrap();
 }
 
 /// 64 buckets that were used 0 to 63 agings ago, in any order; the others have no age.
@@ -35,11 +34,11 @@ fn ages_by_hand() {
         assert_eq!(set.bucket_figures(), none);
         for n in 0..64_u32 {
             let age = n * 37 % 64;
-            set.core.cache.alloc.buckets_mut().load(BucketNr(20 + n), Gen(0), 32768 - age as u16);
+            set.cache().alloc.buckets_mut().load(BucketNr(20 + n), Gen(0), 32768 - age as u16);
         }
-        (20..27).for_each(|b| fill_bucket(&set.core.cache, b, 3, false));
-        (30..35).for_each(|b| fill_bucket(&set.core.cache, b, 2, true));
-        set.core.cache.alloc.buckets_mut().pin(BucketNr(20));
+        (20..27).for_each(|b| fill_bucket(set.cache(), b, 3, false));
+        (30..35).for_each(|b| fill_bucket(set.cache(), b, 2, true));
+        set.cache().alloc.buckets_mut().pin(BucketNr(20));
         let expected = BucketFigures {
             total: 100,
             unused: 78,
@@ -64,9 +63,9 @@ fn a_map_has_all_buckets_in_order() {
     run(|rt| async move {
         let set = set(&rt).await;
         table(&set, 100);
-        fill_bucket(&set.core.cache, 12, 5, false);
-        fill_bucket(&set.core.cache, 13, 6, true);
-        fill_bucket(&set.core.cache, 99, 7, true);
+        fill_bucket(set.cache(), 12, 5, false);
+        fill_bucket(set.cache(), 13, 6, true);
+        fill_bucket(set.cache(), 99, 7, true);
         let map = set.bucket_map(7).await;
         assert_eq!((map.total, map.bucket_sectors), (100, Sectors(BUCKET)));
         let cell = |unused, clean, dirty, metadata, live| BucketCell {
@@ -178,25 +177,24 @@ fn cached_data_is_counted_for_each_slot() {
 fn figures_have_congestion_and_needed_entries() {
     run(|rt| async move {
         let set = set(&rt).await;
-        let core = &set.core;
+        let cache = set.cache();
         let idle = set.figures();
         assert_eq!((idle.congested, idle.journal_entries_in_use), (None, 1));
         let slow = Nanos(512 << 20);
-        core.cache.congestion().observe_latency(Direction::Read, slow, rt.now());
-        let open = core.cache.journal.open_seq();
-        core.cache.journal.pin(open);
+        cache.congestion().observe_latency(Direction::Read, slow, rt.now());
+        let open = cache.journal.open_seq();
+        cache.journal.pin(open);
         for n in 1..4 {
-            let seq = core
-                .cache
+            let seq = cache
                 .journal
                 .try_add(&format::Bkey::hole(Inode(0), Sector(8 * n), Sectors(8)), rt.now())
                 .unwrap();
-            core.cache.journal.commit(seq).await.unwrap();
+            cache.journal.commit(seq).await.unwrap();
         }
         let f = set.figures();
         assert_eq!(f.congested, Some(Sectors(256)));
         assert_eq!((f.journal_entries_in_use, f.now), (4, rt.now()), "three and the open one");
-        assert_eq!(f.available_buckets, core.cache.alloc.buckets().available());
+        assert_eq!(f.available_buckets, cache.alloc.buckets().available());
     });
 }
 

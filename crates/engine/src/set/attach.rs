@@ -1,8 +1,8 @@
 //! Attaching and detaching backing devices, and creating and deleting flash-only volumes.
 //!
-//! Orders (format section 12.6). Attach: the UUID table is durable → the backing superblock names the set. Detach: all
-//! dirty data is on the backing device and flushed → the superblock no longer names the set → the slot is invalid. The
-//! old slot of a device that was served without this cache becomes invalid before the device gets a new slot, so old
+//! Owns the order of the steps (format section 12.6). An attach makes the UUID table durable before the backing superblock
+//! names the set. A detach writes all dirty data to the backing device and flushes it, then removes the set from the
+//! superblock, then makes the slot invalid. The old slot of a device that was served without this cache becomes invalid before the device gets a new slot, so old
 //! data can never come back.
 
 use std::rc::Rc;

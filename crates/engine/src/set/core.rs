@@ -39,14 +39,14 @@ pub struct EngineCounters {
 
 /// The state behind a [`CacheSet`](super::CacheSet).
 pub(crate) struct Core {
-    pub(crate) cache: Rc<Cache>,
+    pub(super) cache: Rc<Cache>,
     /// The reservation for the memory of the set's tables.
     _memory: Reservation,
     /// Devices that are being attached.
-    pub(crate) attaching: RefCell<BTreeSet<Uuid>>,
+    pub(super) attaching: RefCell<BTreeSet<Uuid>>,
     volumes: RefCell<Vec<Rc<Volume>>>,
-    pub(crate) wiper: Rc<Wiper>,
-    pub(crate) scrubber: Rc<Scrubber>,
+    pub(super) wiper: Rc<Wiper>,
+    pub(super) scrubber: Rc<Scrubber>,
 }
 
 impl Core {

@@ -17,26 +17,26 @@ use std::rc::Rc;
 use format::{Inode, Sectors, Uuid};
 use io::Disk;
 
-pub(crate) use self::core::Core;
+use self::core::Core;
 pub use self::core::EngineCounters;
 pub use attach::Detaching;
-#[cfg(test)]
-pub(crate) use attach::attach;
 pub use open::SetOptions;
 
+#[cfg(test)]
+use crate::device::BackingDevice;
 use crate::device::ErrorLimits;
 use crate::error::EngineError;
 use crate::events::{Resolution, SetEvent};
 use crate::gc::GcSettings;
 use crate::refusal::Refusal;
 use crate::scrub::{DamagedRange, ScrubFigures, ScrubReport};
-use crate::volume::Volume;
+use crate::volume::{Cache, Volume};
 use crate::wipe::Wiped;
 
 /// A running cache set. It is cheap to clone, and runs until [`CacheSet::stop`].
 #[derive(Clone)]
 pub struct CacheSet {
-    pub(crate) core: Rc<Core>,
+    core: Rc<Core>,
 }
 
 /// A summary of a set's state.
@@ -80,6 +80,23 @@ impl CacheSet {
     /// a device that was being initialised.
     pub async fn open(cache: Disk, options: SetOptions) -> Result<CacheSet, EngineError> {
         open::open(cache, options).await.map(|core| CacheSet { core })
+    }
+
+    /// Attaches a device, for tests.
+    #[cfg(test)]
+    pub(crate) async fn attached(&self, backing: Rc<BackingDevice>) -> Result<Rc<Volume>, EngineError> {
+        attach::attach(&self.core, backing).await
+    }
+
+    /// Passes changed tunables on, for tests that change them directly.
+    #[cfg(test)]
+    pub(crate) fn tunables_changed(&self) {
+        self.core.tunables_changed();
+    }
+
+    /// What the volumes of the set share, for the figures.
+    pub(crate) fn cache(&self) -> &Rc<Cache> {
+        &self.core.cache
     }
 
     /// UUID of the set.

@@ -95,7 +95,7 @@ pub(crate) fn fill_bucket(cache: &Cache, b: u32, sectors: u64, dirty: bool) {
 
 /// The components of an open set, which lives as long as the runtime does.
 pub(crate) fn components(set: CacheSet, rt: &Handle) -> Rc<Cache> {
-    let cache = set.core.cache.clone();
+    let cache = set.cache().clone();
     rt.spawn(async move {
         let _set = set;
         std::future::pending::<()>().await;

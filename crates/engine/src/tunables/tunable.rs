@@ -1,7 +1,7 @@
 //! A setting as text: its name, its form, how it is parsed, and its range.
 //!
-//! Owns the table type for both kinds of tunables. A tunable has functions that read and write one field of a struct; the
-//! struct itself is a plain struct.
+//! Owns the table type for both kinds of tunables. A tunable reads and writes one field of `DeviceTunables` or
+//! `SetTunables`.
 
 use std::fmt;
 

@@ -186,10 +186,10 @@ mod tests {
             for (replacement, observes) in [("kernel", false), ("cost_benefit", true)] {
                 let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
                 let backing = backing_device(&TestDisk::new(4096), &rt);
-                let volume = crate::set::attach(&set.core, backing.clone()).await.unwrap();
-                let cache = set.core.cache.clone();
+                let volume = set.attached(backing.clone()).await.unwrap();
+                let cache = set.cache().clone();
                 cache.tunables.borrow_mut().set("replacement", replacement).unwrap();
-                set.core.tunables_changed();
+                set.tunables_changed();
                 // The costs of a device are known after 64 answers.
                 let devices =
                     [(cache.device.disk(), cache.device.meter()), (backing.disk(), backing.meter())];
@@ -215,7 +215,7 @@ mod tests {
         run(|rt| async move {
             let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
             let disk = TestDisk::new(4096);
-            let volume = crate::set::attach(&set.core, backing_device(&disk, &rt)).await.unwrap();
+            let volume = set.attached(backing_device(&disk, &rt)).await.unwrap();
             let cache = components(set, &rt);
             let minute = io::Nanos::from_secs(60);
             rt.sleep(minute).await;
@@ -246,7 +246,7 @@ mod tests {
         run(|rt| async move {
             let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
             let backing = backing_device(&TestDisk::new(4096), &rt);
-            let volume = crate::set::attach(&set.core, backing.clone()).await.unwrap();
+            let volume = set.attached(backing.clone()).await.unwrap();
             let cache = components(set, &rt);
             let favours = || {
                 let found = volume.compare(&cache, Sectors(8));
@@ -269,7 +269,7 @@ mod tests {
             let ssd = Watching::new(16_384);
             let set = open_set(&ssd, &rt, (16, false), SetOptions::default()).await;
             let disk = TestDisk::new(4096);
-            let volume = crate::set::attach(&set.core, backing_device(&disk, &rt)).await.unwrap();
+            let volume = set.attached(backing_device(&disk, &rt)).await.unwrap();
             let cache = components(set, &rt);
             volume.settings_mut().cache_mode = format::CacheMode::Writethrough;
             let buffer = |bytes| rt.pool().zeroed(bytes);

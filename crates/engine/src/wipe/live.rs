@@ -139,7 +139,7 @@ mod tests {
             let device = Watching::new(16_384);
             let set = open_set(&device, &rt, (16, false), SetOptions::default()).await;
             let backing = backing_device(&TestDisk::new(8192), &rt);
-            let volume = crate::set::attach(&set.core, backing).await.unwrap();
+            let volume = set.attached(backing).await.unwrap();
             volume.settings_mut().writeback_running = false;
             let cache = components(set, &rt);
             rt.sleep(Nanos::from_secs(60)).await;

@@ -66,7 +66,7 @@ fn a_report_agrees_with_the_device() {
     run(|rt| async move {
         let device = Watching::new(16_384);
         let set = open_set(&device, &rt, (16, false), SetOptions::default()).await;
-        let volume = crate::set::attach(&set.core, backing_device(&TestDisk::new(8192), &rt)).await.unwrap();
+        let volume = set.attached(backing_device(&TestDisk::new(8192), &rt)).await.unwrap();
         volume.settings_mut().writeback_running = false;
         let cache = components(set, &rt);
         rt.sleep(Nanos::from_secs(60)).await;

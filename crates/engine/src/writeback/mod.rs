@@ -359,7 +359,7 @@ mod tests {
         run(|rt| async move {
             let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
             let backing = backing_device(&TestDisk::new(4096), &rt);
-            let volume = crate::set::attach(&set.core, backing.clone()).await.unwrap();
+            let volume = set.attached(backing.clone()).await.unwrap();
             let cache = components(set, &rt);
             cache.tunables.borrow_mut().gc_after_writeback = true;
             let free: Vec<_> = {
@@ -393,7 +393,7 @@ mod tests {
         run(|rt| async move {
             let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
             let disk = TestDisk::new(4096);
-            let volume = crate::set::attach(&set.core, backing_device(&disk, &rt)).await.unwrap();
+            let volume = set.attached(backing_device(&disk, &rt)).await.unwrap();
             volume.settings_mut().writeback_running = false;
             let cache = components(set, &rt);
             rt.sleep(Nanos::from_secs(60)).await;
@@ -433,7 +433,7 @@ mod tests {
         run(|rt| async move {
             let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
             let disk = TestDisk::new(4096);
-            let volume = crate::set::attach(&set.core, backing_device(&disk, &rt)).await.unwrap();
+            let volume = set.attached(backing_device(&disk, &rt)).await.unwrap();
             volume.settings_mut().writeback_running = false;
             let data = rt.pool().zeroed(512);
             volume.write(Sector(0), Sectors(1), data, 0, io::WriteFlags::default()).await.unwrap();

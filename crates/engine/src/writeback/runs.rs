@@ -484,7 +484,7 @@ mod tests {
             let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
             // The second stripe has 64 sectors in the data area, which begins at sector 16 of the device.
             let backing = backing_device(&TestDisk::with_stripes(STRIPE + 64, Sectors(STRIPE)), &rt);
-            let volume = crate::set::attach(&set.core, backing.clone()).await.unwrap();
+            let volume = set.attached(backing.clone()).await.unwrap();
             volume.settings_mut().writeback_running = false;
             let cache = components(set, &rt);
             rt.sleep(Nanos::from_secs(60)).await;
@@ -511,7 +511,7 @@ mod tests {
         run(|rt| async move {
             let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
             let backing = backing_device(&TestDisk::new(8192), &rt);
-            let volume = crate::set::attach(&set.core, backing).await.unwrap();
+            let volume = set.attached(backing).await.unwrap();
             volume.settings_mut().writeback_running = false;
             let (cache, inode) = (components(set, &rt), volume.inode().unwrap());
             rt.sleep(Nanos::from_secs(60)).await;

@@ -71,7 +71,7 @@ impl Server {
                 if setup.loops
                     && let Err(e) = fuse.attach_loop_devices().await
                 {
-                    fuse.stop_by_force().await;
+                    fuse.stop_by_force().await.expect("a thread");
                     ready.send(Err(e.to_string()));
                     return true;
                 }
@@ -151,7 +151,7 @@ async fn obey(rt: io::Handle, fuse: Fuse, mut inbox: blockio::bridge::RemoteRece
                 io::sync::select(Box::pin(running.stop()), deadline).await;
                 return reply.send(());
             }
-            Command::Force(reply) => return reply.send(running.stop_by_force().await),
+            Command::Force(reply) => return reply.send(running.stop_by_force().await.expect("a thread")),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Nodes of the btree that no node names.
 //!
-//! Owns the search for them. A destroyed last bset of an internal node looks like the end of the node, and its children are then named by
-//! nothing. A node that was freed has an older generation than its bucket, unless it was a root.
+//! Owns the search for them. If the last bset of an internal node is destroyed, the node seems to end before it, and no key
+//! names the children in it. A node that was freed has an older generation than its bucket, unless it was a root.
 
 use std::collections::BTreeSet;
 

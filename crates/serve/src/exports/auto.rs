@@ -83,7 +83,15 @@ async fn start(context: &Context<'_>) -> Result<Box<dyn Export>, Failure> {
          with --export)",
         socket.display()
     ));
-    Ok(Box::new(nbd::start(&Endpoint::Unix(socket), context)?))
+    let socket_text = socket.display().to_string();
+    match nbd::start(&Endpoint::Unix(socket), context) {
+        Ok(nbd) => Ok(Box::new(nbd)),
+        Err(e @ (Failure::Failed(_) | Failure::Caused { .. })) => Err(Failure::because(
+            format_args!("no export can start: {no_ublk}; by FUSE: {no_fuse}; NBD on {socket_text}"),
+            e,
+        )),
+        Err(e) => Err(e),
+    }
 }
 
 /// A directory for sockets and crash logs that no other user can write to.

@@ -190,19 +190,19 @@ mod head {
     static WAY: WayKind = WayKind { name: "head", opens: Opens::Connection };
 
     fn parse(text: &str) -> Option<Result<Spec, SpecError>> {
-        text.strip_prefix("head=").map(|dir| Ok(Spec::new(Dir(dir.into()))))
+        text.strip_prefix("head=").map(|dir| Ok(Spec::new(HeadDir(dir.into()))))
     }
 
     #[derive(Debug)]
-    struct Dir(PathBuf);
+    struct HeadDir(PathBuf);
 
-    impl fmt::Display for Dir {
+    impl fmt::Display for HeadDir {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             write!(f, "head={}", self.0.display())
         }
     }
 
-    impl Place for Dir {
+    impl Place for HeadDir {
         fn start<'a>(&'a self, context: &'a Context<'_>) -> Work<'a, Result<Box<dyn Export>, Failure>> {
             Box::pin(async {
                 let socket = self.0.join(context.volumes[0].name());
@@ -217,7 +217,7 @@ mod head {
         }
 
         fn overlaps(&self, other: &dyn Place) -> bool {
-            (other as &dyn Any).downcast_ref::<Dir>().is_some_and(|other| self.0 == other.0)
+            (other as &dyn Any).downcast_ref::<HeadDir>().is_some_and(|other| self.0 == other.0)
         }
     }
 

@@ -201,10 +201,9 @@ impl Export for Fuse {
 impl Fuse {
     /// Stops at once, even if volumes are in use.
     async fn take_away(self) -> Result<(), Failure> {
-        for note in self.fuse.stop_by_force().await {
-            message::warn(note);
-        }
+        let stopped = self.fuse.stop_by_force().await;
         remove(self.own_dir.as_deref());
+        stopped?.into_iter().for_each(message::warn);
         Ok(())
     }
 }

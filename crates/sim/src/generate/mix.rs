@@ -1,7 +1,7 @@
 //! The weights of a plan.
 //!
-//! Owns the frequency of each ingredient. Each weight is drawn on its own. A plan may *lean* towards a combination that is
-//! too rare by chance. That changes some of the weights, each with a probability of its own, and never removes an
+//! Owns the frequency of each ingredient. Each weight is drawn on its own. A plan may favour a combination of
+//! ingredients that independent weights rarely produce. That changes some of the weights, each with a probability of its own, and never removes an
 //! ingredient from all plans. Must not know how an ingredient is carried out.
 
 use format::CacheMode;

@@ -109,7 +109,7 @@ impl Damaged {
             if decision == Decision::Drop && !self.yes {
                 let ranges: Vec<String> = chosen.iter().map(|d| line(d)).collect();
                 return Err(Failure::Usage(format!(
-                    "this data is lost if it is dropped, expected --yes: {}",
+                    "dropping destroys this data; pass --yes to drop it: {}",
                     ranges.join("; ")
                 )));
             }

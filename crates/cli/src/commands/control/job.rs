@@ -10,7 +10,7 @@ use serve::plain;
 
 use super::{answer, text};
 use crate::client::{Control, described, segment};
-use crate::commands::flush::Flush;
+use crate::commands::drain::OfflineDrain;
 use crate::failure::Failure;
 use crate::interrupt::{Interrupt, exit_code};
 use crate::{out, size};
@@ -282,7 +282,7 @@ pub(crate) struct Drain {
 impl Drain {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         if let Some(cache) = &self.cache {
-            return Flush::new(cache, &self.backing, self.waiting.control.json).run();
+            return OfflineDrain::new(cache, &self.backing, self.waiting.control.json).run();
         }
         let volume = self.volume.as_deref().unwrap_or_default();
         let name = segment(&self.waiting.control.device_name(volume)?);

@@ -4,6 +4,7 @@
 //! waits until the job ends, and the job continues if the command is ended. Must not know how the daemon carries a request
 //! out.
 
+mod columns;
 mod damaged;
 mod flash;
 mod job;

@@ -36,7 +36,7 @@ pub(super) fn split(text: &str) -> Option<(&str, &str)> {
 mod tests {
     use super::*;
 
-    /// A pasted line of `get` was refused: the tunable `label ` is unknown.
+    /// A line that `get` printed is accepted as a setting, blanks included.
     #[test]
     fn a_line_of_get_is_a_setting() {
         let words = |words: &[&str]| joined(&words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>());

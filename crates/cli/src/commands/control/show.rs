@@ -6,29 +6,12 @@ use clap::Args;
 use serde_json::{Value, json};
 use serve::plain;
 
+use super::columns::table;
 use super::status::{held, problems, without_disk};
 use super::{text, writeback_rate};
 use crate::client::{Control, segment};
 use crate::failure::Failure;
 use crate::out;
-
-/// Formats rows as lines with aligned columns.
-pub(super) fn table(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns)
-        .map(|c| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0))
-        .collect();
-    let mut text = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            line.push_str(&format!("{cell:<width$}  "));
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
-}
 
 /// A device with the known state of its volume.
 struct DeviceRow<'a> {

@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::Value;
 use serve::plain;
 
-use super::show::table;
+use super::columns::table;
 use super::{text, writeback_rate};
 use crate::client::{Control, segment};
 use crate::failure::Failure;

@@ -16,7 +16,7 @@ use io::Histogram;
 use serde_json::{Value, json};
 use serve::plain;
 
-use super::show::table;
+use super::columns::table;
 use super::status::without_disk;
 use super::{text, writeback_rate};
 use crate::client::Control;

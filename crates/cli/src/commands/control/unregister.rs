@@ -1,4 +1,6 @@
-//! `unregister`: the daemon lets go of devices.
+//! `unregister`: the daemon stops serving devices and forgets them.
+//!
+//! Owns the request and the words of the answer. Must not know which devices may be unregistered.
 
 use clap::Args;
 use serde_json::{Value, json};

@@ -8,15 +8,13 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use io::Rng;
 
-use super::target::{DemoReply, Request, RequestTarget};
+use super::target::{DEPTH, DemoReply, Request, RequestTarget};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::out;
 
 /// Size of a request in bytes.
 pub(super) const BLOCK_BYTES: usize = 4096;
-/// Number of requests in flight.
-pub(super) const DEPTH: usize = 8;
 /// Percentage of reads.
 const READS_PERCENT: u64 = 70;
 

@@ -14,9 +14,10 @@ use std::time::Duration;
 
 use ::io::BufferPool;
 
-use super::load::DEPTH;
 use crate::nbd_client::{Ask, Client};
 
+/// Number of requests in flight.
+pub(super) const DEPTH: usize = 8;
 /// Time limit of a request, after which the demonstration fails.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 

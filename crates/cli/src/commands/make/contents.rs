@@ -90,7 +90,7 @@ impl Make {
                 probe_before_bcache(path).map_err(|e| Failure::at(path, "cannot be read", e))?
         {
             return Ok(Some(Failure::Failed(format!(
-                "{path_text}: holds {newer} beside an older superblock of bcache: overwrite both with --force"
+                "{path_text}: holds {newer} and an older bcache superblock; pass --force to overwrite both"
             ))));
         }
         let Contents { text, dirty, cause } = describe(path, &bytes);

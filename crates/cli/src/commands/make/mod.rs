@@ -480,7 +480,10 @@ async fn erase_signatures(target: &DeviceToFormat) -> Result<(), Failure> {
         let zeros = disk.runtime().pool().zeroed(block as usize);
         disk.write(Sector(start / 512), zeros, true).await?;
     }
-    Err(Failure::Failed(format!("{}: its old contents cannot be erased", target.path.display())))
+    let path = target.path.display();
+    Err(Failure::Failed(format!(
+        "{path}: still has a signature after {MAX_SIGNATURES} were erased; run `wipefs --all {path}`"
+    )))
 }
 
 /// Writes the superblock, and zeros to the sectors before it, as other tools do.

@@ -166,7 +166,7 @@ fn the_content_of_a_chain_is_put_into_the_table() {
 /// A set of 4096 buckets of 4 KiB: four prio sets.
 async fn with_set(rt: &Handle) -> Rc<Cache> {
     let set = open_set(&Watching::new(4096 * 8), rt, (8, false), SetOptions::default()).await;
-    assert_eq!(set.core.cache.geometry.prio_buckets, 4);
+    assert_eq!(set.cache().geometry.prio_buckets, 4);
     components(set, rt)
 }
 

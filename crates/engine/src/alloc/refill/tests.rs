@@ -20,7 +20,7 @@ const NBUCKETS: u32 = 1024;
 async fn set_on(device: &Rc<Watching>, rt: &Handle, discard: bool) -> CacheSet {
     let set = open_set(device, rt, (BUCKET, discard), SetOptions::default()).await;
     // The priorities belong to the set, so their bucket is ready again after another one has replaced it.
-    set.core.cache.alloc.prios.is_ours.set(true);
+    set.cache().alloc.prios.is_ours.set(true);
     set
 }
 

@@ -54,7 +54,7 @@ impl Fixture {
         superblock.set_checksum_key(Some(FooterKey(7)));
         disk.write(Sector(8), rt.pool().copy_of(&superblock.encode()), true).await.unwrap();
         let set = CacheSet::open(disk, options).await.unwrap();
-        let volume = crate::set::attach(&set.core, backing).await.unwrap();
+        let volume = set.attached(backing).await.unwrap();
         volume.settings_mut().writeback_running = false;
         let (cache, inode) = (components(set, rt), volume.inode().unwrap());
         rt.sleep(Nanos::from_secs(60)).await;

@@ -92,7 +92,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-struct Both {
+struct ExtentsAndModel {
     extents: Extents,
     lists: [List; INODES as usize],
     /// The last entry of each device: its end, and the end of its data.
@@ -100,9 +100,14 @@ struct Both {
     seq: u64,
 }
 
-impl Both {
-    fn new() -> Both {
-        Both { extents: Extents::new(BUCKET), lists: Default::default(), last: Default::default(), seq: 0 }
+impl ExtentsAndModel {
+    fn new() -> ExtentsAndModel {
+        ExtentsAndModel {
+            extents: Extents::new(BUCKET),
+            lists: Default::default(),
+            last: Default::default(),
+            seq: 0,
+        }
     }
 
     fn replace(&mut self, inode: u32, (start, end): (u64, u64), new: Option<Entry>) {
@@ -183,7 +188,7 @@ proptest! {
     /// At most as many entries as fit into a chunk; the list shows which are joined, cut and marked.
     #[test]
     fn entries_agree_with_a_list(steps in prop::collection::vec(step(), 1..90)) {
-        let mut both = Both::new();
+        let mut both = ExtentsAndModel::new();
         for step in steps {
             both.take(step);
             both.compare();

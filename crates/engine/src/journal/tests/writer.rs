@@ -121,7 +121,7 @@ fn a_full_ring_is_left_alone_until_pins_are_released() {
         assert_eq!(j.written(), written);
         (0..200).for_each(|_| j.unpin(JournalSeq(2)));
         some_turns(&rt).await;
-        assert!(waiting.try_take().is_none(), "nobody was told");
+        assert!(waiting.try_take().is_none(), "no task was woken");
         j.pins_released();
         waiting.await.unwrap();
         assert!(j.has_room_to_spare() && j.try_add(&extent(8), rt.now()).is_some());
@@ -196,10 +196,10 @@ fn changes_wake_waiting_tasks() {
         for what in 0..4 {
             let j = journal(&TestDisk::new(8192), &rt);
             start(&j, &rt);
-            let told = j.clone();
-            let told = rt.spawn(async move { told.changed().await });
+            let watched = j.clone();
+            let change = rt.spawn(async move { watched.changed().await });
             some_turns(&rt).await;
-            assert!(told.try_take().is_none());
+            assert!(change.try_take().is_none());
             match what {
                 0 => {
                     let seq = j.try_add(&extent(8), rt.now()).unwrap();
@@ -209,7 +209,7 @@ fn changes_wake_waiting_tasks() {
                 2 => j.fail(Refusal::SetFailed.into()),
                 _ => j.pins_released(),
             }
-            told.await;
+            change.await;
             if what == 1 {
                 j.changed().await;
             }

@@ -14,7 +14,7 @@ use super::{FillKind, PolicyEntry, ReplacementPolicy};
 
 /// What happens to a policy and its cache between two scans.
 #[derive(Clone, Debug)]
-enum Step {
+enum PolicyStep {
     Fill(u32, bool),
     Hit(u32, u32),
     Miss(u32, u64),
@@ -43,21 +43,21 @@ pub(super) fn check(entry: &PolicyEntry) {
     result.unwrap_or_else(|e| panic!("{}: {e}", entry.name));
 }
 
-fn steps() -> impl Strategy<Value = Step> {
+fn steps() -> impl Strategy<Value = PolicyStep> {
     let state = (prop::bool::weighted(0.8), 32000_u16..=32768, 0_u32..50);
     prop_oneof![
-        4 => (any::<u32>(), any::<bool>()).prop_map(|(b, first)| Step::Fill(b, first)),
-        6 => (any::<u32>(), 1_u32..2000).prop_map(|(b, worth)| Step::Hit(b, worth)),
-        2 => (0_u32..3, 0_u64..4).prop_map(|(inode, n)| Step::Miss(inode, n * 8)),
-        2 => (1_u32..200).prop_map(Step::Age),
-        4 => (any::<u32>(), state).prop_map(|(b, state)| Step::Change(b, state)),
-        3 => (0_usize..100).prop_map(Step::Choose),
+        4 => (any::<u32>(), any::<bool>()).prop_map(|(b, first)| PolicyStep::Fill(b, first)),
+        6 => (any::<u32>(), 1_u32..2000).prop_map(|(b, worth)| PolicyStep::Hit(b, worth)),
+        2 => (0_u32..3, 0_u64..4).prop_map(|(inode, n)| PolicyStep::Miss(inode, n * 8)),
+        2 => (1_u32..200).prop_map(PolicyStep::Age),
+        4 => (any::<u32>(), state).prop_map(|(b, state)| PolicyStep::Change(b, state)),
+        3 => (0_usize..100).prop_map(PolicyStep::Choose),
     ]
 }
 
 /// Plays the same history for a policy that scans at once and for one that scans in slices: both choose the same, and what
 /// they choose keeps the rules.
-fn history(entry: &PolicyEntry, cache: &Cache, steps: &[Step], seed: u64, slice: u32) {
+fn history(entry: &PolicyEntry, cache: &Cache, steps: &[PolicyStep], seed: u64, slice: u32) {
     let (name, mut cache) = (entry.name, cache.clone());
     let nbuckets = cache.0.len() as u32;
     let mut whole = (entry.new)(&cache.space(seed));
@@ -65,31 +65,31 @@ fn history(entry: &PolicyEntry, cache: &Cache, steps: &[Step], seed: u64, slice:
     let place = |b: u32| FIRST + b % (nbuckets - FIRST).max(1);
     for step in steps {
         match *step {
-            Step::Fill(b, first) => {
+            PolicyStep::Fill(b, first) => {
                 let fill = if first { FillKind::FirstRead } else { FillKind::Lasting };
                 whole.on_fill(BucketNr(place(b)), fill);
                 sliced.on_fill(BucketNr(place(b)), fill);
             }
-            Step::Hit(b, worth) => {
+            PolicyStep::Hit(b, worth) => {
                 let [one, other] = [&mut whole, &mut sliced].map(|p| p.on_hit(BucketNr(place(b)), worth));
                 assert_eq!(one, other, "{name}: a hit");
             }
-            Step::Miss(inode, at) => {
+            PolicyStep::Miss(inode, at) => {
                 let [one, other] = [&mut whole, &mut sliced].map(|p| p.on_miss(Inode(inode), Sector(at)));
                 assert_eq!(one, other, "{name}: a miss");
             }
-            Step::Age(times) => {
+            PolicyStep::Age(times) => {
                 for _ in 0..times {
                     whole.age();
                     sliced.age();
                 }
             }
-            Step::Change(b, (eligible, prio, live)) => {
+            PolicyStep::Change(b, (eligible, prio, live)) => {
                 if let Some(c) = cache.0.get_mut(place(b) as usize) {
                     *c = bucket(eligible, prio, live);
                 }
             }
-            Step::Choose(wanted) => {
+            PolicyStep::Choose(wanted) => {
                 let chosen = judged(entry, &mut *whole, wanted, &cache);
                 assert_eq!(chosen, in_slices(entry, &mut *sliced, wanted, &cache, slice), "{name}: slices");
             }

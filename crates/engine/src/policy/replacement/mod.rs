@@ -97,7 +97,7 @@ impl Space {
 
 /// A rule by which buckets are chosen to be invalidated, with the state that it keeps.
 ///
-/// Only `begin`, `step` and `finish` may allocate, because requests call the other methods.
+/// `on_fill`, `on_hit`, `on_miss` and `age` must not allocate, because requests call them.
 pub trait ReplacementPolicy {
     /// A policy that knows nothing of the buckets yet.
     fn new(space: &Space) -> Self

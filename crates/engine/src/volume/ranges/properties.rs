@@ -6,7 +6,7 @@ use super::*;
 use crate::testing::run;
 
 /// A held range: its class, its bounds, and for a miss whether it is valid.
-struct Known {
+struct KnownRange {
     class: Class,
     start: u64,
     end: u64,
@@ -14,19 +14,19 @@ struct Known {
     guard: RangeGuard,
 }
 
-impl Known {
+impl KnownRange {
     fn overlaps(&self, class: Class, start: u64, end: u64) -> bool {
         self.class == class && (start..end).any(|at| (self.start..self.end).contains(&at))
     }
 }
 
 #[derive(Default)]
-struct Both {
+struct RangesAndModel {
     ranges: Rc<Ranges>,
-    known: Vec<Known>,
+    known: Vec<KnownRange>,
 }
 
-impl Both {
+impl RangesAndModel {
     fn any(&self, class: Class, start: u64, end: u64) -> bool {
         self.known.iter().any(|k| k.overlaps(class, start, end))
     }
@@ -62,7 +62,7 @@ impl Both {
             let misses = self.known.iter_mut().filter(|k| k.overlaps(Class::Miss, start, end));
             misses.for_each(|k| k.valid = false);
         }
-        self.known.push(Known { class, start, end, valid, guard });
+        self.known.push(KnownRange { class, start, end, valid, guard });
     }
 
     fn compare(&self) {
@@ -76,7 +76,7 @@ impl Both {
 proptest! {
     #[test]
     fn ranges_agree_with_a_list(steps in prop::collection::vec((0u8..10, (0u64..12, 1u64..5)), 1..60)) {
-        let mut both = Both::default();
+        let mut both = RangesAndModel::default();
         for (what, range) in steps {
             both.take(what, range);
             both.compare();
@@ -136,11 +136,11 @@ fn a_release_ends_a_wait() {
                 _ => r.try_hold_for_writeback(Sector(0), Sector(1)).unwrap(),
             };
             let theirs = r.clone();
-            let told = rt.spawn(async move { theirs.released().await });
+            let release = rt.spawn(async move { theirs.released().await });
             rt.yield_now().await;
-            assert!(told.try_take().is_none());
+            assert!(release.try_take().is_none());
             drop(guard);
-            told.await;
+            release.await;
         }
     });
 }

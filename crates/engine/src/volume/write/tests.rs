@@ -73,8 +73,8 @@ fn only_writes_to_flash_only_volumes_wait_for_a_walk() {
         run(move |rt| async move {
             let (set, [with, without]) = set(&rt).await;
             let volume = if cached { with } else { without };
-            starve(&set.core.cache, reclaimable);
-            let room = pin!(wait_for_room(&volume, &set.core.cache));
+            starve(set.cache(), reclaimable);
+            let room = pin!(wait_for_room(&volume, set.cache()));
             let taken = match select(room, rt.sleep(Nanos(1))).await {
                 Either::Left(done) => done.is_ok(),
                 Either::Right(()) => true,

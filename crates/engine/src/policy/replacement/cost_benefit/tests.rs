@@ -425,8 +425,8 @@ fn the_first_rate_is_by_the_age_of_the_bucket() {
     }
 }
 
-/// A new bucket is credited with eight hits of the mean worth of late; of hits that are too few, with eight of the worth
-/// that is usual.
+/// A new bucket starts with eight hits of the recent mean worth. If there were too few recent hits, it starts with eight
+/// hits of the default worth.
 #[test]
 fn a_new_bucket_is_credited_with_the_usual_hits() {
     let b = BucketNr(FIRST);

@@ -28,7 +28,7 @@ use crate::{interrupt, out, size};
 
 /// Write all dirty data back and mark it clean, offline: the former name of `drain -C`
 #[derive(Args, Debug)]
-pub(crate) struct Flush {
+pub(crate) struct OfflineDrain {
     /// Cache device
     #[arg(short = 'C', long = "cache", value_name = "DEV")]
     cache: PathBuf,
@@ -42,20 +42,24 @@ pub(crate) struct Flush {
 
 /// The result of the command.
 #[derive(Serialize)]
-struct FlushReport {
+struct DrainReport {
     schema_version: u32,
     set_uuid: String,
-    flushed: Vec<Flushed>,
+    drained: Vec<Drained>,
+    /// The former name of `drained`, for one release.
+    flushed: Vec<Drained>,
     /// Dirty data whose backing device is missing.
     missing: Vec<Missing>,
     /// Dirty data of flash-only volumes, which stays in the cache.
     volumes_dirty_bytes: u64,
 }
 
-#[derive(Serialize)]
-struct Flushed {
+#[derive(Clone, Serialize)]
+struct Drained {
     device: String,
     uuid: String,
+    drained_bytes: u64,
+    /// The former name of `drained_bytes`, for one release.
     flushed_bytes: u64,
 }
 
@@ -67,29 +71,29 @@ struct Missing {
     dirty_bytes: u64,
 }
 
-impl fmt::Display for FlushReport {
+impl fmt::Display for DrainReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.flushed.is_empty() && self.missing.is_empty() {
+        if self.drained.is_empty() && self.missing.is_empty() {
             writeln!(f, "cache set {}: nothing is dirty", self.set_uuid)?;
         }
-        for d in &self.flushed {
-            writeln!(f, "{}: {} written back, clean now", d.device, size::human(d.flushed_bytes))?;
+        for d in &self.drained {
+            writeln!(f, "{}: {} written back, clean now", d.device, size::human(d.drained_bytes))?;
         }
         Ok(())
     }
 }
 
-impl Flush {
+impl OfflineDrain {
     /// The command for these devices.
-    pub(crate) fn new(cache: &Path, backing: &[PathBuf], json: bool) -> Flush {
-        Flush { cache: cache.to_path_buf(), backing: backing.to_vec(), json }
+    pub(crate) fn new(cache: &Path, backing: &[PathBuf], json: bool) -> OfflineDrain {
+        OfflineDrain { cache: cache.to_path_buf(), backing: backing.to_vec(), json }
     }
 
     pub(crate) fn run(&self) -> Result<(), Failure> {
         interrupt::exit_at_second_signal(std::time::Duration::ZERO)?;
         let options = DriverOptions { seed: session::seed(), ..DriverOptions::default() };
         let driver = Driver::new(options).map_err(|e| Failure::because("cannot start", e))?;
-        let report = driver.block_on(self.flush(&driver))?;
+        let report = driver.block_on(self.drain(&driver))?;
         out::document(self.json, &report)?;
         if report.volumes_dirty_bytes > 0 {
             out::note(format!(
@@ -112,7 +116,7 @@ impl Flush {
         if report.missing.is_empty() { Ok(()) } else { Err(Failure::Found) }
     }
 
-    async fn flush(&self, driver: &Driver) -> Result<FlushReport, Failure> {
+    async fn drain(&self, driver: &Driver) -> Result<DrainReport, Failure> {
         let none = Simulation::default();
         let mut devices = Devices::open(driver, Some(&self.cache), &self.backing, none).await?;
         let source = FileSource::open(&self.cache)?;
@@ -125,9 +129,10 @@ impl Flush {
         let Some((cache, superblock)) = devices.cache.take() else {
             return Err(Failure::Failed("no cache device".into()));
         };
-        let mut report = FlushReport {
+        let mut report = DrainReport {
             schema_version: 1,
             set_uuid: superblock.set_uuid().to_string(),
+            drained: Vec::new(),
             flushed: Vec::new(),
             missing: Vec::new(),
             volumes_dirty_bytes: 0,
@@ -158,7 +163,8 @@ impl Flush {
         drop(view);
         if !chosen.is_empty() {
             let crash_log = CrashLog::open(&cache, &superblock)?;
-            report.flushed = drain(driver, cache, &crash_log, chosen).await?;
+            report.drained = drain(driver, cache, &crash_log, chosen).await?;
+            report.flushed = report.drained.clone();
         }
         Ok(report)
     }
@@ -258,7 +264,7 @@ async fn drain(
     cache: io::Disk,
     crash_log: &CrashLog,
     chosen: Vec<(OpenBacking, u64)>,
-) -> Result<Vec<Flushed>, Failure> {
+) -> Result<Vec<Drained>, Failure> {
     // The crash log has acknowledged writes of a killed process. They are written back, too.
     let memory = serve::ram::budget_of_sets();
     let options =
@@ -270,17 +276,17 @@ async fn drain(
     let stopped = set.stop().await;
     log.log(&set.take_events(), &Names::of(Some(&set), &set.volumes()));
     log.end_window();
-    let flushed = result?;
+    let drained = result?;
     stopped?;
     crash_log.remove();
-    Ok(flushed)
+    Ok(drained)
 }
 
 async fn drain_all(
     driver: &Driver,
     set: &CacheSet,
     chosen: Vec<(OpenBacking, u64)>,
-) -> Result<Vec<Flushed>, Failure> {
+) -> Result<Vec<Drained>, Failure> {
     let mut signals = interrupt::signals()?;
     let mut volumes: Vec<(Rc<Volume>, u64)> = Vec::new();
     for (backing, bytes) in chosen {
@@ -328,9 +334,10 @@ async fn drain_all(
     progress.clear();
     Ok(volumes
         .iter()
-        .map(|(v, bytes)| Flushed {
+        .map(|(v, bytes)| Drained {
             device: v.backing_name().unwrap_or_default(),
             uuid: v.backing_uuid().unwrap_or_default().to_string(),
+            drained_bytes: *bytes,
             flushed_bytes: *bytes,
         })
         .collect())
