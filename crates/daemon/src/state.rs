@@ -95,7 +95,7 @@ impl State {
     /// system, and writes only if the answer has changed.
     pub(crate) fn check_writable(&self, is_first: bool) -> Storing {
         self.writer.say_what_is_late();
-        self.writer.ask(self.now.clone(), if is_first { Wish::Test } else { Wish::Look })
+        self.writer.ask(self.now.clone(), if is_first { Wish::Test } else { Wish::Check })
     }
 
     /// Whether the file has all these devices as the operator names them. Each has a path and a UUID.

@@ -27,7 +27,7 @@ pub(super) enum Wish {
     /// Nothing.
     Store,
     /// It asks the file system whether a write would fail, and writes if the answer has changed.
-    Look,
+    Check,
     /// It writes the state, and room for more.
     Test,
 }
@@ -283,7 +283,7 @@ impl WriterThread {
         }
         match write.wish {
             Wish::Store => {}
-            Wish::Look => self.look(&write.newest),
+            Wish::Check => self.check_room(&write.newest),
             Wish::Test => self.test(&write.newest),
         }
     }
@@ -336,7 +336,7 @@ impl WriterThread {
     }
 
     /// Asks the file system whether a write would fail, and tests it if the answer has changed.
-    fn look(&mut self, newest: &Arc<Remembered>) {
+    fn check_room(&mut self, newest: &Arc<Remembered>) {
         if self.status.not_stored.is_some() {
             return;
         }
