@@ -206,7 +206,10 @@ async fn control(
         task.abort();
     }
     let stored = last_store(&shared).await;
-    history.store(paths.state_dir);
+    // If the directory does not answer, the program must end all the same.
+    if stored.is_ok() {
+        history.store(paths.state_dir);
+    }
     // Without the socket, clients get an error at once instead of a connection that is not answered.
     let _ = std::fs::remove_file(paths.socket);
     result.and(stored)

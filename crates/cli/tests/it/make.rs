@@ -201,6 +201,12 @@ fn a_new_superblock_leaves_the_data_where_it_is() {
     }
     make(&["--wipe", "--data-offset", "64"]).ok().says(&["data from sector 64 on"]);
     assert_eq!(u64_at(&superblock(&hdd), 184), 64);
+    // A damaged superblock does not say where the data begins.
+    destroy(&hdd, 4096..4104);
+    let before = read(&hdd);
+    make(&["--wipe-dirty"]).refused(&["cannot say where the data begins: give --data-offset"]);
+    assert!(read(&hdd) == before);
+    make(&["--wipe-dirty", "--data-offset", "2048"]).ok().says(&["data from sector 2048 on"]);
     // A device of another kind has no such data.
     let ssd = dir.sparse("ssd", 8 << 20);
     run(&["make", "-C", &ssd, "--bucket", "8k"]).ok();

@@ -140,7 +140,10 @@ impl Registration {
         if ordered.is_some_and(|ordered| ordered.has_freed_labels) {
             self.admission.claim_freed_labels();
         }
-        self.all_or_what_became_of_each(results)?;
+        self.all_or_what_became_of_each(results).map_err(|e| match warnings.is_empty() {
+            true => e,
+            false => Failure::caused(format!("{e}; {}", warnings.join("; ")), e),
+        })?;
         Ok(Registered { paths, accepted, already, warnings })
     }
 

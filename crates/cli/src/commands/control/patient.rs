@@ -75,9 +75,6 @@ struct CommandState {
 fn waits_for(command: &str, status: Option<&CommandState>) -> String {
     match status {
         Some(CommandState { why: Some(why), .. }) => why.clone(),
-        Some(CommandState { is_under_way: false, .. }) => {
-            format!("`{command}` has not begun: it waits for another command; see `ubcache status`")
-        }
         _ => format!("`{command}` has no answer after 11 s; `ubcache status` shows what it waits for"),
     }
 }
@@ -87,8 +84,8 @@ fn at_signal(command: &str, status: Option<&CommandState>) -> String {
         Some(CommandState { is_under_way: true, .. }) => {
             format!("`{command}` goes on in the daemon; `ubcache status` shows it after 10 s")
         }
-        Some(_) => format!("`{command}` had not begun; nothing was changed"),
-        None => format!("`{command}` may go on in the daemon; `ubcache status` shows it after 10 s"),
+        // It may wait for another command, or its change may have ended while the daemon stores it.
+        _ => format!("`{command}` may go on in the daemon; `ubcache status` shows it after 10 s"),
     }
 }
 
@@ -101,10 +98,10 @@ mod tests {
         let status =
             |is_under_way, why: Option<&str>| CommandState { is_under_way, why: why.map(str::to_owned) };
         assert_eq!(waits_for("stop a", Some(&status(true, Some("it waits")))), "it waits");
-        assert!(waits_for("stop a", Some(&status(false, None))).contains("has not begun"));
+        assert!(waits_for("stop a", Some(&status(false, None))).contains("no answer after 11 s"));
         assert!(waits_for("stop a", None).contains("no answer after 11 s"));
         assert!(at_signal("stop a", Some(&status(true, None))).contains("goes on in the daemon"));
-        assert!(at_signal("stop a", Some(&status(false, None))).ends_with("nothing was changed"));
+        assert!(at_signal("stop a", Some(&status(false, None))).contains("may go on"));
         assert!(at_signal("stop a", None).contains("may go on"));
     }
 }

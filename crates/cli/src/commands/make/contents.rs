@@ -142,15 +142,29 @@ fn of_volumes(path: &Path, slots: &[Inode], and_disks: bool) -> String {
     )
 }
 
-/// Where the data of a backing device begins; `None` if the device has no valid superblock of one.
+/// Where the data of a backing device begins; `None` if the device has no superblock of one.
+///
+/// # Errors
+/// If that superblock cannot be used, among others.
 pub(super) async fn data_offset(disk: &Disk) -> Result<Option<Sector>, Failure> {
     if disk.info().sectors < HEAD {
         return Ok(None);
     }
     let bytes = superblock::read_bytes(disk).await?;
-    let is_backing = identify(&bytes) == Identity::Backing;
-    let raw = RawSuperblock::from_prefix(&bytes).ok().filter(|_| is_backing);
-    Ok(raw.and_then(|raw| raw.check_backing(Sectors(u64::MAX), 0).ok()).map(|sb| sb.data_offset()))
+    if identify(&bytes) != Identity::Backing {
+        return Ok(None);
+    }
+    let raw = RawSuperblock::from_prefix(&bytes).and_then(|raw| raw.check_backing(Sectors(u64::MAX), 0));
+    let unknown = |e| {
+        let name = &disk.info().name;
+        let text = format!(
+            "{name}: {e}: the superblock cannot say where the data begins: give --data-offset; it is {} unless another one was \
+             given when the device was made",
+            super::DATA_OFFSET
+        );
+        Failure::caused(text, e)
+    };
+    raw.map(|sb| Some(sb.data_offset())).map_err(unknown)
 }
 
 /// What a device holds, as far as it is known.
