@@ -145,6 +145,8 @@ table! {
         CrashLogAfterError,
         /// The crash log is replayed onto a cache device that lacks journal entries before it.
         CrashLogOfNewerState,
+        /// A leaf that is read again may have fewer bsets than were written.
+        ShorterLeafBelieved,
         /// A cache device that is older than the last registration of a backing device is accepted.
         OlderCacheBelieved,
         /// Keys of a leaf beyond the largest position of the index are left out.

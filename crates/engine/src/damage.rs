@@ -250,6 +250,14 @@ pub enum NodeFlaw {
     /// Another node has its bucket.
     #[error("expected a bucket of its own, found one that another node uses")]
     SharedBucket,
+    /// It was read before, and its last bsets cannot be read any more.
+    #[error("expected bsets in {expected} sectors, as were written, found them in {found}")]
+    FewerBsets {
+        /// The sectors that were written.
+        expected: Sectors,
+        /// The sectors with valid bsets.
+        found: Sectors,
+    },
     /// It could not be read, because the device was closed.
     #[error("the device was closed")]
     Closed,

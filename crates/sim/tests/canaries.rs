@@ -61,6 +61,7 @@ const RARE: &[Bug] = &[
     Bug::ReadsEvictEachOther,
     Bug::CrashLogAfterError,
     Bug::CrashLogOfNewerState,
+    Bug::ShorterLeafBelieved,
     Bug::OlderCacheBelieved,
     Bug::StartWantsOneMore,
     Bug::LoadIgnoresLimit,
@@ -112,6 +113,7 @@ const SCENARIOS: &[(Bug, fn())] = &[
     (Bug::HungFlushAwaited, hung_device::a_flush_that_hangs_does_not_fill_the_journal),
     (Bug::WriteAwaitsWriteback, hung_device::dirty_data_is_written_and_flushed_while_its_device_hangs),
     (Bug::CrashLogAfterError, older_devices::a_crash_log_does_not_count_after_the_device_failed),
+    (Bug::ShorterLeafBelieved, dropped_data::a_leaf_that_has_lost_a_bset_is_damage),
     (Bug::CrashLogOfNewerState, older_devices::a_crash_log_is_not_replayed_onto_an_older_copy),
     (
         Bug::FlushWithoutWaiterTrusted,

@@ -5,7 +5,7 @@
 use std::future::Future;
 
 use engine::SetOptions;
-use format::{CacheMode, Sectors};
+use format::{CacheMode, Sector, Sectors};
 use sim::disk::{Fault, Kind, Matching, Retained};
 use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
@@ -225,5 +225,43 @@ pub fn a_change_while_a_read_looks_its_pieces_up_keeps_the_miss_out_of_the_cache
         let before = b.backings[0].counters().reads;
         assert!(c.read(1, 1).await.is_some());
         assert_eq!(b.backings[0].counters().reads, before + 1, "the miss was inserted");
+    });
+}
+
+/// A bset that was written and released its journal entries is gone when the leaf is read again. The keys in it vanished without
+/// an error, and reads got what the backing device had.
+#[test]
+pub fn a_leaf_that_has_lost_a_bset_is_damage() {
+    let mut layout = Layout::small(CacheMode::Writeback);
+    layout.backings[0].data_sectors = 32_768;
+    layout.nbuckets = 512;
+    let bucket_sectors = layout.bucket_sectors;
+    let mut scenario = Scenario::new(1, layout, 0);
+    scenario.boot(move |b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.btree_cache_limit = 1;
+        b.open_with(options).await;
+        tune(&b).await;
+        b.stay_dirty(0).await;
+        let c = &b.clients[0];
+        for n in 0..500 {
+            assert!(c.write(n * 4, 1, false).await);
+        }
+        assert!(c.flush().await);
+        b.sleep_ms(100_000).await;
+        let image = b.cache.image();
+        let before = image.read_vec(Sector(0), image.size());
+        assert!(c.write(1, 1, false).await && c.flush().await);
+        b.sleep_ms(100_000).await;
+        let reader = c.clone();
+        let leaves = leaves_that_are_read(&b, async move { reader.read(1, 1).await.is_some() }).await;
+        let [leaf, _] = leaves[..] else { panic!("{leaves:?}") };
+        let bytes = |sector: u64| (sector * 512) as usize;
+        b.cache.put(Sector(leaf), &before[bytes(leaf)..bytes(leaf + bucket_sectors)]);
+        b.sleep_ms(10_000).await;
+        c.set_tolerant(true);
+        assert_eq!(c.read(1, 1).await, None, "the dirty data is not replaced by that of the device");
+        let failure = b.set().failure().expect("the set is disabled").to_string();
+        assert!(failure.contains("expected bsets in"), "{failure}");
     });
 }

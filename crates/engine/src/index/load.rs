@@ -112,13 +112,26 @@ impl Reader<'_> {
         }
     }
 
-    /// Parses a leaf that was read: its extents, and the size of its merged bsets.
-    fn extents(&self, key: &Bkey, bytes: &Buffer) -> Result<(Extents, Merged), EngineError> {
+    /// Parses a leaf that was read again: its extents, and the size of its merged bsets.
+    ///
+    /// `written` is what the leaf had in bsets when it was in memory. The journal entries of these bsets are released, so a bset
+    /// that is torn now is damage, and not the end of a write that a crash interrupted.
+    fn extents(
+        &self,
+        key: &Bkey,
+        written: Sectors,
+        bytes: &Buffer,
+    ) -> Result<(Extents, Merged), EngineError> {
         let parsed = self.parse(key, &Vec::new(), bytes)?;
-        extents_of(&parsed.keys, self.geometry.bucket_sectors).map_err(|flaw| {
+        let bad = |flaw| {
             let bucket = key.pointer().and_then(|p| self.geometry.bucket_of(p.offset())).unwrap_or_default();
             self.place.bad_node(key, Vec::new(), bucket, flaw)
-        })
+        };
+        let found = Sectors::from_bytes_floor(parsed.summary.written_bytes as u64);
+        if found != written && !bug(Bug::ShorterLeafBelieved) {
+            return Err(bad(NodeFlaw::FewerBsets { expected: written, found }));
+        }
+        extents_of(&parsed.keys, self.geometry.bucket_sectors).map_err(bad)
     }
 
     /// Starts to read a leaf of the tree again.
@@ -136,7 +149,8 @@ impl Reader<'_> {
         done.result?;
         let closed = || self.place.damage(tree.node(id).ptr.offset(), Flaw::Node(NodeFlaw::Closed));
         let bytes = done.buffer.ok_or_else(closed)?;
-        let (extents, _) = self.extents(&tree.node(id).key(), &bytes)?;
+        let node = tree.node(id);
+        let (extents, _) = self.extents(&node.key(), node.written, &bytes)?;
         tree.set_extents(id, extents);
         Ok(())
     }
@@ -445,7 +459,8 @@ pub(crate) async fn account_tree(
                 let done = future.await;
                 done.result?;
                 let Some(bytes) = done.buffer else { continue };
-                let (extents, _) = reader.extents(&tree.node(id).key(), &bytes)?;
+                let node = tree.node(id);
+                let (extents, _) = reader.extents(&node.key(), node.written, &bytes)?;
                 check_leaf(reader, tree.node(id), lower, &extents, buckets)?;
                 tree.account_leaf(id, &extents, buckets);
             }
@@ -497,7 +512,7 @@ pub(crate) fn names_data(buckets: &Buckets, ptr: Ptr, size: Sectors) -> Result<(
 pub(crate) async fn load_leaf(index: &Index, id: NodeId) -> Result<(), EngineError> {
     loop {
         index.device.check()?;
-        let (key, sector) = {
+        let (leaf, sector) = {
             let tree = &mut *index.tree.borrow_mut();
             // If the leaf was replaced or loaded meanwhile, the caller looks the key up again.
             let leaf = tree.try_node(id).filter(|n| n.level == 0 && !n.replaced);
@@ -505,7 +520,7 @@ pub(crate) async fn load_leaf(index: &Index, id: NodeId) -> Result<(), EngineErr
             if node.leaf().extents.is_some() {
                 return Ok(());
             }
-            let place = (node.key(), node.ptr.offset());
+            let place = ((node.key(), node.written), node.ptr.offset());
             if node.leaf().loading {
                 None
             } else {
@@ -514,7 +529,7 @@ pub(crate) async fn load_leaf(index: &Index, id: NodeId) -> Result<(), EngineErr
             }
         }
         .unzip();
-        let (Some(key), Some(sector)) = (key, sector) else {
+        let (Some((key, written)), Some(sector)) = (leaf, sector) else {
             let loaded = || {
                 index.device.check().is_err()
                     || index.tree.borrow().try_node(id).is_none_or(|n| n.level != 0 || !n.leaf().loading)
@@ -532,7 +547,7 @@ pub(crate) async fn load_leaf(index: &Index, id: NodeId) -> Result<(), EngineErr
             magic: index.device.magic(),
         };
         let loaded = match result {
-            Ok(()) => reader.extents(&key, &buffer),
+            Ok(()) => reader.extents(&key, written, &buffer),
             Err(e) => Err(e.into()),
         };
         let result = {
