@@ -9,8 +9,8 @@
 //!
 //! The caller is the refilling thread (module [`crate::refill`]), which may wait for memory.
 //!
-//! Owns the released gaps, and the rule which memory is released: what was free for at least [`QUIET`], except the reserve. Must not
-//! know what the memory was for.
+//! Owns the released gaps, and the rule that chooses the memory to release: all that was free for at least [`QUIET`], except the
+//! reserve. Must not know what the memory was for.
 
 use std::io;
 use std::ops::Range;

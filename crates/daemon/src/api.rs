@@ -28,9 +28,7 @@ use tokio::sync::mpsc;
 
 use crate::answer::{Answered, Refusal, ok};
 use crate::audit;
-use crate::components::{
-    DeadExport, Found, commands_that_wait, dead_exports, in_order, problems, state_not_stored,
-};
+use crate::components::{Found, commands_that_wait, dead_exports, in_order, problems, state_not_stored};
 use crate::hub::Event;
 use crate::jobs::JobView;
 use crate::{wall_clock, web};
@@ -173,22 +171,6 @@ fn hostname() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
 }
 
-/// The block devices of dead processes that are in use, which the exports of this process have found.
-async fn dead_now() -> Vec<DeadExport> {
-    let found = || -> Vec<DeadExport> {
-        let left = export_fuse::leftovers().into_iter();
-        let name =
-            |path: &std::path::Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        left.map(|left| DeadExport {
-            users: blockio::users::of_block_device(&name(&left.device)),
-            volume: name(&left.file),
-            device: left.device,
-        })
-        .collect()
-    };
-    tokio::task::spawn_blocking(found).await.unwrap_or_default()
-}
-
 async fn status(State(api): SharedApi) -> Answered {
     let sets = api.registry.views.sets().await;
     let devices = api.registry.views.devices_with_growth(&sets).await;
@@ -197,7 +179,7 @@ async fn status(State(api): SharedApi) -> Answered {
     let commands = api.registry.registration.under_way();
     let mut found = problems(&sets, &devices);
     found.extend(commands_that_wait(&commands, &devices));
-    found.extend(dead_exports(&dead_now().await, &sets));
+    found.extend(dead_exports(&api.registry.exports.dead().await, &sets));
     in_order(&mut found);
     found.extend(state_not_stored(&api.registry.shared.state()));
     ok(json!({

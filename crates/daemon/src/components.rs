@@ -30,8 +30,8 @@ pub(crate) use admission::By;
 pub(crate) use exports::NotExported;
 pub(crate) use lookup::{Found, Lookup};
 pub(crate) use problems::{
-    DeadExport, Problem, commands_that_wait, dead_exports, in_order, problems, shared_labels,
-    state_not_stored, volume_title,
+    Problem, commands_that_wait, dead_exports, in_order, problems, shared_labels, state_not_stored,
+    volume_title,
 };
 pub(crate) use registration::{Attach, Ended};
 pub(crate) use views::{DeviceView, SetView};

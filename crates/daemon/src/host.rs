@@ -9,8 +9,6 @@ mod disabled;
 mod exporting;
 mod flash;
 mod holders;
-
-pub(crate) use holders::command as end_of_use;
 mod work;
 
 use std::cell::{Cell, RefCell};
@@ -28,7 +26,7 @@ use engine::figures::{CachedFigures, VolumeFigures};
 use engine::{CacheSet, Volume};
 use io::Nanos;
 use io::sync::{Either, select};
-use serve::exports::{Export, Force, Occupied, Opens, Sharing, Spec, Way};
+use serve::exports::{Export, Force, Occupied, Sharing, Spec, Way};
 use serve::session::{Devices, Session, Simulation, open_backing};
 use serve::tunables::in_any_order;
 use serve::{Answer, Command, Failure, Snapshot, message, plain};
@@ -40,6 +38,7 @@ use crate::shared::{ServedKey, Shared};
 use cached::CachedCount;
 use damaged::DamagedBuckets;
 use disabled::Needs;
+pub(crate) use holders::end_of_use;
 
 /// Time limit of running commands when the thread stops.
 const TASKS_END_WITHIN: Nanos = Nanos::from_secs(10);
@@ -158,7 +157,11 @@ impl<'a> Host<'a> {
             .await;
         }
         for volume in host.session.volumes() {
-            if let Err(e) = host.serve(volume).await {
+            let served = match host.name(&volume).await {
+                Ok(()) => host.serve(volume).await,
+                Err(e) => Err(e),
+            };
+            if let Err(e) = served {
                 // The error of this stop is less important than the first error.
                 let _ = host.bring_down().await;
                 return Err(e);
@@ -203,12 +206,26 @@ impl<'a> Host<'a> {
         answer.await.map_err(|_| ended())
     }
 
-    /// Sets the name and the tunables of a volume, and starts its exports.
+    /// Serves a volume that is new in the set.
+    async fn admit(&self, volume: Rc<Volume>) -> Result<(), Failure> {
+        // The figures have the volumes of the session. Without its name a volume would be listed by that of its disk.
+        self.name(&volume).await?;
+        self.session.add(volume.clone());
+        self.session.log_events();
+        self.serve(volume).await
+    }
+
+    async fn name(&self, volume: &Volume) -> Result<(), Failure> {
+        let id = key(&self.session, volume).id;
+        volume.set_name(&self.elsewhere(move |shared| shared.name(&id)).await?);
+        Ok(())
+    }
+
+    /// Sets the tunables of a volume, which has its name, and starts its exports.
     async fn serve(&self, volume: Rc<Volume>) -> Result<(), Failure> {
         let key = key(&self.session, &volume);
-        let (id, of) = (key.id.clone(), key.clone());
+        let of = key.clone();
         let served = self.shared.serves(&key);
-        volume.set_name(&self.elsewhere(move |shared| shared.name(&id)).await?);
         self.elsewhere(move |shared| shared.claim_label(&of)).await?;
         let shown = shown(&volume);
         tune(&shown, self.shared.tunables(&key), async |tunable, value| {
@@ -369,9 +386,7 @@ impl<'a> Host<'a> {
         let set = self.session.needs_set()?;
         let backing = open_backing(self.driver, path, Simulation::default(), None).await?;
         let volume = set.register(backing.disk).await?;
-        self.session.add(volume.clone());
-        self.session.log_events();
-        let served = self.serve(volume.clone()).await;
+        let served = self.admit(volume.clone()).await;
         if served.is_err() {
             // The device is free again after this, so another attempt is possible.
             let _ = self.let_go(volume).await;
@@ -387,7 +402,7 @@ impl<'a> Host<'a> {
             ways.extend(one.exports.iter().flat_map(|e| e.export.ways(&one.volume.name())));
         }
         let users = self.users_of(ways).await;
-        let command = users.first().map(holders::command);
+        let command = users.first().map(end_of_use);
         if !users.is_empty() {
             clients.push(users::in_words(&users));
         }
@@ -396,7 +411,7 @@ impl<'a> Host<'a> {
 
     /// The users of these exports, as far as the kernel reports them.
     async fn users_of(&self, ways: Vec<Way>) -> Vec<User> {
-        let probe = move || ways.iter().flat_map(users_of).collect();
+        let probe = move || ways.iter().flat_map(holders::users_of).collect();
         self.driver.reactor().blocking(probe).await
     }
 
@@ -546,19 +561,6 @@ impl<'a> Host<'a> {
         }
         self.served.take();
         result.and(self.session.stop().await)
-    }
-}
-
-/// The users of the exports of a volume, as far as the kernel reports them.
-fn users_of(way: &Way) -> Vec<User> {
-    let place = Path::new(&way.address);
-    match way.kind.opens {
-        Opens::BlockDevice { .. } => {
-            let device = place.strip_prefix("/dev").map(|device| device.to_string_lossy());
-            device.map_or_else(|_| Vec::new(), |device| users::of_block_device(&device))
-        }
-        Opens::File => place.parent().map_or_else(Vec::new, users::of_directory),
-        Opens::Connection => Vec::new(),
     }
 }
 

@@ -247,7 +247,8 @@ async fn notify_watchdog() {
 async fn store_again(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(STORED_AGAIN_EVERY).await;
-        shared.state().check_writable(false);
+        let check = shared.state().check_writable(false);
+        check.say_what_is_late();
     }
 }
 

@@ -57,7 +57,7 @@ impl Reload {
         let given = self.given(&mut said).await;
         let old = std::mem::replace(&mut *self.shared.config(), next.clone());
         // A volume whose own section has gone may be the first with its label.
-        self.shared.claim_labels();
+        self.shared.blocking(Shared::claim_labels).await?;
         let of_tcp = Remote::differences(self.shared.remote.borrow().as_deref(), remote.as_deref());
         if !of_tcp.is_empty() {
             self.shared.remote.send_replace(remote);

@@ -171,13 +171,13 @@ pub(crate) struct Given {
 pub(crate) struct Settings {
     shared: Arc<Shared>,
     lookup: Arc<Lookup>,
-    /// Held while a label is set.
-    labels: tokio::sync::Mutex<()>,
+    /// Held while a tunable or a label is set or reset.
+    changes: tokio::sync::Mutex<()>,
 }
 
 impl Settings {
     pub(crate) fn new(shared: Arc<Shared>, lookup: Arc<Lookup>) -> Settings {
-        Settings { shared, lookup, labels: tokio::sync::Mutex::default() }
+        Settings { shared, lookup, changes: tokio::sync::Mutex::default() }
     }
 
     async fn target(&self, of: Of<'_>) -> Result<Target, Failure> {
@@ -224,7 +224,7 @@ impl Settings {
         if !label.is_empty() {
             serve::label_is_fit(label)?;
         }
-        let _one = self.labels.lock().await;
+        let _one = self.changes.lock().await;
         let worker = self.lookup.set(set).await?;
         let named = self.lookup.named(&worker.plan.id).await?;
         if worker.plan.cache.is_some() {
@@ -277,7 +277,7 @@ impl Settings {
             serve::label_is_fit(value)?;
         }
         // Of two that want the same label at the same time one has it.
-        let _one = self.labels.lock().await;
+        let _one = self.changes.lock().await;
         let target = self.target(of).await?;
         if key == "label" {
             self.label_is_free(value, |n| n.name.as_ref() == Some(&target.name)).await?;
@@ -305,8 +305,12 @@ impl Settings {
                 self.shared.hub.label(&target.worker.plan.id, name);
             }
             let old_key = self.shared.section_key(&self.shared.config(), &target.key);
-            self.shared.relabel(&target.key.id, &now);
-            self.shared.links.relabel(&target.key.id, &now);
+            let (id, label) = (target.key.id.clone(), now.clone());
+            let relabel = move |shared: &Shared| {
+                shared.relabel(&id, &label);
+                shared.links.relabel(&id, &label);
+            };
+            self.shared.blocking(relabel).await?;
             notes = self.follow_label(&target, old_key, &now).await;
         }
         let text = format!("{}: {key} is {now} now", target.shown());
@@ -350,6 +354,7 @@ impl Settings {
 
     /// Resets a tunable that was set at run time to the value of the configuration, or to the default.
     pub(crate) async fn reset_tunable(&self, of: Of<'_>, key: &str) -> Result<Changed, Failure> {
+        let _one = self.changes.lock().await;
         let target = self.target(of).await?;
         let figure = target.figure(key)?;
         let configured = self.shared.configured(&self.shared.config(), &target.key).get(key).cloned();
@@ -394,7 +399,7 @@ impl Settings {
         all
     }
 
-    /// Applies the differences between what was given and a new configuration, and adds the results to `said`.
+    /// Compares what the old configuration gave with what `next` gives, applies the differences, and adds messages to `said`.
     pub(crate) async fn bring_in_line(&self, given: &[Given], next: &Config, said: &mut Vec<String>) {
         for Given { target, exports, .. } in given.iter().filter(|given| !given.target.key.set) {
             if *exports != self.shared.exports_by(next, &target.key, &target.name) {

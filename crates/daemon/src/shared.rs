@@ -109,6 +109,19 @@ impl Shared {
         waited.unwrap_or_else(|e| Some(e.to_string()))
     }
 
+    /// Does work that may wait for a file system, for a network or for a lock that is held over either, so that the control thread
+    /// does not wait for it.
+    ///
+    /// # Errors
+    /// If the work panics.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        self: &Arc<Shared>,
+        work: impl FnOnce(&Shared) -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        let shared = self.clone();
+        tokio::task::spawn_blocking(move || work(&shared)).await.map_err(Failure::of)
+    }
+
     /// The daemon stops from now on.
     pub(crate) fn begin_stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);

@@ -27,7 +27,7 @@ pub(crate) use file::replace_file;
 use remembered::Remembered;
 pub(crate) use remembered::{Known, Mark, Owner};
 pub(crate) use writer::Storing;
-use writer::{Wish, Writer};
+use writer::{WriteKind, Writer};
 
 /// The state, and the writer of its file.
 pub(crate) struct State {
@@ -83,19 +83,18 @@ impl State {
 
     /// Asks for a write of the present state, if the file has not got it.
     pub(crate) fn store_again(&self) -> Storing {
-        self.writer.ask(self.now.clone(), Wish::Store)
+        self.writer.ask(self.now.clone(), WriteKind::Store)
     }
 
     /// Asks for a test whether the state can be written, before a command acts: a write of the present state, and room for more.
     pub(crate) fn test(&self) -> Storing {
-        self.writer.ask(self.now.clone(), Wish::Test)
+        self.writer.ask(self.now.clone(), WriteKind::Test)
     }
 
-    /// Looks whether the state could be written, before a command needs it. The first look writes; a later one asks the file
+    /// Checks whether the state could be written, before a command needs it. The first check writes. A later one asks the file
     /// system, and writes only if the answer has changed.
     pub(crate) fn check_writable(&self, is_first: bool) -> Storing {
-        self.writer.say_what_is_late();
-        self.writer.ask(self.now.clone(), if is_first { Wish::Test } else { Wish::Check })
+        self.writer.ask(self.now.clone(), if is_first { WriteKind::Test } else { WriteKind::Check })
     }
 
     /// Whether the file has all these devices as the operator names them. Each has a path and a UUID.
@@ -127,7 +126,7 @@ impl State {
         change(&mut next);
         if next != *self.now {
             self.now = Arc::new(next);
-            self.writer.ask(self.now.clone(), Wish::Store);
+            self.writer.ask(self.now.clone(), WriteKind::Store);
         }
     }
 

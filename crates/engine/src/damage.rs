@@ -250,9 +250,9 @@ pub enum NodeFlaw {
     /// Another node has its bucket.
     #[error("expected a bucket of its own, found one that another node uses")]
     SharedBucket,
-    /// It was read before, and its last bsets cannot be read any more.
+    /// It was read or written before, and has other bsets now.
     #[error("expected bsets in {expected} sectors, as were written, found them in {found}")]
-    FewerBsets {
+    ChangedBsets {
         /// The sectors that were written.
         expected: Sectors,
         /// The sectors with valid bsets.

@@ -59,8 +59,7 @@ fn attach_says_what_is_dirty_in_another_set() {
 #[test]
 fn stop_says_what_stays_dirty() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let said = daemon.run(&["stop", "one"]).ok();
     assert!(said.out.ends_with(": stopped\n"), "{said}");
     daemon.run(&["register", &place.hdd]).ok();
@@ -78,8 +77,7 @@ fn stop_says_what_stays_dirty() {
 fn a_command_that_is_interrupted_says_that_its_job_goes_on() {
     let place = Place::new();
     let daemon = place.start();
-    let slow = Frozen::over(&place.dir, &place.hdd);
-    daemon.run(&["register", &place.ssd, &slow.file]).ok();
+    let slow = Frozen::registered(&place, &daemon);
     dirty(&place);
     slow.freeze();
     for (command, which, code) in [("detach", Signal::INT, 130), ("drain", Signal::TERM, 143)] {
@@ -197,8 +195,7 @@ fn status_names_two_sets_with_one_label() {
 #[test]
 fn register_says_that_it_drops_dirty_data() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     dirty(&place);
     daemon.stop();
     edit(&place.hdd, |superblock| superblock.set_state(BackingState::Stale));
@@ -220,8 +217,7 @@ fn register_says_that_it_drops_dirty_data() {
 #[test]
 fn register_and_unregister_name_what_else_changes() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let other = place.dir.sparse("other", 8 << 20);
     run(&["make", "-B", &other, "--label", "one"]).ok();
     let said = daemon.run(&["register", &other]).ok();
@@ -236,8 +232,7 @@ fn register_and_unregister_name_what_else_changes() {
 #[test]
 fn a_job_that_has_ended_is_not_cancelled() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     daemon.run(&["drain", "one"]).ok();
     daemon.run(&["cancel", "1"]).refused(&["job 1 (drain bcache0) has ended: done"]);
     daemon.stop();

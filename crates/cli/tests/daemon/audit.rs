@@ -137,8 +137,7 @@ fn every_change_says_who_made_it_and_to_what() {
 #[test]
 fn a_client_that_goes_away_is_written_down() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let mut client = daemon.connect();
     write!(client, "POST /v1/volumes/one/stop HTTP/1.0\r\nContent-Length: 0\r\n\r\n").unwrap();
     drop(client);
@@ -183,8 +182,7 @@ fn who_may_not_is_written_down_and_cannot_fill_the_log() {
 #[test]
 fn a_change_of_an_unknown_name_is_written_down() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     for (command, line) in [
         (
             &["set", "two", "writeback_percent=5"][..],
@@ -208,8 +206,7 @@ fn a_change_of_an_unknown_name_is_written_down() {
 #[test]
 fn a_value_that_became_another_one_is_told() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let said = daemon.run(&["set", &place.ssd, "io_error_halflife=1000"]).ok();
     assert!(said.err.contains("io_error_halflife=1000: the value is 968 now"), "{said}");
     let said = daemon.run(&["set", "one", "writeback_percent=33", "sequential_cutoff=4M"]).ok();
@@ -222,8 +219,7 @@ fn a_value_that_became_another_one_is_told() {
 #[test]
 fn an_attachment_names_each_device_once() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let uuid = daemon.volume("bcache0")["backing_uuid"].as_str().unwrap().to_owned();
     daemon.run(&["detach", "one"]).ok();
     daemon.run(&["stop", "one"]).ok();

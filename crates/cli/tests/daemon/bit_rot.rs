@@ -19,8 +19,7 @@ fn with_damage() -> Place {
     let sizes =
         ["--bucket", "16k", "--block", "4k", "--writeback", "--label", "one", "--checksums", "--wipe"];
     run(&[&["make", "-C", &place.ssd, "-B", &place.hdd], &sizes[..]].concat()).ok();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let mut client = place.client("bcache0");
     client.write(16 * 512, &block()).unwrap();
     client.write(64 << 10, &vec![7; 32 * BLOCK]).unwrap();

@@ -52,8 +52,7 @@ fn a_killed_daemon_leaves_no_mount_that_keeps_the_next_one_from_exporting() {
 fn a_cache_is_registered_together_with_disks_that_wait_for_it() {
     let place = Place::new();
     place.configure("[tunables]\nwriteback_running = 0\nsequential_cutoff = 0\n");
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let mut client = place.client("bcache0");
     client.write(0, &[9; 4096]).unwrap();
     client.flush().unwrap();
@@ -167,8 +166,7 @@ fn a_long_command_delays_no_other_and_an_interrupted_one_is_not_carried_out() {
     let place = Place::new();
     let daemon = place.start();
     let other = alone(&place, "other");
-    let slow = Frozen::over(&place.dir, &place.hdd);
-    daemon.run(&["register", &place.ssd, &slow.file]).ok();
+    let slow = Frozen::registered(&place, &daemon);
     let mut client = place.client("bcache0");
     slow.freeze();
     // The stop waits for the answer to this read.
@@ -203,8 +201,7 @@ fn a_long_command_delays_no_other_and_an_interrupted_one_is_not_carried_out() {
 #[test]
 fn a_command_whose_client_left_before_the_daemon_read_it_is_not_carried_out() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     for path in ["stop", "unregister"] {
         daemon.signal(rustix::process::Signal::STOP);
         let body = match path {
@@ -232,8 +229,7 @@ fn a_command_whose_client_left_before_the_daemon_read_it_is_not_carried_out() {
 #[test]
 fn no_command_begins_without_its_client() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let set = daemon.json(&["status"])["sets"][0]["id"].as_str().unwrap().to_owned();
     let before = daemon.volume("bcache0")["tunables"].clone();
     let mode = r#"{"mode": "writethrough"}"#;
@@ -272,8 +268,7 @@ fn no_command_begins_without_its_client() {
 #[test]
 fn a_repair_of_a_served_set_names_what_releases_it() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let next =
         format!("stop that first; what the daemon serves it releases by `ubcache unregister {}`", place.ssd);
     for more in [&["--dry-run"][..], &[]] {

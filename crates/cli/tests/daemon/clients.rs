@@ -88,8 +88,7 @@ pub fn malformed(n: u64) -> Vec<u8> {
 fn ten_thousand_malformed_requests_disturb_nobody() {
     const REQUESTS: u64 = 10_000;
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let mut client = place.client("bcache0");
     // One that asks much and reads nothing, and one that listens to events and reads nothing.
     let mut deaf = daemon.connect();

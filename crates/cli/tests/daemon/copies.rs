@@ -17,8 +17,7 @@ fn remembered(place: &Place) -> Vec<String> {
 #[test]
 fn a_copy_does_not_take_the_place_of_what_is_served() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let mut client = place.client("bcache0");
     client.write(0, &[1; 4096]).unwrap();
     client.flush().unwrap();
@@ -53,8 +52,7 @@ fn a_copy_does_not_take_the_place_of_what_is_served() {
 #[test]
 fn a_copy_of_a_detached_disk_is_not_served_beside_it() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     daemon.run(&["detach", "one"]).ok();
     let copy = place.dir.path("copy");
     std::fs::copy(&place.hdd, &copy).unwrap();
@@ -72,8 +70,7 @@ fn a_copy_of_a_detached_disk_is_not_served_beside_it() {
 #[test]
 fn a_copy_takes_the_place_with_the_word_of_the_operator() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     place.client("bcache0").write(0, &[1; 4096]).unwrap();
     daemon.stop();
     let new = place.dir.path("new");
@@ -112,8 +109,7 @@ fn a_copy_takes_the_place_with_the_word_of_the_operator() {
 fn an_older_state_is_not_served_until_it_is_accepted() {
     let place = Place::new();
     let older = read(&place.ssd);
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     daemon.stop();
     std::fs::write(&place.ssd, older).unwrap();
     let daemon = place.start();
@@ -133,8 +129,7 @@ fn an_older_state_is_not_served_until_it_is_accepted() {
 #[test]
 fn a_device_that_has_another_name_is_the_same() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     daemon.run(&["stop", "one"]).ok();
     let moved = place.dir.path("moved");
     std::fs::rename(&place.hdd, &moved).unwrap();
@@ -165,8 +160,7 @@ fn read_both(place: &Place) -> [u8; 2] {
 
 /// A set with both blocks on the disk, and a copy of the disk as it was then.
 fn disk_and_copy(place: &Place) -> String {
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     write_both(place, &daemon, 1);
     daemon.stop();
     run(&["flush", "-C", &place.ssd, "-B", &place.hdd]).ok();

@@ -9,8 +9,7 @@ use crate::world::*;
 #[test]
 fn flash_only_volumes_are_made_and_destroyed() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let ssd = place.ssd.as_str();
 
     // What does not fit is refused with figures, and a dry run makes nothing.
@@ -70,8 +69,7 @@ fn flash_only_volumes_are_made_and_destroyed() {
 #[test]
 fn a_new_volume_that_is_not_exported_is_a_failure() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     std::fs::write(place.dir.path("bcache1.sock"), "in the way").unwrap();
     let said = daemon.run(&["volume", "create", &place.ssd, "64k", "--label", "scratch"]);
     let said =
@@ -85,8 +83,7 @@ fn a_new_volume_that_is_not_exported_is_a_failure() {
 #[test]
 fn a_flash_only_volume_is_made_offline() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let ssd = place.ssd.as_str();
     let create = |more: &[&str]| {
         let command = ["volume", "create", ssd];
@@ -144,8 +141,7 @@ fn a_flash_only_volume_is_made_offline() {
 #[test]
 fn a_stopped_flash_only_volume_stays_listed_and_is_served_again() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let ssd = place.ssd.as_str();
     daemon.run(&["volume", "create", ssd, "1M", "--label", "scratch"]).ok();
     let mut client = place.client("bcache1");

@@ -62,8 +62,7 @@ fn a_client_that_goes_away_in_the_middle_leaves_nothing_half_done() {
     // What the configuration names comes back with the next start, unless it is remembered that it was set.
     place.configure("[tunables]\nwriteback_running = 0\ncache_mode = \"writeback\"\n");
     let daemon = place.start();
-    let slow = Frozen::over(&place.dir, &place.hdd);
-    daemon.run(&["register", &place.ssd, &slow.file]).ok();
+    let slow = Frozen::registered(&place, &daemon);
     slow.freeze();
     let mut stream = daemon.connect();
     let body = r#"{"mode": "writethrough"}"#;
@@ -90,8 +89,7 @@ fn a_client_that_goes_away_in_the_middle_leaves_nothing_half_done() {
 #[test]
 fn reloads_beside_each_other_and_beside_other_changes() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let config = |n: u64| {
         format!(
             "[tunables]\nwriteback_running = 0\nwriteback_delay = {n}\njournal_delay_ms = {}\n",

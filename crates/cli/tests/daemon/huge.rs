@@ -8,8 +8,7 @@ use crate::world::*;
 #[test]
 fn a_superblock_that_wants_too_much_memory_is_refused_alone() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let mut client = place.client("bcache0");
     client.write(0, &[1; 4096]).unwrap();
     let huge = place.dir.sparse("huge", 8 << 40);

@@ -36,8 +36,7 @@ fn a_set_is_named_by_its_label() {
 #[test]
 fn the_log_names_labels_first() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let set = daemon.json(&["status"])["sets"][0]["id"].as_str().unwrap().to_owned();
     assert!(daemon.said().contains("ubcache: one, bcache0 ready: "), "{}", daemon.said());
     daemon.run(&["set-label", &place.ssd, "quick"]).ok();
@@ -72,8 +71,7 @@ fn a_link_leads_to_the_block_device_of_a_label() {
     let dir = place.dir.root().display();
     let config = format!("exports = [\"fuse={dir}/{{volume}}\"]\nlinks = \"{dir}/links\"\n");
     std::fs::write(place.dir.path("ubcache.toml"), config).unwrap();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let link = |label: &str| std::fs::read_link(place.dir.path(&format!("links/{label}"))).ok();
     let device = link("one").expect("a link");
     assert!(device.starts_with("/dev/"), "{device:?}");
@@ -110,8 +108,7 @@ fn a_link_leads_to_the_block_device_of_a_label() {
 fn a_label_that_is_an_option_or_hides_is_refused() {
     let place = Place::new();
     let (fast, slow) = (place.dir.sparse("fast", 8 << 20), place.dir.sparse("slow", 8 << 20));
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     for label in ["--force", "$(id)", "da\u{200b}ta", "a;b", "-x", " x", "bcache1", "a/b"] {
         let (set_label, of_new) = (format!("--set-label={label}"), format!("--label={label}"));
         let rule = ["expected a letter or digit", "such as films-2", "found \""];
@@ -135,8 +132,7 @@ fn a_section_by_label_applies_to_one_volume() {
     place.configure("[volume.one.tunables]\nwriteback_percent = 20\n");
     let other = place.dir.sparse("other", 8 << 20);
     run(&["make", "-B", &other, "--label", "one"]).ok();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     daemon.run(&["register", &other]).ok();
     let percents = |daemon: &Daemon| {
         ["bcache0", "bcache1"].map(|name| {

@@ -71,8 +71,7 @@ fn a_dirty_device_waits_for_its_cache_and_is_never_served_without() {
 #[test]
 fn a_volume_is_stopped_and_comes_back() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     place.client("bcache0").write(8192, &[3; 4096]).unwrap();
     let size = daemon.volume("one")["size_bytes"].clone();
     daemon.run(&["stop", "one"]).ok();
@@ -96,8 +95,7 @@ fn a_volume_is_stopped_and_comes_back() {
 #[test]
 fn detaching_writes_everything_back_and_attaching_begins_anew() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let mut client = place.client("bcache0");
     client.write(0, &[5; 1 << 20]).unwrap();
     assert!(daemon.volume("bcache0")["dirty_bytes"].as_u64().unwrap() > 0);
@@ -130,8 +128,7 @@ fn detaching_writes_everything_back_and_attaching_begins_anew() {
 #[test]
 fn a_stop_keeps_dirty_data_or_drains_it_first() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     place.client("bcache0").write(0, &[1; 65536]).unwrap();
     daemon.stop();
     run(&["super", &place.hdd]).ok().says(&["dirty"]);
@@ -145,8 +142,7 @@ fn a_stop_keeps_dirty_data_or_drains_it_first() {
 #[test]
 fn volumes_are_made_in_the_cache_and_devices_are_checked() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let set = daemon.json(&["status"])["sets"][0]["id"].as_str().unwrap().to_owned();
     let path = format!("/v1/sets/{set}/volumes");
     assert_eq!(daemon.http("POST", &path, r#"{"size_bytes": 1000}"#).0, 400);
@@ -183,8 +179,7 @@ fn volumes_are_made_in_the_cache_and_devices_are_checked() {
 #[test]
 fn another_device_at_the_same_place_is_not_taken_for_the_old_one() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     assert!(place.refused().contains("another daemon"));
     daemon.stop();
     std::fs::remove_file(&place.hdd).unwrap();
@@ -212,6 +207,13 @@ pub struct Frozen {
 }
 
 impl Frozen {
+    /// Puts the disk of a place behind a file system that can be stopped, and registers it with its cache device.
+    pub fn registered(place: &Place, daemon: &Daemon) -> Frozen {
+        let slow = Frozen::over(&place.dir, &place.hdd);
+        daemon.run(&["register", &place.ssd, &slow.file]).ok();
+        slow
+    }
+
     pub fn over(dir: &Dir, image: &str) -> Frozen {
         let mount_point = dir.root().join("mnt");
         std::fs::create_dir(&mount_point).unwrap();
@@ -259,9 +261,8 @@ impl Drop for Frozen {
 #[test]
 fn a_job_on_a_device_that_stands_still_can_be_cancelled() {
     let place = Place::new();
-    let slow = Frozen::over(&place.dir, &place.hdd);
     let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &slow.file]).ok();
+    let slow = Frozen::registered(&place, &daemon);
     place.client("bcache0").write(0, &[1; 65536]).unwrap();
     slow.freeze();
     daemon.run(&["detach", "one", "--no-wait"]).ok().says(&["job 1"]);
@@ -306,8 +307,7 @@ fn a_disk_moves_between_two_sets_as_often_as_one_likes() {
 #[test]
 fn a_detached_disk_is_registered_and_can_be_unregistered() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     daemon.run(&["detach", "one"]).ok();
     daemon.run(&["register", &place.hdd]).ok();
     assert_eq!(daemon.state_of(&place.hdd), "served");

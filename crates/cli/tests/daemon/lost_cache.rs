@@ -17,8 +17,7 @@ struct Lost {
 
 fn lost(dirty: bool) -> Lost {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let mut client = place.client("bcache0");
     client.write(0, &DATA).unwrap();
     client.flush().unwrap();
@@ -105,8 +104,7 @@ fn a_dirty_disk_is_never_released() {
 #[test]
 fn a_served_disk_is_not_detached_by_force() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     daemon.run(&["detach", "one", "--force"]).refused(&["is served: detach it without --force"]);
     daemon.run(&["unregister", "one"]).ok();
     daemon.run(&["detach", &place.hdd, "--force"]).refused(&["is served: register the device"]);

@@ -8,8 +8,7 @@ use crate::world::*;
 #[test]
 fn a_client_formats_devices_with_the_refusals_of_the_command() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let (ssd, hdd) = (place.dir.sparse("new-ssd", 16 << 20), place.dir.sparse("new-hdd", 32 << 20));
     let make = |order: Value| daemon.http("POST", "/v1/make", &order.to_string());
     #[track_caller]

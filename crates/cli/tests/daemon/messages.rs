@@ -7,8 +7,7 @@ use crate::world::*;
 #[test]
 fn a_set_without_a_crash_log_is_told() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let set = daemon.json(&["status"])["sets"][0]["id"].as_str().unwrap().to_owned();
     let warnings = daemon.said().matches(NO_CRASH_LOG).count();
     assert_eq!(warnings, usize::from(!has_crash_log(&set)), "{}", daemon.said());
@@ -35,8 +34,7 @@ fn a_backing_device_that_stops_is_not_called_a_set() {
 #[test]
 fn a_disk_whose_cache_device_has_failed_says_so() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     daemon.stop();
     let copy = place.dir.path("copy");
     std::fs::copy(&place.ssd, &copy).unwrap();

@@ -35,8 +35,7 @@ fn uuid_of(daemon: &Daemon, path: &str) -> String {
 #[test]
 fn a_label_that_is_a_volumes_name_is_not_taken_for_it() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let stick = stick(&place, "stick", "bcache0");
     daemon.run(&["register", &stick]).ok();
     assert_eq!(daemon.volume("bcache1")["backing_device"], stick.as_str());
@@ -126,8 +125,7 @@ fn of_two_with_the_same_label_neither_is_chosen() {
 #[test]
 fn a_file_here_and_a_label_there_are_told_apart() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let here = |args: &[&str]| {
         let mut command = Command::new(program());
         command.args(args).args(["--socket", daemon.socket()]).current_dir(place.dir.root());
@@ -220,8 +218,7 @@ fn a_label_has_one_owner() {
 #[test]
 fn a_refused_kind_of_name_comes_with_the_command_that_works() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     daemon.run(&["set-label", &place.ssd, "fast"]).ok();
     for (command, right) in [
         (&["detach", "fast"][..], "run `ubcache detach one --socket "),

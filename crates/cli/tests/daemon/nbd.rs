@@ -57,8 +57,7 @@ fn nbd_over_tcp_has_to_be_asked_for() {
     assert!(said.contains("nbd_tls_client_ca") && !said.contains("--allow-remote"), "{said}");
 
     place.configure(&format!("nbd_allow_unauthenticated_tcp = true\n{export}"));
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     assert!(uri(&daemon).starts_with("nbd://127.0.0.1:") && size(&uri(&daemon)), "{}", daemon.said());
     daemon.stop();
 
@@ -188,8 +187,7 @@ fn who_names_no_volume_gets_the_same_one_after_each_start() {
     let only = format!("exports = [\"nbd={socket}\"]\n");
     std::fs::write(place.dir.path("ubcache.toml"), &only).unwrap();
     let (ssd2, hdd2) = second_set(&place);
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let mut client = Client::connect(Path::new(&socket), "bcache0").unwrap();
     client.write(0, &[7; 512]).unwrap();
     drop(client);
@@ -312,8 +310,7 @@ fn sections_that_apply_to_nothing_are_told() {
 #[test]
 fn a_socket_that_is_only_looked_at_is_no_warning() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let socket = place.dir.path("bcache0.sock");
     for _ in 0..50 {
         drop(UnixStream::connect(&socket).unwrap());

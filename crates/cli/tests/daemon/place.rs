@@ -67,6 +67,14 @@ impl Place {
         self.start_by(&[], |_| ())
     }
 
+    /// Starts the daemon, and registers both devices.
+    #[track_caller]
+    pub fn start_registered(&self) -> Daemon {
+        let daemon = self.start();
+        daemon.run(&["register", &self.ssd, &self.hdd]).ok();
+        daemon
+    }
+
     /// Starts the daemon by the programs `by`, after `change` of its command, and waits until it is ready.
     #[track_caller]
     pub fn start_by(&self, by: &[&str], change: impl FnOnce(&mut Command)) -> Daemon {

@@ -31,8 +31,7 @@ fn follow(daemon: &Daemon, command: &str) -> Said {
 #[test]
 fn a_stopped_volume_stays_listed_and_comes_back_by_its_label() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     dirty(&place, 2);
     daemon.run(&["status"]).ok().says(&["no problems", "one ", "bcache0", "8.0 KiB (", "cache "]);
     daemon.run(&["stop", "one"]).ok();
@@ -59,8 +58,7 @@ fn a_stopped_volume_stays_listed_and_comes_back_by_its_label() {
 #[test]
 fn amounts_are_shares_of_the_cache() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     dirty(&place, 64);
     let amounts = |of: &Value| {
         ["cached_bytes", "dirty_bytes", "cached_percent", "dirty_percent"].map(|key| of[key].as_f64())
@@ -86,8 +84,7 @@ fn amounts_are_shares_of_the_cache() {
 #[test]
 fn unregister_says_how_much_dirty_data_stays_where() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     dirty(&place, 3);
     let stays =
         format!("unregistered; 12.0 KiB of dirty data stay on {}, and this disk is out of date", place.ssd);
@@ -119,8 +116,7 @@ fn unregister_says_how_much_dirty_data_stays_where() {
 #[test]
 fn several_devices_are_unregistered_by_one_command() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let said = daemon.run(&["unregister", "one", "nothing", &place.ssd]);
     said.refused(&["hdd", ": unregistered", "nothing"]);
     assert_eq!(daemon.devices().len(), 1, "the command ended at what it does not know");
@@ -156,8 +152,7 @@ fn a_refused_value_says_what_is_expected() {
         "{said}"
     );
     place.configure("memory_limit = 268435456\n");
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     daemon.run(&["set", "one", "writeback_delay=2m"]).ok().says(&["writeback_delay = 120"]);
     daemon
         .run(&["set", "one", "--set-of-volume", "journal_delay_ms=1s"])
@@ -171,8 +166,7 @@ fn a_refused_value_says_what_is_expected() {
 #[test]
 fn the_command_of_a_problem_ends_it() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     daemon.run(&["set", "one", "io_disable=1"]).ok();
     let found = problems(&daemon);
     assert_eq!(found, [("io_disabled".to_owned(), "ubcache set one io_disable=0".to_owned())]);
@@ -188,8 +182,7 @@ fn the_command_of_a_problem_ends_it() {
 fn units_are_typed_as_they_are_printed() {
     let place = Place::new();
     place.configure("[tunables]\nwriteback_delay = \"2min\"\nwriteback_running = 0\n");
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     daemon.run(&["get", "one", "writeback_delay"]).ok().says(&["120\n"]);
     daemon.run(&["set", "one", "writeback_delay=10s", "sequential_cutoff=512KiB"]).ok();
     daemon.run(&["get", "one"]).ok().says(&["writeback_delay = 10 s", "sequential_cutoff = 524288 bytes"]);
@@ -230,8 +223,7 @@ fn the_environment_names_the_socket() {
 #[test]
 fn set_cachemode_says_what_becomes_of_dirty_data() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     daemon.run(&["set-cachemode", "one", "writeback"]).ok();
     dirty(&place, 1);
     let said = daemon.run(&["set-cachemode", "one", "writethrough"]).ok();
@@ -243,8 +235,7 @@ fn set_cachemode_says_what_becomes_of_dirty_data() {
 #[test]
 fn a_grown_disk_has_a_hint() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     assert!(!daemon.run(&["status"]).ok().out.contains("grown"));
     std::fs::File::options().write(true).open(&place.hdd).unwrap().set_len(12 << 20).unwrap();
     let command = format!("`ubcache stop one && ubcache register {}`", place.hdd);

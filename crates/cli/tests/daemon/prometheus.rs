@@ -214,8 +214,7 @@ fn a_server_has_what_the_daemon_counts_and_rules_and_dashboard_work_on_it() {
         return;
     }
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let mut client = place.client("bcache0");
     let server = Prometheus::start(&place.dir, bridge(daemon.socket()));
     wait_until("a scrape", || {

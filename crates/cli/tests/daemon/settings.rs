@@ -11,8 +11,7 @@ use crate::world::*;
 #[test]
 fn a_limit_of_the_set_says_which_volumes_follow_it() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let said = daemon.run(&["set", &place.ssd, "cutoff_writeback=5"]).ok();
     said.says(&["cutoff_writeback = 5", "one, bcache0: writeback_percent is 5 now (was 10)"]);
     let said = daemon.run(&["set", &place.ssd, "cutoff_writeback=40"]).ok();
@@ -26,8 +25,7 @@ fn a_limit_of_the_set_says_which_volumes_follow_it() {
 #[test]
 fn a_reload_applies_the_differences_and_says_them() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let mut client = place.client("bcache0");
     daemon.run(&["get", "one", "writeback_running"]).ok().says(&["0"]);
     daemon.run(&["set", "one", "writeback_delay=5"]).ok();
@@ -73,8 +71,7 @@ fn mistakes_are_told_before_anything_begins() {
 #[test]
 fn tunables_of_sets_and_volumes() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let set = daemon.json(&["status"])["sets"][0]["id"].as_str().unwrap().to_owned();
     daemon.run(&["set", &set, "journal_delay_ms=20"]).ok().says(&["journal_delay_ms = 20"]);
     let refused = "expected 0 to 40 %, found 400; the set's cutoff_writeback is the upper limit";
@@ -139,8 +136,7 @@ fn tunables_of_sets_and_volumes() {
 #[test]
 fn what_get_prints_is_what_set_reads() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     daemon.run(&["set", &place.ssd, "scrub_rate=10 MiB/s"]).ok().says(&["scrub_rate = 10485760"]);
     for whose in [&*place.hdd, &*place.ssd] {
         let printed = daemon.run(&["get", whose]).ok().out;
@@ -163,8 +159,7 @@ fn what_get_prints_is_what_set_reads() {
 #[test]
 fn the_set_of_a_volume_is_named_by_the_volume() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let set = daemon.json(&["status"])["sets"][0]["id"].as_str().unwrap().to_owned();
     daemon.run(&["set", "one", "--set-of-volume", "journal_delay_ms=30"]).ok().says(&[&set, "= 30"]);
     daemon.run(&["get", "one", "--set-of-volume", "journal_delay_ms"]).ok().says(&["30\n"]);
@@ -185,8 +180,7 @@ fn the_set_of_a_volume_is_named_by_the_volume() {
 #[test]
 fn one_bad_value_changes_nothing() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let both = ["set", "bcache0", "writeback_delay=7", "writeback_percent=99"];
     daemon.run(&both).usage().says(&["expected 0 to 70 %, found 99"]);
     daemon.run(&["get", "bcache0", "writeback_delay"]).ok().says(&["30\n"]);
@@ -209,8 +203,7 @@ fn a_new_label_selects_its_section_at_once() {
         "[volume.one.tunables]\nwriteback_delay = 7\n[volume.two.tunables]\nwriteback_delay = 9\n\
          writeback_percent = 20\n",
     );
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     daemon.run(&["get", "one", "writeback_delay"]).ok().says(&["7"]);
     daemon.run(&["set-label", "one", "two"]).ok().says(&[
         "[volume.one] of the configuration no longer applies to bcache0",
@@ -228,8 +221,7 @@ fn a_new_label_selects_its_section_at_once() {
 #[test]
 fn a_reload_prints_the_value_that_is_set() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     place.configure("[tunables]\nio_error_halflife = 1000\ncutoff_writeback = 60\nwriteback_percent = 50\n");
     daemon.run(&["reload"]).ok().says(&["io_error_halflife: 0 → 968", "writeback_percent: 10 → 50"]);
     daemon.stop();
@@ -238,8 +230,7 @@ fn a_reload_prints_the_value_that_is_set() {
 #[test]
 fn figures_are_scraped_explained_and_watched() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let mut client = place.client("bcache0");
     client.write(0, &[1; 4096]).unwrap();
     client.read(0, 4096).unwrap();

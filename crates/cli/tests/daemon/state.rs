@@ -150,8 +150,7 @@ fn an_unregistration_that_is_not_stored_can_be_undone() {
     for attach in [false, true] {
         let place = Place::new();
         let Some(small) = Small::new(&place, "state", "1m") else { return };
-        let daemon = place.start();
-        daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+        let daemon = place.start_registered();
         place.client("bcache0").write(0, &[7; 4096]).unwrap();
         if attach {
             daemon.run(&["set", "one", "writeback_running=1"]).ok();
@@ -208,8 +207,7 @@ fn a_start_serves_what_a_read_only_state_does_not_name() {
 #[test]
 fn a_lost_state_directory_is_a_problem_that_ends() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let (state, aside) = (place.dir.path("state"), place.dir.path("aside"));
     std::fs::rename(&state, &aside).unwrap();
     std::fs::write(&state, "").unwrap();
@@ -228,8 +226,7 @@ fn a_lost_state_directory_is_a_problem_that_ends() {
 fn a_state_directory_that_does_not_answer_stops_neither_commands_nor_volumes() {
     use std::os::unix::fs::OpenOptionsExt;
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     daemon.run(&["volume", "create", &place.ssd, "64k"]).ok();
     // Who opens a pipe to write it waits for a reader.
     let pipe = place.dir.path("state/state.new");

@@ -69,8 +69,7 @@ fn a_page_of_another_origin_is_refused_in_words() {
 #[test]
 fn what_happened_before_somebody_looked_is_there() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let mut client = place.client("bcache0");
     let history = |since: u64| {
         let (status, answer) = daemon.http("GET", &format!("/v1/volumes/one/history?since_ms={since}"), "");
@@ -110,8 +109,7 @@ fn what_happened_before_somebody_looked_is_there() {
 #[test]
 fn what_reaches_the_disk_and_what_the_buckets_hold() {
     let place = Place::new();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     let mut client = place.client("bcache0");
     let trace = |since: u64| {
         let (status, answer) = daemon.http("GET", &format!("/v1/volumes/one/disk-trace?since={since}"), "");

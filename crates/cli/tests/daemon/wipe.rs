@@ -21,8 +21,7 @@ fn found(file: &str, what: &[u8]) -> usize {
 fn two_volumes(place: &Place) -> (Daemon, String) {
     let second = place.dir.sparse("second", 8 << 20);
     run(&["make", "-B", &second, "--writeback", "--label", "two"]).ok();
-    let daemon = place.start();
-    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let daemon = place.start_registered();
     daemon.run(&["attach", &place.ssd, &second]).ok();
     for round in 0..3 {
         for (volume, text) in [("bcache0", SECRET), ("bcache1", OTHER)] {

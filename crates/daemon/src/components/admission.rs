@@ -177,8 +177,11 @@ impl Admission {
     }
 
     /// Gives labels that have no owner any more to volumes that are served.
-    pub(crate) fn claim_freed_labels(&self) {
-        self.shared.claim_labels();
+    ///
+    /// # Errors
+    /// If that panics.
+    pub(crate) async fn claim_freed_labels(&self) -> Result<(), Failure> {
+        self.shared.blocking(Shared::claim_labels).await
     }
 
     /// Releases and forgets the device at a path, which the operator unregisters: its volume, or the volumes of its set, own no

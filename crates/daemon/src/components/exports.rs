@@ -1,13 +1,15 @@
-//! Reports on the exports of all volumes: failed exports, conflicts, and sections of the configuration without effect.
+//! Reports on the exports of all volumes: failed exports, devices that dead processes have left, conflicts, and sections of the configuration without effect.
 //!
 //! Owns no decision: `places` decides which volume owns an address, and `config` decides to which volume a section applies.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use serde::Serialize;
 use serve::message;
 
 use super::inventory::Inventory;
+use super::problems::DeadExport;
 use super::views::{DeviceView, Views};
 use crate::config::{Config, Key};
 use crate::hub::Kind;
@@ -22,6 +24,17 @@ pub(crate) struct NotExported {
     /// Its label; empty if there is none.
     pub(crate) label: String,
     pub(crate) why: String,
+}
+
+fn dead_exports_now() -> Vec<DeadExport> {
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let left = export_fuse::leftovers().into_iter();
+    left.map(|left| DeadExport {
+        users: blockio::users::of_block_device(&name(&left.device)),
+        volume: name(&left.file),
+        device: left.device,
+    })
+    .collect()
 }
 
 /// The exports of all volumes.
@@ -53,6 +66,14 @@ impl Exports {
             }
         }
         found
+    }
+
+    /// The block devices of dead processes that are in use, which the exports of this process have found.
+    pub(crate) async fn dead(&self) -> Vec<DeadExport> {
+        tokio::task::spawn_blocking(dead_exports_now).await.unwrap_or_else(|e| {
+            message::warn(format!("the devices of dead processes are not known: {e}"));
+            Vec::new()
+        })
     }
 
     /// Why a configuration cannot be used for the served volumes; `None` if it can.

@@ -165,7 +165,9 @@ fn state_and_command(device: &DeviceView) -> (String, String) {
     }
     let command = match &device.awaits {
         // The volume that is in use is that of the device before it was unplugged.
-        Some(Awaited::EndOfUse(command)) => command.clone().unwrap_or_else(|| "ubcache status".to_owned()),
+        Some(Awaited::EndOfUse(command)) => {
+            command.clone().unwrap_or_else(|| "journalctl -u ubcache -n 50".to_owned())
+        }
         _ if device.blank == Some(Blank::Overwritten) => format!("ubcache unregister {path}"),
         _ if device.blank == Some(Blank::Another) => "lsblk -o PATH,SIZE,MODEL,SERIAL,FSTYPE".to_owned(),
         Some(Awaited::FailedCache) => "ubcache status".to_owned(),

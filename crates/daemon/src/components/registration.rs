@@ -138,7 +138,7 @@ impl Registration {
         results.extend(back.into_iter().map(|probe| (probe, Ok(()))));
         let warnings = ordered.as_ref().map(Ordered::warnings).unwrap_or_default();
         if ordered.is_some_and(|ordered| ordered.has_freed_labels) {
-            self.admission.claim_freed_labels();
+            self.admission.claim_freed_labels().await?;
         }
         self.all_or_what_became_of_each(results).map_err(|e| match warnings.is_empty() {
             true => e,
@@ -285,7 +285,7 @@ impl Registration {
         let key = self.admission.release(&path, known.probe.as_ref(), &named.label);
         // A thread that has failed would stay in the status, and make the exit status of the daemon 1.
         self.inventory.workers.forget(&key);
-        self.admission.claim_freed_labels();
+        self.admission.claim_freed_labels().await?;
         Ok(Ended { named, sets, devices })
     }
 
@@ -547,7 +547,7 @@ impl Registration {
         let (_claim, Found { worker, name, named }) = self.claim_volume(volume, asked).await?;
         self.admission.can_remember().await?;
         worker.delete_volume(name).await?;
-        self.admission.claim_freed_labels();
+        self.admission.claim_freed_labels().await?;
         Ok(named)
     }
 }

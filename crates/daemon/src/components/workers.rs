@@ -168,8 +168,16 @@ impl Workers {
     }
 
     /// Stops the volume of a backing device. Returns whether it was served.
+    ///
+    /// # Errors
+    /// If the thread of its set does not answer, among others: the thread may serve the device.
     pub(crate) async fn stop_backing(&self, probe: &Probe) -> Result<bool, Failure> {
-        let Some((worker, volume)) = self.volume_of(&probe.uuid).await else { return Ok(false) };
+        let Some((worker, volume)) = self.volume_of(&probe.uuid).await else {
+            if let Some(worker) = self.of_device(probe) {
+                worker.snapshot().await?;
+            }
+            return Ok(false);
+        };
         if worker.plan.alone.is_some() {
             self.stop(&worker.plan.id).await?;
         } else {

@@ -42,8 +42,7 @@ pub(super) async fn create(host: &Host<'_>, wanted: &NewVolume) -> Result<Create
         return Ok(CreatedVolume { name: None, not_exported: None, room });
     }
     let volume = set.create_volume(serve::session::new_uuid(), sectors, &wanted.label).await?;
-    host.session.add(volume.clone());
-    host.serve(volume.clone()).await?;
+    host.admit(volume.clone()).await?;
     let not_exported = host.with(&volume, |s| s.problem.clone()).flatten();
     Ok(CreatedVolume { name: Some(volume.name()), not_exported, room })
 }

@@ -3,8 +3,10 @@
 //! Owns what a client sees of such a stop: the ways that a volume still has, its users, and the command that ends the first use.
 //! Must not know how an export ends.
 
-use blockio::users::{User, in_words};
-use serve::exports::Way;
+use std::path::Path;
+
+use blockio::users::{self, User, in_words};
+use serve::exports::{Opens, Way};
 use serve::plain;
 
 use super::{Host, Served};
@@ -27,19 +29,32 @@ pub(super) async fn of(host: &Host<'_>) -> Vec<Holder> {
         let users = host.users_of(ways).await;
         if let Some(first) = users.first() {
             let (name, label) = (volume.name(), volume.tunables().label);
-            found.push(Holder { name, label, users: in_words(&users), command: command(first) });
+            found.push(Holder { name, label, users: in_words(&users), command: end_of_use(first) });
         }
     }
     found
 }
 
 /// The command that ends a use, or shows who can end it.
-pub(crate) fn command(user: &User) -> String {
+pub(crate) fn end_of_use(user: &User) -> String {
     match user {
         User::Mount { at, .. } => format!("umount {}", plain::in_shell(&at.display().to_string())),
         User::Swap(device) => format!("swapoff {}", device.display()),
         User::Holder(name) => format!("lsblk /dev/{name}"),
         User::Process { pid, .. } => format!("ps -fp {pid}"),
+    }
+}
+
+/// The users of the exports of a volume, as far as the kernel reports them.
+pub(super) fn users_of(way: &Way) -> Vec<User> {
+    let place = Path::new(&way.address);
+    match way.kind.opens {
+        Opens::BlockDevice { .. } => {
+            let device = place.strip_prefix("/dev").map(|device| device.to_string_lossy());
+            device.map_or_else(|_| Vec::new(), |device| users::of_block_device(&device))
+        }
+        Opens::File => place.parent().map_or_else(Vec::new, users::of_directory),
+        Opens::Connection => Vec::new(),
     }
 }
 
@@ -60,7 +75,7 @@ mod tests {
             (User::Holder("dm-0".into()), "lsblk /dev/dm-0"),
             (process, "ps -fp 7"),
         ] {
-            assert_eq!(command(&user), expected);
+            assert_eq!(end_of_use(&user), expected);
         }
     }
 }

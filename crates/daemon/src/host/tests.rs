@@ -5,7 +5,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use blockio::DriverOptions;
-use serve::exports::{WayKind, Work};
+use serve::exports::{Opens, WayKind, Work};
 
 use super::*;
 use crate::config::Config;

@@ -47,11 +47,18 @@ fn write_durably(path: &Path, contents: &[u8]) -> std::io::Result<()> {
 }
 
 /// Takes the lock of the state directory. A daemon that was killed has it until its requests in flight have ended.
-fn wait_for_lock(lock: &File) -> Result<(), Errno> {
-    let began = Instant::now();
+fn wait_for_lock(lock: &File, dir: &Path) -> Result<(), Errno> {
+    let (began, mut is_said) = (Instant::now(), false);
     loop {
         match rustix::fs::flock(lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) if began.elapsed() < LOCKED_WITHIN => {
+                if !std::mem::replace(&mut is_said, true) {
+                    message::note(format!(
+                        "{}: another daemon has this state directory; waiting for its end for at most {} s",
+                        dir.display(),
+                        LOCKED_WITHIN.as_secs()
+                    ));
+                }
                 std::thread::sleep(BETWEEN_TRIES);
             }
             result => return result,
@@ -69,7 +76,7 @@ fn lock(dir: &Path) -> Result<Vec<File>, Failure> {
     let held = [Some(File::open(dir).map_err(|e| Failure::at(dir, "cannot be opened", e))?), file.ok()];
     let locks: Vec<File> = held.into_iter().flatten().collect();
     for lock in &locks {
-        wait_for_lock(lock).map_err(|e| match e {
+        wait_for_lock(lock, dir).map_err(|e| match e {
             Errno::WOULDBLOCK => Failure::Failed(format!(
                 "{}: another daemon has this state directory: stop it, or give this one a --state-dir and a --socket of \
                  its own",

@@ -1,8 +1,8 @@
 //! The writer of the state: the only thread that writes the file.
 //!
-//! Owns the newest state that waits to be stored, and what is known of the file. Other threads ask for a write and read what the
-//! writer knows; the lock between them is held only for moments. Whoever needs the file to be written waits, but not longer than
-//! for a write that is late. Must not know what is stored.
+//! Owns the newest state that waits to be stored, and the result of the last write. Other threads queue a write and read that
+//! result under a lock that no thread holds during I/O. A thread can wait until its write has ended, or until the write under way is
+//! late ([`LATE_AFTER`]). Must not know what is stored.
 
 use std::io::{Error, ErrorKind};
 use std::path::PathBuf;
@@ -18,12 +18,12 @@ use crate::hub::{Hub, Kind};
 
 /// Bytes that the file may grow by through one command, for which a test finds out whether there is room.
 const GROWTH: usize = 8 << 10;
-/// Time after which a write is late. Nobody waits for it any longer.
+/// Time after which a write is late. All waits for it end then.
 const LATE_AFTER: Duration = Duration::from_secs(5);
 
-/// What the writer does beside storing the newest state.
+/// What the writer does after it has stored the newest state.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Wish {
+pub(super) enum WriteKind {
     /// Nothing.
     Store,
     /// It asks the file system whether a write would fail, and writes if the answer has changed.
@@ -35,7 +35,7 @@ pub(super) enum Wish {
 /// A state that is to be stored.
 struct Write {
     newest: Arc<Remembered>,
-    wish: Wish,
+    kind: WriteKind,
 }
 
 /// What is known of the file.
@@ -78,14 +78,14 @@ impl Queue {
 }
 
 /// What the writer and its clients share.
-struct Desk {
+struct SharedQueue {
     path: PathBuf,
     queue: Mutex<Queue>,
     changed: Condvar,
     hub: OnceLock<Arc<Hub>>,
 }
 
-impl Desk {
+impl SharedQueue {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -119,16 +119,30 @@ impl Desk {
 
 /// A write that was asked for. To wait for it blocks: a thread that serves must not.
 pub(crate) struct Storing {
-    desk: Arc<Desk>,
+    shared: Arc<SharedQueue>,
     number: u64,
 }
 
 impl Storing {
     /// Waits until it has ended, or a write is late. Returns why the state is not stored; `None` if it is.
     pub(crate) fn not_stored(&self) -> Option<String> {
-        match self.desk.wait_while(|queue| queue.done < self.number) {
-            true => self.desk.lock().status.not_stored.clone(),
-            false => Some(self.desk.late_write()),
+        match self.shared.wait_while(|queue| queue.done < self.number) {
+            true => self.shared.lock().status.not_stored.clone(),
+            false => Some(self.shared.late_write()),
+        }
+    }
+
+    /// Reports the write under way if it is late. A late write is reported once. The caller must not hold the lock of the state.
+    pub(crate) fn say_what_is_late(&self) {
+        let mut queue = self.shared.lock();
+        let is_new = queue.late() && !std::mem::replace(&mut queue.late_is_said, true);
+        drop(queue);
+        if is_new {
+            let why = self.shared.late_write();
+            self.shared.report(
+                "error",
+                &format!("{why}; the next start of the daemon may not know the last changes"),
+            );
         }
     }
 
@@ -139,18 +153,18 @@ impl Storing {
     pub(crate) fn result_of_test(&self) -> Result<(), Failure> {
         const UNCHANGED: &str =
             "nothing was changed, because the next start of the daemon would not know of it";
-        if !self.desk.wait_while(|queue| queue.done < self.number) {
-            let late = self.desk.late_write();
-            let path = self.desk.path.display();
+        if !self.shared.wait_while(|queue| queue.done < self.number) {
+            let late = self.shared.late_write();
+            let path = self.shared.path.display();
             return Err(Failure::Failed(format!(
                 "{late}; {UNCHANGED}; find out what the file system of {path} waits for, then run the command again"
             )));
         }
-        let Some(error) = self.desk.lock().status.refused_by.clone() else { return Ok(()) };
+        let Some(error) = self.shared.lock().status.refused_by.clone() else { return Ok(()) };
         let text = format!(
             "{}: cannot be written: {error}; {UNCHANGED}; make room in this directory or make it writable, then run the command \
              again",
-            self.desk.path.display()
+            self.shared.path.display()
         );
         // The error of the test is shared, and a cause is owned.
         let source = match error.raw_os_error() {
@@ -162,7 +176,7 @@ impl Storing {
 }
 
 /// The handle of the writer. It ends the thread when it is dropped.
-pub(super) struct Writer(Arc<Desk>);
+pub(super) struct Writer(Arc<SharedQueue>);
 
 impl Writer {
     /// Starts the thread. `stored` is the state that the file has.
@@ -173,20 +187,20 @@ impl Writer {
         let status = FileStatus { stored, ..FileStatus::default() };
         let queue = Mutex::new(Queue { status: status.clone(), ..Queue::default() });
         let path = file.path.clone();
-        let desk = Arc::new(Desk { path, queue, changed: Condvar::new(), hub: OnceLock::new() });
-        let mut thread = WriterThread { file, desk: desk.clone(), status };
+        let shared = Arc::new(SharedQueue { path, queue, changed: Condvar::new(), hub: OnceLock::new() });
+        let mut thread = WriterThread { file, shared: shared.clone(), status };
         std::thread::Builder::new()
             .name("state-writer".into())
             .spawn(move || {
                 thread.work();
-                let desk = thread.desk.clone();
+                let shared = thread.shared.clone();
                 // The locks of the directory end before the owner of the writer goes on.
                 drop(thread);
-                desk.lock().ended = true;
-                desk.changed.notify_all();
+                shared.lock().ended = true;
+                shared.changed.notify_all();
             })
             .map_err(|e| Failure::because("the state cannot be stored: a thread cannot be started", e))?;
-        Ok(Writer(desk))
+        Ok(Writer(shared))
     }
 
     /// Sends events about the file to this hub.
@@ -195,18 +209,18 @@ impl Writer {
     }
 
     /// Asks for a write of this state. It takes the place of an earlier one that is not being stored yet.
-    pub(super) fn ask(&self, newest: Arc<Remembered>, wish: Wish) -> Storing {
+    pub(super) fn ask(&self, newest: Arc<Remembered>, kind: WriteKind) -> Storing {
         let queue = &mut *self.0.lock();
-        let wish = queue.next.take().map_or(wish, |earlier| earlier.wish.max(wish));
-        queue.next = Some(Write { newest, wish });
+        let kind = queue.next.take().map_or(kind, |earlier| earlier.kind.max(kind));
+        queue.next = Some(Write { newest, kind });
         queue.asked += 1;
         self.0.changed.notify_all();
-        Storing { desk: self.0.clone(), number: queue.asked }
+        Storing { shared: self.0.clone(), number: queue.asked }
     }
 
     /// The last write that was asked for.
     pub(super) fn last(&self) -> Storing {
-        Storing { desk: self.0.clone(), number: self.0.lock().asked }
+        Storing { shared: self.0.clone(), number: self.0.lock().asked }
     }
 
     /// What is known of the file now. A write that is late is an error.
@@ -218,20 +232,6 @@ impl Writer {
             status.last_error = Some(ErrorKind::TimedOut);
         }
         status
-    }
-
-    /// Reports a write that is late, once until a write has ended.
-    pub(super) fn say_what_is_late(&self) {
-        let mut queue = self.0.lock();
-        let is_new = queue.late() && !std::mem::replace(&mut queue.late_is_said, true);
-        drop(queue);
-        if is_new {
-            let why = self.0.late_write();
-            self.0.report(
-                "error",
-                &format!("{why}; the next start of the daemon may not know the last changes"),
-            );
-        }
     }
 }
 
@@ -247,7 +247,7 @@ impl Drop for Writer {
 /// The thread of the writer.
 struct WriterThread {
     file: StateFile,
-    desk: Arc<Desk>,
+    shared: Arc<SharedQueue>,
     status: FileStatus,
 }
 
@@ -255,25 +255,25 @@ impl WriterThread {
     fn work(&mut self) {
         while let Some((write, number)) = self.next() {
             self.carry_out(&write);
-            let queue = &mut *self.desk.lock();
+            let queue = &mut *self.shared.lock();
             (queue.status, queue.done, queue.busy_since) = (self.status.clone(), number, None);
-            self.desk.changed.notify_all();
+            self.shared.changed.notify_all();
         }
     }
 
     /// Waits for a write; `None` after the last one.
     fn next(&self) -> Option<(Write, u64)> {
-        let mut queue = self.desk.lock();
+        let mut queue = self.shared.lock();
         loop {
             if let Some(write) = queue.next.take() {
                 queue.busy_since = Some(Instant::now());
-                self.desk.changed.notify_all();
+                self.shared.changed.notify_all();
                 return Some((write, queue.asked));
             }
             if queue.closed {
                 return None;
             }
-            queue = self.desk.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = self.shared.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -281,10 +281,12 @@ impl WriterThread {
         if self.status.not_stored.is_some() || self.status.stored.as_ref() != Some(&write.newest) {
             self.store(&write.newest);
         }
-        match write.wish {
-            Wish::Store => {}
-            Wish::Check => self.check_room(&write.newest),
-            Wish::Test => self.test(&write.newest),
+        // The file system has answered, so the test has a time limit of its own.
+        self.shared.lock().busy_since = Some(Instant::now());
+        match write.kind {
+            WriteKind::Store => {}
+            WriteKind::Check => self.check_room(&write.newest),
+            WriteKind::Test => self.test(&write.newest),
         }
     }
 
@@ -303,15 +305,15 @@ impl WriterThread {
     /// Writes the state. A failure is reported once until a write succeeds.
     fn store(&mut self, newest: &Arc<Remembered>) {
         let written = self.write(newest, 0);
-        let was_late = std::mem::take(&mut self.desk.lock().late_is_said);
+        let was_late = std::mem::take(&mut self.shared.lock().late_is_said);
         let failed_before = self.status.not_stored.is_some();
         let path = self.file.path.display();
         self.status.not_stored = written.err().map(|e| format!("{path}: cannot be written: {e}"));
         match &self.status.not_stored {
             None if failed_before || was_late => {
-                self.desk.report("", &format!("{path}: is written again, and has all changes"));
+                self.shared.report("", &format!("{path}: is written again, and has all changes"));
             }
-            Some(why) if !failed_before => self.desk.report(
+            Some(why) if !failed_before => self.shared.report(
                 "error",
                 &format!("{why}; the daemon tries again, and its next start may not know the last changes"),
             ),
@@ -327,9 +329,9 @@ impl WriterThread {
         let was_refusing = std::mem::replace(&mut self.status.refusing, why.clone()).is_some();
         match why {
             Some(why) if !was_refusing && self.status.not_stored.is_none() => {
-                self.desk.report("error", &format!("{why}; commands that change something are refused"));
+                self.shared.report("error", &format!("{why}; commands that change something are refused"));
             }
-            None if was_refusing => self.desk.report("", &format!("{path}: can be written again")),
+            None if was_refusing => self.shared.report("", &format!("{path}: can be written again")),
             _ => {}
         }
         self.status.refused_by = tried.err().map(Arc::new);

@@ -129,7 +129,7 @@ impl Reader<'_> {
         };
         let found = Sectors::from_bytes_floor(parsed.summary.written_bytes as u64);
         if found != written && !bug(Bug::ShorterLeafBelieved) {
-            return Err(bad(NodeFlaw::FewerBsets { expected: written, found }));
+            return Err(bad(NodeFlaw::ChangedBsets { expected: written, found }));
         }
         extents_of(&parsed.keys, self.geometry.bucket_sectors).map_err(bad)
     }

@@ -3,7 +3,8 @@
 //! Owns the rules. A key of a verified structure decides about its range, unless a newer key can have been lost. Journal keys are newer
 //! than those of leaves, and later entries are newer than earlier ones: so the loss of a leaf does not touch ranges that the journal
 //! names, and the loss of an entry does not touch ranges that a later entry names. A clean backing device has all writes that were
-//! acknowledged. The rules are the same for it, because after a crash the cache can have other bytes of writes that were under way.
+//! acknowledged. It is judged by the same rules: in the range of a write that was under way at a crash, the cache and the device can
+//! have different bytes.
 //! A right checksum of data raises no range: it does not prove that the key is the newest one. `mapper` compares bytes where a rule
 //! depends on them.
 //!

@@ -28,7 +28,7 @@ pub(super) fn post(control: &Control, command: &str, path: &str, body: &Value) -
     let (send, answer) = channel();
     let (here, to, wanted) = (control.clone(), path.to_owned(), body.clone());
     let asks = move || {
-        // After a signal nobody takes the answer.
+        // After a signal `post` has returned, and the receiver is gone.
         let _ = send.send(here.post(&to, &wanted));
     };
     let spawned = std::thread::Builder::new().name("ubcache-ask".into()).spawn(asks);

@@ -9,7 +9,7 @@ use blockio::users::{User, in_words};
 use serve::exports::{Opens, Way};
 
 use super::{Problem, SetView, volume_title};
-use crate::host::end_of_use as command_of;
+use crate::host::end_of_use;
 
 /// A block device of a process that has died, and its users.
 pub(crate) struct DeadExport {
@@ -42,7 +42,7 @@ fn of_one(dead: &DeadExport, sets: &[SetView]) -> Problem {
         "{what}: {device} is of a process that has died, and every access to it fails, but it is in use: {}; {now}",
         in_words(&dead.users)
     );
-    let command = dead.users.first().map_or_else(|| format!("lsblk {device}"), command_of);
+    let command = dead.users.first().map_or_else(|| format!("lsblk {device}"), end_of_use);
     let mut problem = Problem::new("dead_export", text, command);
     problem.of.volume = served.map(|(_, volume)| volume.name.clone());
     problem.of.set = served.filter(|(set, _)| set.has_cache).map(|(set, _)| set.id.clone());

@@ -316,7 +316,7 @@ fn a_device_that_waits_says_for_what_and_what_to_do() {
         (Awaited::Operator, "ubcache register /dev/hdd"),
         // `ubcache unregister` was proposed, which would give the replugged device up.
         (Awaited::EndOfUse(Some("umount /mnt".into())), "umount /mnt"),
-        (Awaited::EndOfUse(None), "ubcache status"),
+        (Awaited::EndOfUse(None), "journalctl -u ubcache -n 50"),
     ] {
         let waiting = device("/dev/hdd", "backing", "waiting", "the reason");
         let found = problems(&[], &[DeviceView { awaits: Some(awaits), ..waiting }]);
