@@ -270,6 +270,8 @@ impl<'a> Host<'a> {
             Order::Force => self.force.use_it(),
             #[cfg(test)]
             Order::Panic => panic!("by an order"),
+            #[cfg(test)]
+            Order::Hang(until) => drop(until.recv()),
             other if !other.is_wanted() => {}
             other => tasks.0.push(Box::pin(self.carry_out(other))),
         }
@@ -328,7 +330,7 @@ impl<'a> Host<'a> {
             Order::Flush(name, job) => work::end_of(self, &job, self.flush(name.as_deref(), &job.0).await),
             Order::Stop | Order::Force => {}
             #[cfg(test)]
-            Order::Panic => {}
+            Order::Panic | Order::Hang(_) => {}
         }
     }
 

@@ -107,7 +107,7 @@ impl Order {
             }
             Order::Stop | Order::Force => {}
             #[cfg(test)]
-            Order::Panic => {}
+            Order::Panic | Order::Hang(_) => {}
         }
     }
 }
@@ -163,6 +163,9 @@ pub(crate) enum Order {
     /// Panic, as a bug would.
     #[cfg(test)]
     Panic,
+    /// Block the thread until the sender is dropped, as a system call that hangs would.
+    #[cfg(test)]
+    Hang(std::sync::mpsc::Receiver<()>),
 }
 
 /// The slot of a backing device in the table of its set.

@@ -203,6 +203,21 @@ fn a_start_serves_what_a_read_only_state_does_not_name() {
     assert!(state.contains(&name), "{state}");
 }
 
+/// The second daemon said nothing while it waited.
+#[test]
+fn a_second_daemon_with_the_same_state_says_what_it_waits_for() {
+    let place = Place::new();
+    let daemon = place.start();
+    let said = place.refused();
+    for words in [
+        "another daemon has this state directory; waiting for its end for at most 5 s",
+        "stop it, or give this one",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    daemon.stop();
+}
+
 /// The directory is lost while the daemon runs.
 #[test]
 fn a_lost_state_directory_is_a_problem_that_ends() {

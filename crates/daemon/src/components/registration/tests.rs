@@ -267,6 +267,37 @@ async fn a_reload_that_changes_the_owner_of_a_label_applies_the_section_to_the_n
     registry.inventory.workers.stop_all().await.unwrap();
 }
 
+/// The thread of the set did not answer. `unregister` of a disk said that it was done, and the disk stayed served.
+#[tokio::test]
+async fn a_disk_of_a_silent_set_is_not_unregistered() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = registry_in(dir.path(), "exports = []");
+    let (disk, cache) =
+        (backing_device_in(dir.path(), 0, 5, BackingState::None), cache_device(dir.path(), 2));
+    register(&registry, &[&cache]).await.unwrap();
+    register(&registry, &[&disk]).await.unwrap();
+    let asked = Asked::inside("a test");
+    let set = format::Uuid([2; 16]).to_string();
+    let path = disk.to_string_lossy();
+    registry
+        .registration
+        .attach(&Attach { cache: set.clone(), backing: path.to_string(), force: false }, &asked)
+        .await
+        .unwrap();
+    let (release, until) = std::sync::mpsc::channel();
+    registry.inventory.workers.serving(&set).unwrap().order(Order::Hang(until)).unwrap();
+    // The deadlines of answers pass at once.
+    tokio::time::pause();
+    let refused = registry.registration.unregister(&path, &asked).await.map(drop).unwrap_err().to_string();
+    tokio::time::resume();
+    assert!(refused.contains("did not answer within"), "{refused}");
+    assert!(registry.inventory.devices.get(&disk).is_some() && registry.shared.is_served(&set));
+    drop(release);
+    registry.registration.unregister(&path, &asked).await.unwrap();
+    assert!(registry.inventory.devices.get(&disk).is_none());
+    registry.inventory.workers.stop_all().await.unwrap();
+}
+
 /// What stayed dirty was read before the command waited for another one.
 #[tokio::test]
 async fn what_is_known_before_the_end_is_read_under_the_claim() {
