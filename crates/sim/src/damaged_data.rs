@@ -12,6 +12,7 @@ use format::checksum::crc32c;
 use format::{BucketNr, CacheMode, FooterId, FooterLayout, Gen, Geometry, Sector, Sectors, parse_footer};
 use io::Rng;
 
+use crate::disk::Medium;
 use crate::hardware::{CHECKSUM_KEY, Layout, SET_UUID};
 use crate::image::Image;
 use crate::scenario::{Boot, Scenario};
@@ -147,7 +148,11 @@ pub fn damage(events: Vec<SetEvent>) -> Vec<(u64, bool)> {
 }
 
 /// The first sectors of the blocks whose checksum is on the device and matches.
-pub(crate) fn blocks_with_checksums(image: &Image, l: &Layout) -> Vec<u64> {
+///
+/// A footer is written after its data. A footer of an earlier generation of the bucket can match newer data: the same data was
+/// written again to the same place. It does not count, because no reader uses it.
+pub(crate) fn blocks_with_checksums(medium: &Medium, l: &Layout) -> Vec<u64> {
+    let image = medium.live();
     let geometry = Geometry::new(Sectors(l.bucket_sectors), Sectors(l.block_sectors), l.nbuckets, 4, 8);
     // Small buckets have no room for footers.
     let Some(layout) = geometry.ok().and_then(|g| FooterLayout::of(&g)) else { return Vec::new() };
@@ -160,9 +165,10 @@ pub(crate) fn blocks_with_checksums(image: &Image, l: &Layout) -> Vec<u64> {
             FooterId { set_uuid: SET_UUID, bucket: BucketNr(bucket as u32), generation: Gen(footer[40]) };
         let Ok(sums) = parse_footer(&layout, CHECKSUM_KEY, id, &footer) else { continue };
         for block in 0..layout.blocks() {
-            let at = start + block as u64 * l.block_sectors;
-            if sums.get(block) == Some(crc32c(&read(image, at, l.block_sectors))) {
-                found.push(at);
+            let block_at = start + block as u64 * l.block_sectors;
+            let matches = || sums.get(block) == Some(crc32c(&read(image, block_at, l.block_sectors)));
+            if matches() && medium.is_written_after(at, Sector(block_at)) {
+                found.push(block_at);
             }
         }
     }
@@ -201,7 +207,7 @@ fn flipped(bytes: &[u8], rng: &mut Rng) -> Vec<u8> {
 /// Damages a third of the blocks that have a checksum: a flipped bit, a write to the wrong place, or a write that was lost.
 fn damage_blocks(b: &Boot, earlier: &Image, l: &Layout, rng: &mut Rng) -> Tally {
     let image = b.cache.image();
-    let blocks = blocks_with_checksums(&image, l);
+    let blocks = blocks_with_checksums(&b.cache.medium(), l);
     let mut tally = Tally { sets: 1, blocks: blocks.len() as u64, ..Tally::default() };
     for &at in &blocks {
         if !rng.chance(1, 3) {

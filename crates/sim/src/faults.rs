@@ -57,7 +57,7 @@ pub(crate) fn damage_later(hardware: &Hardware, damage: &DataDamage, sectors: &D
     let at = world.effects() + damage.after;
     hardware.world.at_effect(at, move || {
         let image = cache.image();
-        let blocks = blocks_with_checksums(&image, &layout);
+        let blocks = blocks_with_checksums(&cache.medium(), &layout);
         world.random(|rng| {
             for &at in &blocks {
                 if !rng.chance(1, one_in) {

@@ -2,6 +2,7 @@
 //!
 //! Owns these three. Invariant: an older version never appears again after a newer one is durable. Must not know requests.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -41,13 +42,31 @@ pub struct Medium {
     pub(super) unflushed: Vec<Unflushed>,
     pub(super) damaged: DamagedBlocks,
     pub(super) block_sectors: u64,
+    order: WriteOrder,
+}
+
+/// Which sectors were written later than others.
+#[derive(Clone, Default)]
+struct WriteOrder {
+    writes: u64,
+    /// For each sector the number of the last write. Copies of a medium share it.
+    last: Rc<BTreeMap<u64, u64>>,
+}
+
+impl WriteOrder {
+    fn wrote(&mut self, at: Sector, bytes: usize) {
+        self.writes += 1;
+        let end = at.0 + (bytes / SECTOR) as u64;
+        Rc::make_mut(&mut self.last).extend((at.0..end).map(|sector| (sector, self.writes)));
+    }
 }
 
 impl Medium {
     pub(super) fn zeros(name: &str, sectors: Sectors, block_sectors: u64) -> Medium {
         let image = Image::zeros(name, sectors);
         let (live, damaged) = (image.clone(), DamagedBlocks::default());
-        Medium { live, durable: image, unflushed: Vec::new(), damaged, block_sectors }
+        let order = WriteOrder::default();
+        Medium { live, durable: image, unflushed: Vec::new(), damaged, block_sectors, order }
     }
 
     /// What a read of the device returns.
@@ -59,6 +78,11 @@ impl Medium {
     /// The contents that reads return.
     pub fn live(&self) -> &Image {
         &self.live
+    }
+
+    /// Whether a sector was last written after another one.
+    pub fn is_written_after(&self, sector: Sector, other: Sector) -> bool {
+        self.order.last.get(&sector.0) > self.order.last.get(&other.0)
     }
 
     /// Loses the data that is not durable, except the retained part.
@@ -86,6 +110,7 @@ impl Medium {
     pub(super) fn apply(&mut self, op: u64, sector: Sector, data: Rc<[u8]>) {
         self.live.write(sector, &data);
         self.damaged.wrote(sector, data.len());
+        self.order.wrote(sector, data.len());
         self.unflushed.push(Unflushed { op, sector, data, ended: None });
     }
 
