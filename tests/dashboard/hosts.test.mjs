@@ -132,7 +132,7 @@ test("a failed cache is a problem, and so are its dirty volumes", async () => {
       return sets.some((s) => s.set?.failed);
     });
     await look(world, "failed", "", async (page) => {
-      await page.getByRole("region", { name: "Problems" }).getByRole("heading", { name: "Cache nvme has failed" }).waitFor();
+      await page.getByRole("region", { name: "Problems" }).getByRole("heading", { name: "Cache nvme is disabled" }).waitFor();
       await page.getByText(/dirty data is on this cache device alone \(.* of mail \(/).waitFor();
       await page.getByRole("region", { name: "Cache nvme" }).locator(".chip", { hasText: "requests fail" }).waitFor();
       // The volumes of the other cache and without a cache are as before.
@@ -154,7 +154,7 @@ test("the page has the problems of the status", async () => {
     const [problem] = (await world.ask("GET", "/v1/status")).problems;
     await page.getByRole("banner").getByText("1 problem").waitFor();
     const problems = page.getByRole("region", { name: "Problems" });
-    await problems.getByRole("heading", { name: "orders is disabled" }).waitFor();
+    await problems.getByRole("heading", { name: "orders fails every request" }).waitFor();
     assert.equal(await problems.locator("code.next").textContent(), problem.command);
     await world.ask("PUT", `/v1/volumes/${world.volumes.orders}/tunables/io_disable`, { value: "0" });
     await page.getByRole("banner").getByText("No problems").waitFor();

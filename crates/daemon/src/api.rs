@@ -28,7 +28,7 @@ use tokio::sync::mpsc;
 
 use crate::answer::{Answered, Refusal, ok};
 use crate::audit;
-use crate::components::{Found, commands_that_wait, dead_exports, in_order, problems, state_not_stored};
+use crate::components::Found;
 use crate::hub::Event;
 use crate::jobs::JobView;
 use crate::{wall_clock, web};
@@ -177,11 +177,7 @@ async fn status(State(api): SharedApi) -> Answered {
     let errors = api.registry.shared.hub.last(LAST_ERRORS, |e| e.level != "info");
     let jobs: Vec<_> = api.registry.jobs.all().into_iter().filter(JobView::is_running).collect();
     let commands = api.registry.registration.under_way();
-    let mut found = problems(&sets, &devices);
-    found.extend(commands_that_wait(&commands, &devices));
-    found.extend(dead_exports(&api.registry.exports.dead().await, &sets));
-    in_order(&mut found);
-    found.extend(state_not_stored(&api.registry.shared.state()));
+    let found = api.registry.overview.problems(&sets, &devices).await;
     ok(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "hostname": hostname(),

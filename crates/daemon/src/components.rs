@@ -8,7 +8,7 @@
 //! * `changes`: which command changes which devices; `placement`: assigns devices to threads.
 //! * `replug`: serves devices that are plugged in again; `startup`: registers the stored and configured devices.
 //! * `registration`: carries out the operator's commands about devices; `hotplug`: registers devices that are plugged in.
-//! * `exports`: reports on the exports of all volumes; `scrape`: the figures for `/metrics`.
+//! * `exports`: reports on the exports of all volumes; `overview`: all problems; `scrape`: the figures for `/metrics`.
 
 pub(crate) mod admission;
 pub(crate) mod changes;
@@ -17,6 +17,7 @@ pub(crate) mod exports;
 pub(crate) mod hotplug;
 pub(crate) mod inventory;
 pub(crate) mod lookup;
+pub(crate) mod overview;
 pub(crate) mod placement;
 pub(crate) mod problems;
 pub(crate) mod registration;
@@ -29,9 +30,6 @@ pub(crate) mod workers;
 pub(crate) use admission::By;
 pub(crate) use exports::NotExported;
 pub(crate) use lookup::{Found, Lookup};
-pub(crate) use problems::{
-    Problem, commands_that_wait, dead_exports, in_order, problems, shared_labels, state_not_stored,
-    volume_title,
-};
+pub(crate) use problems::{Problem, problems, shared_labels, volume_title};
 pub(crate) use registration::{Attach, Ended};
 pub(crate) use views::{DeviceView, SetView};

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serve::{Failure, plain};
@@ -38,6 +38,8 @@ pub(crate) struct Job {
     target: String,
     on: Option<Named>,
     began: Instant,
+    /// Milliseconds from the beginning to the last progress.
+    advanced_ms: AtomicU64,
     done: AtomicU64,
     total: AtomicU64,
     cancel: AtomicBool,
@@ -49,20 +51,22 @@ pub(crate) struct Job {
 /// A job as clients see it.
 #[derive(Serialize)]
 pub(crate) struct JobView {
-    id: u64,
+    pub(crate) id: u64,
     kind: &'static str,
     target: String,
     /// Label of the volume or set that the job works on; empty if there is none.
     label: String,
     /// Path of the device that the job works on, if it works on one.
-    device: Option<PathBuf>,
-    uuid: Option<String>,
+    pub(crate) device: Option<PathBuf>,
+    pub(crate) uuid: Option<String>,
     /// `running`, `done`, `cancelled` or `failed`.
     pub(crate) state: &'static str,
     done_bytes: u64,
     total_bytes: u64,
     percent: u64,
     seconds: u64,
+    /// The time without progress.
+    pub(crate) idle_seconds: u64,
     eta_seconds: Option<u64>,
     error: Option<String>,
     /// The findings of a check, if the job is one.
@@ -72,6 +76,11 @@ pub(crate) struct JobView {
 impl JobView {
     pub(crate) fn is_running(&self) -> bool {
         self.state == "running"
+    }
+
+    /// The kind of the job and its target, as messages name them.
+    pub(crate) fn title(&self) -> String {
+        format!("{} {}", self.kind, plain::named(&self.label, &self.target))
     }
 }
 
@@ -83,7 +92,11 @@ impl Job {
     /// Sets the progress: `done` of `total` bytes.
     pub(crate) fn progress(&self, done: u64, total: u64) {
         self.total.store(total, Ordering::Relaxed);
-        self.done.store(done.min(total), Ordering::Relaxed);
+        let done = done.min(total);
+        if self.done.swap(done, Ordering::Relaxed) != done {
+            let elapsed_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+            self.advanced_ms.store(elapsed_ms, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {
@@ -158,6 +171,10 @@ impl Job {
             total_bytes: total,
             percent: percent(done, total),
             seconds: elapsed.as_secs(),
+            idle_seconds: {
+                let advanced = Duration::from_millis(self.advanced_ms.load(Ordering::Relaxed));
+                elapsed.saturating_sub(advanced).as_secs()
+            },
             eta_seconds: if state == "running" { eta(done, total, elapsed.as_secs_f64()) } else { None },
             error,
             report: self.report.lock().unwrap_or_else(PoisonError::into_inner).clone(),
@@ -275,6 +292,7 @@ impl Jobs {
             target: target.to_owned(),
             on: on.cloned(),
             began: Instant::now(),
+            advanced_ms: AtomicU64::new(0),
             done: AtomicU64::new(0),
             total: AtomicU64::new(0),
             cancel: AtomicBool::new(false),
@@ -323,6 +341,23 @@ mod tests {
         drop(running(jobs.begin("flush", "x", None).unwrap()));
         assert_eq!(jobs.get(2).unwrap().problem().unwrap(), "flush x: it was dropped");
         assert_eq!(jobs.all().len(), 2);
+    }
+
+    #[test]
+    fn progress_ends_the_time_without_progress() {
+        let jobs = Jobs::new(Arc::default());
+        let job = jobs.begin("drain", "bcache0", None).unwrap();
+        let advanced = || job.advanced_ms.load(Ordering::Relaxed);
+        job.progress(0, 100);
+        assert_eq!(advanced(), 0, "nothing was done");
+        while job.began.elapsed() < Duration::from_millis(2) {
+            std::thread::yield_now();
+        }
+        job.progress(30, 100);
+        let at = advanced();
+        assert!(at >= 2);
+        job.progress(30, 100);
+        assert_eq!((advanced(), job.view().idle_seconds), (at, 0));
     }
 
     #[test]

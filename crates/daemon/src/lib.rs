@@ -110,7 +110,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let socket = place(&options.socket, &config.socket, DEFAULT_SOCKET);
     let state_dir = place(&options.state_dir, &config.state_dir, DEFAULT_STATE_DIR);
     let access = Access::new(config.group.as_deref())?;
-    let state = State::open(&state_dir)?;
+    let state = state::say_if_late(&state_dir, || State::open(&state_dir))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -118,7 +118,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let shared = Arc::new(Shared::new(config, state));
     shared.remote.send_replace(remote);
     shared.set_nbd_tls(nbd);
-    match EventLog::open(&state_dir) {
+    match state::say_if_late(&state_dir, || EventLog::open(&state_dir)) {
         Ok(log) => shared.hub.store_in(log),
         // The daemon serves without a history.
         Err(e) => message::warn(format!("events are not stored: {e}")),

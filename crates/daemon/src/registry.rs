@@ -11,6 +11,7 @@ use crate::components::exports::Exports;
 use crate::components::hotplug::Hotplug;
 use crate::components::inventory::Inventory;
 use crate::components::lookup::Lookup;
+use crate::components::overview::Overview;
 use crate::components::placement::Placement;
 use crate::components::registration::Registration;
 use crate::components::replug::Replug;
@@ -27,10 +28,11 @@ use crate::shared::Shared;
 /// The components and their connections.
 pub(crate) struct Registry {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) jobs: Jobs,
+    pub(crate) jobs: Arc<Jobs>,
     pub(crate) history: Arc<History>,
     pub(crate) inventory: Inventory,
     pub(crate) views: Views,
+    pub(crate) overview: Overview,
     pub(crate) scrape: Scrape,
     pub(crate) lookup: Arc<Lookup>,
     pub(crate) registration: Arc<Registration>,
@@ -62,10 +64,19 @@ impl Registry {
         let exports = Arc::new(Exports::new(shared.clone(), inventory.clone()));
         let settings = Arc::new(Settings::new(shared.clone(), lookup.clone()));
         let views = Views::new(shared.clone(), inventory.clone());
+        let jobs = Arc::new(Jobs::new(shared.hub.clone()));
+        let overview = Overview {
+            shared: shared.clone(),
+            views: views.clone(),
+            registration: registration.clone(),
+            exports: exports.clone(),
+            jobs: jobs.clone(),
+        };
         Registry {
-            jobs: Jobs::new(shared.hub.clone()),
+            jobs,
             history: Arc::default(),
-            scrape: Scrape::new(shared.clone(), inventory.clone(), views.clone()),
+            scrape: Scrape::new(shared.clone(), inventory.clone(), overview.clone()),
+            overview,
             views,
             startup: Startup::new(shared.clone(), inventory.clone(), admission.clone(), placement.clone()),
             hotplug: Hotplug::new(

@@ -8,6 +8,7 @@
 mod file;
 mod remembered;
 mod room;
+mod wait;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -26,6 +27,7 @@ use file::StateFile;
 pub(crate) use file::replace_file;
 use remembered::Remembered;
 pub(crate) use remembered::{Known, Mark, Owner};
+pub(crate) use wait::say_if_late;
 pub(crate) use writer::Storing;
 use writer::{WriteKind, Writer};
 

@@ -38,9 +38,9 @@ export function named(text, status) {
 /** Kind and text of the state of a volume of a set. Amber is for what needs an operator; dirty is the normal state of writeback. */
 export function stateOf(volume, set) {
   // Without the cache the newest data of a dirty volume cannot be reached.
-  if (set?.set?.failed) return failsWithCache(volume) ? ["bad", "requests fail"] : ["warn", "cache failed"];
+  if (set?.set?.failed) return failsWithCache(volume) ? ["bad", "requests fail"] : ["warn", "cache disabled"];
   if (volume.problem) return ["bad", "not exported"];
-  if (disabled(volume)) return ["bad", "disabled"];
+  if (disabled(volume)) return ["bad", "io_disable is 1"];
   if (volume.flash_only) return ["", volume.stopped ? "stopped" : "flash-only"];
   if (!volume.attached) return ["", "no cache"];
   return volume.state === "dirty" ? ["info", "dirty"] : volume.state === "clean" ? ["good", "clean"] : ["bad", volume.state ?? "unknown"];
@@ -51,7 +51,8 @@ export const failsWithCache = (volume) => volume.attached && (volume.flash_only 
 
 /** Kind and text of a set's state. */
 export function setStateOf(set) {
-  if (set.set?.failed || set.state === "failed") return ["bad", "failed"];
+  if (set.set?.failed) return ["bad", "disabled"];
+  if (set.state === "failed") return ["bad", "failed"];
   return [set.state === "serving" ? "good" : "", set.state];
 }
 

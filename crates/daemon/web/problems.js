@@ -5,22 +5,23 @@ import { deviceNameOf, hrefOf, nameOf, named, setHrefOf, setNameOf } from "./nam
 
 /** Kinds that stop no requests. */
 const MILD = ["label_shared", "state_not_stored", "state_not_writable"];
-/** Titles by kind; `name` is that of the volume, set or device. */
+/** Titles by kind; `name` is that of the volume, set or device, and the second value is what the title depends on. */
 const TITLES = {
   stopping: () => "The daemon is stopping",
-  set_failed: (name) => `${name} has failed`,
-  io_disabled: (name) => `${name} is disabled`,
+  set_failed: (name, disabled) => (disabled ? `${name} is disabled` : `${name} has failed`),
+  io_disabled: (name) => `${name} fails every request`,
   device_failed: (name) => `${name} has failed`,
   device_waiting: (name, dirty) => (dirty ? `${name} waits, with dirty data` : `${name} waits`),
   set_silent: (name) => `${name} does not answer`,
   command_waits: () => "A command takes long",
+  job_waits: () => "A job makes no progress",
   dead_export: (name) => `A device of ${name} is dead and in use`,
   damaged: (name) => `${name} has damaged dirty data`,
   dirty_without_disk: (name) => `${name} has dirty data of a device that is not served`,
   stale: (name) => `${name} was used without its cache`,
   not_exported: (name) => `${name} is not exported`,
   io_errors: (name) => `${name} has errors`,
-  label_shared: () => "Several have one label",
+  label_shared: () => "Several volumes or sets have one label",
   state_not_stored: () => "The state cannot be stored",
   state_not_writable: () => "The state directory cannot be written",
 };
@@ -46,7 +47,8 @@ function shown(problem, status) {
   const waits = problem.kind === "device_waiting";
   const dirty = waits && device?.dirty;
   const register = registers(problem.command);
-  const title = TITLES[problem.kind]?.(name, dirty) ?? problem.kind;
+  const disabled = status.sets.some((s) => s.id === problem.set && s.set?.failed);
+  const title = TITLES[problem.kind]?.(name, waits ? dirty : disabled) ?? problem.kind;
   const action = register && register !== problem.device && waits ? "Register its cache…" : "Register…";
   const kind = MILD.includes(problem.kind) || (waits && !dirty) ? "warn" : "bad";
   return { kind, href, title, register, action, dirty, text: named(`${problem.text}.`, status).replace(/\.\.$/, "."), command: problem.command };

@@ -82,6 +82,10 @@ pub enum Value {
     AtLeast(u64),
     /// At most this number.
     AtMost(u64),
+    /// A number of bytes.
+    Bytes(u64),
+    /// At least the logical block of the device, in bytes.
+    LogicalBlock(u32),
     /// A number in an inclusive range.
     Range(u64, u64),
     /// A UUID.
@@ -97,6 +101,8 @@ impl fmt::Display for Value {
             Value::Hex(n) => write!(f, "{n:#018x}"),
             Value::AtLeast(n) => write!(f, "at least {n}"),
             Value::AtMost(n) => write!(f, "at most {n}"),
+            Value::Bytes(n) => write!(f, "{n} bytes"),
+            Value::LogicalBlock(n) => write!(f, "at least {n} bytes, the logical block of the device"),
             Value::Range(a, b) => write!(f, "{a} to {b}"),
             Value::Uuid(u) => write!(f, "{u}"),
             Value::Text(t) => f.write_str(t),

@@ -23,7 +23,7 @@ use crate::bytes::{as_u64, u64_at};
 use crate::checksum::crc64;
 use crate::error::{Corrupt, Structure, Value};
 use crate::magic::SUPERBLOCK_MAGIC;
-use crate::units::{SECTOR_BYTES, Sector, Sectors, Uuid};
+use crate::units::{Sector, Sectors, Uuid};
 
 /// Sector of the superblock on its device.
 pub const SUPERBLOCK_SECTOR: Sector = Sector(8);
@@ -251,13 +251,13 @@ impl RawSuperblock {
                 Value::Uuid(Uuid::NIL),
             );
         }
-        let block = self.block_size.get();
-        if u64::from(block).saturating_mul(SECTOR_BYTES) < u64::from(logical_block_bytes) {
+        let block_bytes = Sectors(u64::from(self.block_size.get())).bytes();
+        if block_bytes < u64::from(logical_block_bytes) {
             return bad(
                 "block_size",
                 offset_of!(RawSuperblock, block_size),
-                Value::AtLeast(Sectors::from_bytes_ceil(u64::from(logical_block_bytes)).0),
-                Value::Num(u64::from(block)),
+                Value::LogicalBlock(logical_block_bytes),
+                Value::Bytes(block_bytes),
             );
         }
         Ok(())

@@ -105,7 +105,10 @@ fn every_rule_of_cache_superblocks() {
     assert_eq!((e.field, e.offset_bytes), ("checksum", 0));
     // A device whose logical blocks are larger than the set's.
     let raw = RawSuperblock::from_prefix(&good).unwrap();
-    assert_eq!(raw.check_cache(DEVICE, 4096).unwrap_err().field, "block_size");
+    assert_eq!(
+        raw.check_cache(DEVICE, 4096).unwrap_err().to_string(),
+        "cache superblock, block_size (at byte 192): expected at least 4096 bytes, the logical block of the device, found 512 bytes"
+    );
     // A device that shrank.
     let e = raw.check_cache(Sectors(DEVICE.0 - 1), 512).unwrap_err();
     assert_eq!(

@@ -19,6 +19,8 @@ pub struct HostFigures {
     pub waiting: BTreeMap<&'static str, u64>,
     /// UUIDs of sets that are registered and have no thread that serves them, because of a failure.
     pub failed_sets: BTreeSet<String>,
+    /// Number of problems that `status` lists, by kind; the kinds are a fixed list.
+    pub problems: BTreeMap<&'static str, u64>,
     /// Whether the state can be written: 0 while changes are refused or could not be stored.
     pub state_writable: bool,
     /// The process.
@@ -61,6 +63,11 @@ pub(crate) static HOST_FAMILIES: &[Family] = &[
             }
         },
     ),
+    gauge("ubcache_problems", &["kind"], "Problems that `ubcache status` lists, by kind.", |f, t| {
+        for (kind, count) in f.host.iter().flat_map(|h| &h.problems) {
+            t.count(&[("kind", kind)], *count);
+        }
+    }),
     gauge(
         "ubcache_state_writable",
         &[],

@@ -359,7 +359,11 @@ fn a_device_of_a_killed_daemon_is_a_problem_until_it_is_free() {
     let now = format!("; unmount or close it, and use {}, where the volume is served now", device(&daemon));
     assert!(text.ends_with(&now), "{text}");
     assert_eq!(found[0]["command"], format!("ps -fp {}", std::process::id()));
+    let metric =
+        |count| daemon.metrics().contains(&format!("ubcache_problems{{kind=\"dead_export\"}} {count}\n"));
+    assert!(metric(1), "{}", daemon.metrics());
     drop(held);
     wait_until("the end of the problem", || problems().is_empty());
+    assert!(metric(0));
     daemon.stop();
 }

@@ -110,7 +110,12 @@ pub(super) async fn register(State(api): SharedApi, Extension(audit): Audited, b
         let volumes = start_volumes(&api, &audit, &wanted.volumes, &mut not_exported).await?;
         Ok((devices, registered, not_exported, volumes))
     });
-    let (devices, mut registered, not_exported, volumes) = registered.await?;
+    let registered = registered.await;
+    if registered.is_err() {
+        // The devices that were not refused are registered, so they are stored before the answer.
+        let _reported = here.registry.shared.not_stored().await;
+    }
+    let (devices, mut registered, not_exported, volumes) = registered?;
     registered.warnings.extend(labels_of_others(&here, &devices).await);
     let answer = json!({
         "disabled": disabled(&here, &devices).await,

@@ -9,6 +9,7 @@ mod waits;
 
 pub(crate) use labels::shared as shared_labels;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use format::{counted, form};
@@ -18,7 +19,7 @@ use serve::exports::{Opens, Way};
 use serve::snapshot::{SetFigures, SlotDirty, TunableFigure, VolumeFigures};
 
 pub(crate) use leftovers::{DeadExport, dead_exports};
-pub(crate) use waits::{CommandUnderWay, commands_that_wait};
+pub(crate) use waits::{CommandUnderWay, commands_that_wait, jobs_that_wait};
 
 use super::views::{Awaited, Blank, DeviceView, SetView};
 use crate::state::{STORED_AGAIN_EVERY, State};
@@ -27,8 +28,8 @@ use crate::state::{STORED_AGAIN_EVERY, State};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Problem {
     /// One of the kinds in the order of `KINDS`: `stopping`, `set_failed`, `io_disabled`, `device_failed`, `device_waiting`,
-    /// `set_silent`, `command_waits`, `dead_export`, `damaged`, `dirty_without_disk`, `stale`, `not_exported`, `io_errors`,
-    /// `label_shared`, `state_not_stored` or `state_not_writable`.
+    /// `set_silent`, `command_waits`, `job_waits`, `dead_export`, `damaged`, `dirty_without_disk`, `stale`, `not_exported`,
+    /// `io_errors`, `label_shared`, `state_not_stored` or `state_not_writable`.
     pub(crate) kind: &'static str,
     /// What is wrong, and of what.
     pub(crate) text: String,
@@ -58,7 +59,7 @@ pub(crate) struct Subject {
 }
 
 /// The kinds in the order in which they are listed: what stops requests comes first.
-const KINDS: [&str; 16] = [
+const KINDS: [&str; 17] = [
     "stopping",
     "set_failed",
     "io_disabled",
@@ -66,6 +67,7 @@ const KINDS: [&str; 16] = [
     "device_waiting",
     "set_silent",
     "command_waits",
+    "job_waits",
     "dead_export",
     "damaged",
     "dirty_without_disk",
@@ -105,6 +107,15 @@ pub(crate) fn problems(sets: &[SetView], devices: &[DeviceView]) -> Vec<Problem>
 pub(crate) fn in_order(found: &mut [Problem]) {
     let place = |problem: &Problem| KINDS.iter().position(|kind| *kind == problem.kind);
     found.sort_by_key(place);
+}
+
+/// The number of problems of each kind, also of kinds without a problem.
+pub(crate) fn counts(found: &[Problem]) -> BTreeMap<&'static str, u64> {
+    let mut counts = BTreeMap::from(KINDS.map(|kind| (kind, 0)));
+    for problem in found {
+        *counts.entry(problem.kind).or_default() += 1;
+    }
+    counts
 }
 
 /// The problem of a state file that cannot be written, which is the last in the list.

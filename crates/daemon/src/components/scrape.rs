@@ -9,7 +9,8 @@ use metrics::{Figures, HostFigures};
 
 use super::devices::{DeviceState, WaitsFor};
 use super::inventory::Inventory;
-use super::views::Views;
+use super::overview::Overview;
+use super::problems::counts;
 use crate::probe::Role;
 use crate::process;
 use crate::shared::Shared;
@@ -25,24 +26,25 @@ const IN_USE: &str = "volume_in_use";
 pub(crate) struct Scrape {
     shared: Arc<Shared>,
     inventory: Inventory,
-    views: Views,
+    overview: Overview,
 }
 
 impl Scrape {
-    pub(crate) fn new(shared: Arc<Shared>, inventory: Inventory, views: Views) -> Scrape {
-        Scrape { shared, inventory, views }
+    pub(crate) fn new(shared: Arc<Shared>, inventory: Inventory, overview: Overview) -> Scrape {
+        Scrape { shared, inventory, overview }
     }
 
     /// All figures. A thread that does not answer is left out.
     pub(crate) async fn figures(&self) -> Figures {
-        let mut figures = self.inventory.workers.engine_figures().await;
-        figures.host = Some(self.host());
+        let (mut figures, problems) =
+            tokio::join!(self.inventory.workers.engine_figures(), self.overview.problems_now());
+        figures.host = Some(HostFigures { problems: counts(&problems), ..self.host() });
         figures
     }
 
     fn host(&self) -> HostFigures {
         let mut devices = BTreeMap::from(STATES.map(|state| (state, 0)));
-        for view in self.views.devices() {
+        for view in self.overview.views.devices() {
             *devices.entry(view.state).or_default() += 1;
         }
         let reasons = [WaitsFor::Cache, WaitsFor::DirtyCache, WaitsFor::Operator].map(WaitsFor::name);
@@ -71,6 +73,7 @@ impl Scrape {
             devices,
             waiting,
             failed_sets,
+            problems: BTreeMap::new(),
             state_writable,
             process: process::figures(),
         }

@@ -35,7 +35,9 @@ impl Host<'_> {
         };
         let why = |e| disabled::refuse(self, &Needs::Detach(&volume)).err().unwrap_or(Failure::from(e));
         let guard = match drained {
-            Err(_) if self.is_stopped(&volume) => return Ok(overtaken(left())),
+            Err(e) if self.is_stopped(&volume) => {
+                return Ok(overtaken(left(), std::error::Error::source(&e)));
+            }
             drained => drained.map_err(why)?,
         };
         set.detach(&volume).await.map_err(why)?;
@@ -110,8 +112,8 @@ impl Host<'_> {
         let parts = volumes.iter().map(|v| Box::pin(v.drained())).collect();
         match self.watched(job, dirty(), dirty, all(parts)).await {
             None => Ok(End::Cancelled),
-            Some(Err(_)) if name.is_some() && volumes.iter().all(|volume| self.is_stopped(volume)) => {
-                Ok(overtaken(dirty()))
+            Some(Err(e)) if name.is_some() && volumes.iter().all(|volume| self.is_stopped(volume)) => {
+                Ok(overtaken(dirty(), std::error::Error::source(&e)))
             }
             Some(drained) => {
                 let why = |e| disabled::refuse(self, &needs).err().unwrap_or(Failure::from(e));
@@ -170,11 +172,12 @@ impl Host<'_> {
     }
 }
 
-/// The end of a job whose volume was stopped, with the dirty data that it leaves.
-fn overtaken(left_bytes: u64) -> End {
+/// The end of a job whose volume was stopped, with the dirty data that it leaves, and the last error of writeback if there was one.
+fn overtaken(left_bytes: u64, error: Option<&dyn std::error::Error>) -> End {
     let left = serve::amount::human(left_bytes);
+    let error = error.map(|e| format!("; the last error of writeback: {e}")).unwrap_or_default();
     End::Overtaken(format!(
-        "the volume was stopped before all was written back; {left} of dirty data stay in the cache"
+        "the volume was stopped before all was written back; {left} of dirty data stay in the cache{error}"
     ))
 }
 

@@ -120,6 +120,7 @@ fn series_have_the_labels_of_their_families() {
     let mut host = HostFigures { version: "1.2.3", ..HostFigures::default() };
     host.devices.insert("served", 2);
     host.waiting.insert("operator", 2);
+    host.problems.insert("dead_export", 1);
     figures.host = Some(host);
     let text = render(&figures, Format::Prometheus);
     for family in ubcache_metrics::families() {
@@ -205,12 +206,15 @@ fn a_set_that_could_not_start_has_failed() {
     let mut host = HostFigures { version: "1.2.3", ..HostFigures::default() };
     host.failed_sets.extend([down.to_owned(), up.to_owned()]);
     host.waiting.insert("operator", 2);
+    host.problems.extend([("dead_export", 1), ("stale", 0)]);
     let mut figures = Figures { host: Some(host), ..busy() };
     figures.not_exported.insert("bcache".into());
     let text = render(&figures, Format::Prometheus);
     assert_eq!(value(&text, &format!("ubcache_set_failed{{set=\"{down}\"}}")), 1.0);
     assert_eq!(value(&text, &format!("ubcache_set_failed{{set=\"{up}\"}}")), 0.0, "its engine knows better");
     assert_eq!(value(&text, "ubcache_devices_waiting{reason=\"operator\"}"), 2.0);
+    assert_eq!(value(&text, "ubcache_problems{kind=\"dead_export\"}"), 1.0);
+    assert_eq!(value(&text, "ubcache_problems{kind=\"stale\"}"), 0.0);
     assert_eq!(value(&text, "ubcache_volumes_not_exported"), 1.0);
     assert_eq!(value(&text, "ubcache_state_writable"), 0.0);
     assert_eq!(value(&text, "ubcache_build_info{version=\"1.2.3\"}"), 1.0);

@@ -8,6 +8,8 @@ mod auto;
 #[cfg(test)]
 mod conformance;
 mod fuse;
+#[cfg(test)]
+mod head;
 mod kind;
 mod nbd;
 mod nbd_access;
@@ -34,7 +36,14 @@ pub use spec::{Place, Spec, SpecError};
 pub use ublk::{Force, servers};
 
 /// All kinds of exports, the preferred ones first.
-pub const KINDS: &[Kind] = &[auto::KIND, ublk::KIND, nbd::KIND, fuse::KIND];
+pub const KINDS: &[Kind] = &[
+    auto::KIND,
+    ublk::KIND,
+    nbd::KIND,
+    fuse::KIND,
+    #[cfg(test)]
+    head::KIND,
+];
 
 /// The option of an export that the operator does not choose.
 pub const DEFAULT: &str = auto::OPTION;

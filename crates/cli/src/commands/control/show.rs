@@ -18,8 +18,8 @@ struct DeviceRow<'a> {
     device: &'a Value,
     volume: Option<&'a Value>,
     cache: Option<&'a str>,
-    /// Whether the cache set of the device is disabled or could not be opened.
-    failed: bool,
+    /// What its cache set is in the place of serving.
+    outage: Option<&'static str>,
 }
 
 fn rows(status: &Value) -> Vec<DeviceRow<'_>> {
@@ -30,9 +30,8 @@ fn rows(status: &Value) -> Vec<DeviceRow<'_>> {
             volumes.insert(text(&volume["backing_uuid"]), volume);
         }
     }
-    let has_failed = |s: &&Value| s["state"] == "failed" || s["set"]["failed"].is_string();
-    let failed: Vec<&Value> =
-        status["sets"].as_array().into_iter().flatten().filter(has_failed).map(|s| &s["id"]).collect();
+    let sets = || status["sets"].as_array().into_iter().flatten();
+    let outage_of = |set: &Value| sets().find(|s| set.is_string() && s["id"] == *set).and_then(outage);
     let cache_of = |set: &Value| {
         let mut caches =
             devices.iter().filter(|d| d["kind"] == "cache" && d["set"] == *set && set.is_string());
@@ -44,9 +43,18 @@ fn rows(status: &Value) -> Vec<DeviceRow<'_>> {
             device: d,
             volume: volumes.get(text(&d["uuid"])).copied(),
             cache: if d["kind"] == "backing" { cache_of(&d["set"]) } else { None },
-            failed: d["set"].is_string() && failed.contains(&&d["set"]),
+            outage: outage_of(&d["set"]),
         })
         .collect()
+}
+
+/// Why a set serves less than it should: its cache device has failed, or its thread has ended.
+fn outage(set: &Value) -> Option<&'static str> {
+    match (set["set"]["failed"].is_string(), set["state"] == "failed") {
+        (true, _) => Some("disabled"),
+        (false, true) => Some("failed"),
+        (false, false) => None,
+    }
 }
 
 /// Flash-only volumes, which have no device of their own.
@@ -55,13 +63,12 @@ fn flash_only_rows(status: &Value) -> Vec<DeviceRow<'_>> {
     let mut found = Vec::new();
     for set in status["sets"].as_array().into_iter().flatten() {
         let cache = devices().find(|d| d["kind"] == "cache" && d["set"] == set["id"]);
-        let failed = set["state"] == "failed" || set["set"]["failed"].is_string();
         let volumes = set["volumes"].as_array().into_iter().flatten();
         found.extend(volumes.filter(|v| v["flash_only"] == true).map(|volume| DeviceRow {
             device: volume,
             volume: Some(volume),
             cache: cache.map(|d| text(&d["path"])),
-            failed,
+            outage: outage(set),
         }));
     }
     found
@@ -83,15 +90,10 @@ impl DeviceRow<'_> {
 
     fn state(&self) -> String {
         match (self.volume, text(&self.device["state"])) {
-            (Some(_), _) if self.is_flash_only() => match (self.device["stopped"] == true, self.failed) {
-                (true, _) => "stopped".into(),
-                (false, true) => "failed".into(),
-                (false, false) => "running".into(),
-            },
-            (None, "served") if self.failed => "failed".into(),
-            (Some(volume), _) if self.failed => format!("{}(failed)", text(&volume["state"])),
-            (Some(volume), _) => format!("{}(running)", text(&volume["state"])),
-            (None, "served") => "active".into(),
+            (Some(_), _) if self.is_flash_only() && self.device["stopped"] == true => "stopped".into(),
+            (Some(_), _) if self.is_flash_only() => self.outage.unwrap_or("running").into(),
+            (Some(volume), _) => format!("{}({})", text(&volume["state"]), self.outage.unwrap_or("running")),
+            (None, "served") => self.outage.unwrap_or("active").into(),
             (None, other) => other.to_owned(),
         }
     }
@@ -338,7 +340,7 @@ mod tests {
 
     /// A cache device whose set was disabled was `active`, and its volumes were `running`.
     #[test]
-    fn devices_of_a_failed_set_do_not_look_healthy() {
+    fn devices_of_a_disabled_set_do_not_look_healthy() {
         let status = json!({
             "sets": [{"id": "s", "state": "serving", "set": {"failed": "broken"}, "volumes": [
                 {"name": "bcache0", "backing_uuid": "u1", "state": "dirty"}]}],
@@ -347,7 +349,7 @@ mod tests {
                 {"path": "/dev/b", "kind": "backing", "uuid": "u1", "set": "s", "state": "served"}],
         });
         let states: Vec<String> = rows(&status).iter().map(DeviceRow::state).collect();
-        assert_eq!(states, ["failed", "dirty(failed)"]);
+        assert_eq!(states, ["disabled", "dirty(disabled)"]);
     }
 
     /// Flash-only volumes were in no list but `tree` and `status`.

@@ -135,11 +135,11 @@ fn growth(status: &Value) -> String {
     )
 }
 
-/// The lines about a set itself. A disabled set is FAILED, whatever its thread does.
+/// The lines about a set itself. A disabled set is named so, whatever its thread does.
 fn heading(set: &Value, status: &Value) -> String {
     let figures = &set["set"];
     let state = match &figures["failed"] {
-        Value::String(_) => "FAILED",
+        Value::String(_) => "DISABLED",
         _ if set["state"] == "failed" => "FAILED",
         _ if set["why"].is_string() => "DOES NOT ANSWER",
         _ => text(&set["state"]),
@@ -411,7 +411,7 @@ mod tests {
         let said = screen(&one_set());
         for words in [
             "up 5 s: 1 PROBLEM\n  one is NOT EXPORTED: no socket; run `ubcache reload`\n",
-            "set s: FAILED\n  cache /dev/c: 8.0 KiB, 4.0 KiB (50.0 %) cached, 2 B (< 0.1 %) dirty\n",
+            "set s: DISABLED\n  cache /dev/c: 8.0 KiB, 4.0 KiB (50.0 %) cached, 2 B (< 0.1 %) dirty\n",
             "NOT EXPORTED: no socket",
             "50 %",
             "4.0 KiB/s",

@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serve::Snapshot;
 use serve::exports::{Opens, Way, WayKind};
 
 use super::*;
 use crate::components::views::{DeviceSizes, LabelOwner};
+use crate::jobs::Jobs;
+use crate::names::Named;
 use crate::order::Holder;
 
 fn volume(name: &str, label: &str) -> VolumeFigures {
@@ -536,4 +539,27 @@ fn a_command_that_takes_long_is_a_problem() {
     assert!(found[0].text.starts_with(text), "{found:?}");
     assert_eq!((found[0].kind, &found[0].of.device), ("command_waits", &Some("/dev/hdd".into())));
     assert!(found[1].text.contains("/dev/ssd or hung (/dev/hdd) may not answer"), "{found:?}");
+}
+
+/// The `detach` of a volume whose disk did not answer was in the list of jobs, and no problem.
+#[test]
+fn a_job_without_progress_is_a_problem() {
+    let jobs = Jobs::new(Arc::default());
+    let on = Named { label: "hung".into(), ..Named::default() };
+    jobs.begin("detach", "bcache0", Some(&Named { uuid: Some("/dev/hdd".into()), ..on.clone() })).unwrap();
+    jobs.begin("scrub", "s", Some(&on)).unwrap();
+    let mut all = jobs.all();
+    assert_eq!(jobs_that_wait(&all, &[]), []);
+    all[0].idle_seconds = 75;
+    all[1].idle_seconds = 59;
+    let found = jobs_that_wait(&all, &[device("/dev/hdd", "backing", "served", "")]);
+    assert_eq!(found.len(), 1);
+    let text = "job 1 (detach hung, bcache0) has made no progress for 75 s: a device may not answer, or ";
+    assert!(
+        found[0].text.starts_with(text) && found[0].text.ends_with("`ubcache cancel 1` ends the job"),
+        "{found:?}"
+    );
+    assert_eq!((found[0].kind, found[0].of.set.as_deref()), ("job_waits", Some("s")));
+    assert_eq!(counts(&found)["job_waits"], 1);
+    assert_eq!(counts(&found)["stale"], 0);
 }

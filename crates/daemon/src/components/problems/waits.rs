@@ -1,13 +1,16 @@
-//! Problems of commands that take long, because a device does not answer.
+//! Problems of commands that take long, and of jobs without progress, because a device does not answer.
 //!
-//! Owns these problems. Must not know how a command is carried out.
+//! Owns these problems. Must not know how a command or a job is carried out.
 
 use serde::Serialize;
 
 use super::{DeviceView, Problem, title};
+use crate::jobs::JobView;
 
 /// Seconds after which a command is a problem.
 const LONG_SECONDS: u64 = 10;
+/// Seconds without progress after which a job is a problem. Requests to a healthy device that is busy end sooner.
+const IDLE_SECONDS: u64 = 60;
 
 /// A command that is being carried out.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -45,6 +48,31 @@ fn of_one(waiting: &CommandUnderWay, devices: &[DeviceView]) -> Problem {
         problem.of.device = Some(only.path.clone());
         problem.of.volume.clone_from(&only.name);
         problem.of.set.clone_from(&only.set);
+    }
+    problem
+}
+
+/// The problem of each running job that has made no progress for long.
+pub(crate) fn jobs_that_wait(jobs: &[JobView], devices: &[DeviceView]) -> Vec<Problem> {
+    let idle = jobs.iter().filter(|job| job.is_running() && job.idle_seconds >= IDLE_SECONDS);
+    idle.map(|job| of_job(job, devices)).collect()
+}
+
+fn of_job(job: &JobView, devices: &[DeviceView]) -> Problem {
+    let text = format!(
+        "job {} ({}) has made no progress for {} s: a device may not answer, or clients write as fast as data is written back; \
+         `ubcache cancel {}` ends the job",
+        job.id,
+        job.title(),
+        job.idle_seconds,
+        job.id
+    );
+    let mut problem = Problem::new("job_waits", text, "journalctl -k -n 50".to_owned());
+    problem.of.device.clone_from(&job.device);
+    let device = devices.iter().find(|device| job.uuid.is_some() && device.uuid == job.uuid);
+    if let Some(device) = device {
+        problem.of.volume.clone_from(&device.name);
+        problem.of.set.clone_from(&device.set);
     }
     problem
 }

@@ -16,6 +16,8 @@ mod conformance;
 mod cost_benefit;
 mod fifo;
 mod lru;
+#[cfg(test)]
+mod newest;
 mod random;
 mod saving;
 #[cfg(test)]
@@ -36,6 +38,8 @@ pub const POLICIES: &[PolicyEntry] = &[
     PolicyEntry::of::<Fifo>("fifo"),
     PolicyEntry::of::<Random>("random"),
     PolicyEntry::of::<CostBenefit>("cost_benefit").formerly("reuse"),
+    #[cfg(test)]
+    PolicyEntry::of::<newest::Newest>("newest"),
 ];
 
 /// Policies that the superblock can name (format section 2.3); each of the others can take the place of lru.

@@ -1,4 +1,4 @@
-//! Every policy of the table passes the conformance suite, and so does a policy that only this test has.
+//! Every policy of the table passes the conformance suite, also the example of the how-to; settings name policies.
 
 use std::cell::Cell;
 
@@ -58,54 +58,6 @@ pub(super) fn pick(
 #[test]
 fn every_policy_of_the_table_conforms() {
     POLICIES.iter().for_each(conformance::check);
-}
-
-/// The example of CONTRIBUTING.md, "Add a replacement policy": the buckets that were used last.
-mod newest {
-    use super::*;
-
-    #[derive(Debug)]
-    pub(super) struct Newest {
-        space: Space,
-        next: u32,
-        wanted: usize,
-        found: Vec<(u16, u32)>,
-    }
-
-    impl ReplacementPolicy for Newest {
-        fn new(space: &Space) -> Newest {
-            Newest { space: *space, next: space.first, wanted: 0, found: Vec::new() }
-        }
-
-        fn begin(&mut self, wanted: usize, _min_prio: u16) {
-            (self.wanted, self.next) = (wanted, self.space.first);
-            self.found.clear();
-        }
-
-        fn step(&mut self, budget: u32, candidates: Candidates<'_>) -> bool {
-            let until = self.next.saturating_add(budget).min(self.space.nbuckets);
-            let all = (self.next..until).map(|nr| (candidates(BucketNr(nr)), nr));
-            self.found.extend(all.filter(|(c, _)| c.eligible).map(|(c, nr)| (u16::MAX - c.prio, nr)));
-            self.next = until;
-            until == self.space.nbuckets
-        }
-
-        fn finish(&mut self, candidates: Candidates<'_>, out: &mut Vec<BucketNr>) {
-            self.found.sort_unstable();
-            let found = self.found.drain(..).map(|(_, nr)| BucketNr(nr));
-            out.extend(found.filter(|nr| candidates(*nr).eligible).take(self.wanted));
-        }
-    }
-}
-
-/// A policy more is one line more of a table.
-#[test]
-fn a_new_policy_conforms() {
-    const TABLE: &[PolicyEntry] = &[PolicyEntry::of::<newest::Newest>("newest")];
-    TABLE.iter().for_each(conformance::check);
-    let cache = Cache((0..10).map(|n| bucket(true, 32000 + n, 1)).collect());
-    let mut newest = (TABLE[0].new)(&cache.space(0));
-    assert_eq!(pick(&mut *newest, 3, 0, &cache), [9, 8, 7]);
 }
 
 /// The suite finds a policy that breaks a rule.
