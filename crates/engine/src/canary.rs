@@ -149,6 +149,8 @@ table! {
         ShorterLeafBelieved,
         /// A cache device that is older than the last registration of a backing device is accepted.
         OlderCacheBelieved,
+        /// Clean copies behind the end of a device that was truncated stay.
+        CopiesBehindEndKept,
         /// Keys of a leaf beyond the largest position of the index are left out.
         FarKeyLeftOut,
         /// A flash-only volume may end beyond the largest position of the index.
@@ -268,6 +270,8 @@ table! {
         RefusedTwice,
         /// A device that is too small for its dirty data is refused.
         RefusedTruncated,
+        /// A device that was truncated loses its clean copies behind the end.
+        CopiesBehindEnd,
         /// A device with dirty data is refused to be served without its cache.
         AloneRefused,
         /// A device that was attached is served without its cache, and gets the state stale.

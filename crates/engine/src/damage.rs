@@ -100,6 +100,17 @@ pub enum Flaw {
         /// The size of the volume.
         found: Sectors,
     },
+    /// A slot that the UUID table of this machine does not have.
+    #[error(
+        "UUID table: slot {slot} is in use, and a table that this program writes has {slots} slots: the set is of a kernel with \
+         larger pages; detach the device of this slot, or delete the volume, there"
+    )]
+    SlotBehindTable {
+        /// The slot.
+        slot: usize,
+        /// The number of slots that a table has here.
+        slots: usize,
+    },
     /// The chain of prio sets leads to a bucket outside of the set, or to one of its own.
     #[error(
         "prio set {index} of {sets}: bucket number: expected an unused one in {first}..{end}, found {found}"

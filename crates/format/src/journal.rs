@@ -22,11 +22,13 @@ use crate::key_buffer::KeyBuffer;
 use crate::magic::SetMagic;
 use crate::units::{BucketNr, JournalSeq, Sector, Sectors};
 
-/// Most bytes of an entry, padding included.
+/// Most bytes of an entry that this code writes, padding included: the limit of a kernel with pages of 4 KiB.
 pub const MAX_JSET_BYTES: usize = 32768;
+/// Most bytes of an entry that is read, padding included: the limit of a kernel with pages of 64 KiB.
+pub const MAX_FOREIGN_JSET_BYTES: usize = 512 << 10;
 /// Bytes before the keys.
 pub const JSET_HEADER_BYTES: usize = 240;
-/// Most key words of an entry.
+/// Most key words of an entry that this code writes.
 pub const MAX_JSET_WORDS: usize = (MAX_JSET_BYTES - JSET_HEADER_BYTES) / WORD_BYTES;
 /// Maximum level of the root of a btree.
 ///
@@ -237,13 +239,13 @@ impl<'a> Frame<'a> {
             let at = offset_of!(RawJset, magic);
             return Err(bad("magic", at, Value::Hex(set_magic.jset()), Value::Hex(magic)));
         }
-        let room = MAX_JSET_BYTES.min(bytes.len());
+        let room = MAX_FOREIGN_JSET_BYTES.min(bytes.len());
         let words = header.keys.get();
         let size = usize::try_from(words)
             .ok()
             .and_then(|words| words.checked_mul(WORD_BYTES)?.checked_add(JSET_HEADER_BYTES))
             .and_then(|len| Some((len, pad_to_block(len, block_sectors)?)))
-            .filter(|&(len, padded)| len <= MAX_JSET_BYTES && padded <= bytes.len());
+            .filter(|&(len, padded)| len <= MAX_FOREIGN_JSET_BYTES && padded <= bytes.len());
         let Some((len, padded)) = size else {
             let most = room.saturating_sub(JSET_HEADER_BYTES) / WORD_BYTES;
             return Err(bad(

@@ -69,7 +69,7 @@ pub struct RawSuperblock {
     /// Features that forbid writing (versions 5 and 6).
     pub feature_ro_compat: U64,
     /// Bytes that the kernel preserves and does not read, under the checksum: see [`CacheSuper::padding`],
-    /// [`BackingSuper::registration`] and [`BackingSuper::padding`].
+    /// [`BackingSuper::registration`], [`BackingSuper::registered_sectors`] and [`BackingSuper::padding`].
     pub padding: [u8; SUPERBLOCK_PADDING_BYTES],
     /// Cache: number of buckets. Backing: first data sector (versions 4 and 6).
     pub nbuckets: U64,

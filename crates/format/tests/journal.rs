@@ -5,7 +5,7 @@ mod common;
 
 use common::set_magic;
 use format::checksum::crc64;
-use format::journal::{JSET_HEADER_BYTES, MAX_JSET_BYTES, MAX_JSET_WORDS, ring};
+use format::journal::{JSET_HEADER_BYTES, MAX_FOREIGN_JSET_BYTES, MAX_JSET_BYTES, MAX_JSET_WORDS, ring};
 use format::{
     Bkey, Gen, Geometry, Inode, JournalSeq, Jset, JsetBuilder, JsetRoots, MAX_BTREE_LEVEL, Ptr, ScanStop,
     Sector, Sectors, SetMagic, parse_bucket, parse_entry,
@@ -172,11 +172,40 @@ fn an_intact_entry_that_means_something_else_is_an_error_and_no_end() {
     }
 }
 
+/// An entry with more keys than this code writes.
+fn long_entry(seq: u64, keys: usize) -> Vec<u8> {
+    let mut bytes = entry(seq, 0)[..JSET_HEADER_BYTES].to_vec();
+    for end in (1..=keys as u64).map(|n| 8 * n) {
+        let key = key(end);
+        bytes.extend([key.high, key.low].map(u64::to_le_bytes).concat());
+        bytes.extend(key.pointer().unwrap().0.to_le_bytes());
+    }
+    bytes[28..32].copy_from_slice(&(3 * keys as u32).to_le_bytes());
+    reseal(&mut bytes, 3 * keys);
+    bytes.resize(bytes.len().next_multiple_of(512), 0);
+    bytes
+}
+
+/// A kernel with pages of 64 KiB writes entries of up to 512 KiB. An entry above 32 KiB counted as the end of the journal, so
+/// all acknowledged writes from it on were lost without a word.
+#[test]
+fn an_entry_of_a_kernel_with_large_pages_is_read() {
+    assert_eq!(long_entry(4, 1300), entry(4, 1300), "the test writes keys as the builder does");
+    let most = (MAX_FOREIGN_JSET_BYTES - JSET_HEADER_BYTES) / 24;
+    for keys in [1400, most] {
+        let long = long_entry(5, keys);
+        let (jset, padded) = parse_entry(&long, set_magic(), BLOCK).unwrap();
+        assert_eq!((jset.keys.len(), jset.keys[keys - 1], padded), (keys, key(8 * keys as u64), long.len()));
+        assert_eq!(seqs(&[entry(4, 1), long, entry(6, 1), vec![0; 512]].concat()), [4, 5, 6]);
+    }
+}
+
 #[test]
 fn a_size_beyond_the_limit_is_no_entry() {
-    let mut bytes = vec![0; 2 * MAX_JSET_BYTES];
+    let mut bytes = vec![0; 2 * MAX_FOREIGN_JSET_BYTES];
     bytes[..512].copy_from_slice(&entry(4, 0));
-    for words in [MAX_JSET_WORDS as u32 + 1, 1 << 29, u32::MAX] {
+    let most = ((MAX_FOREIGN_JSET_BYTES - JSET_HEADER_BYTES) / 8) as u32;
+    for words in [most + 1, 1 << 29, u32::MAX] {
         bytes[28..32].copy_from_slice(&words.to_le_bytes());
         let e = parse_entry(&bytes, set_magic(), BLOCK).unwrap_err();
         assert_eq!((e.field, e.offset_bytes), ("keys (words)", 28));

@@ -368,8 +368,10 @@ fn backing_flags_label_and_set() {
     sb.set_last_mount(77);
     assert_eq!(sb.registration(), None);
     let number = RegistrationNr::from_random(5);
+    sb.set_registered_sectors(Sectors(70));
+    assert_eq!((sb.registration(), sb.registered_sectors()), (None, None));
     sb.set_registration(Some(number));
-    assert_eq!(sb.registration(), Some(number));
+    assert_eq!((sb.registration(), sb.registered_sectors()), (Some(number), Some(Sectors(70))));
     let again = check_backing(&sb.encode()).unwrap();
     assert_eq!((again.label(), again.set_uuid(), again.last_mount()), ("x".repeat(32), Uuid([9; 16]), 77));
 }
@@ -391,13 +393,15 @@ fn superblocks_preserve_their_padding() {
     assert!(check_cache(&damaged).is_err());
 
     let mut backing = BackingSuper::format(&backing_format()).unwrap();
-    let padding: [u8; 24] = std::array::from_fn(|i| i as u8 + 1);
+    let padding: [u8; 16] = std::array::from_fn(|i| i as u8 + 1);
     let number = RegistrationNr::from_random(5);
     backing.set_padding(padding);
     backing.set_registration(Some(number));
+    backing.set_registered_sectors(Sectors(7));
     backing.set_state(BackingState::Dirty);
     let bytes = backing.encode();
-    assert_eq!(bytes[160..184], padding);
+    assert_eq!(bytes[160..176], padding);
+    assert_eq!(bytes[176..184], 7_u64.to_le_bytes());
     let again = check_backing(&bytes).unwrap();
     assert_eq!((again.padding(), again.registration()), (padding, Some(number)));
 }

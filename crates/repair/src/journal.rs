@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use format::journal::{JsetBuilder, MAX_JSET_BYTES, ring};
+use format::journal::{JsetBuilder, MAX_FOREIGN_JSET_BYTES, MAX_JSET_BYTES, ring};
 use format::{CacheSuper, JournalSeq, Jset, JsetRoots, Sector, Sectors, SetMagic, counted, parse_entry};
 use inspect::{Invariant, ReadAt, Severity};
 
@@ -121,7 +121,7 @@ impl RingBucket {
             let before = self.entries_from(0);
             let at = before.last().map_or(0, |e| e.at + e.len);
             let Some(rest) = self.bytes.get(at..) else { return corrected };
-            let mut trial = rest.get(..MAX_JSET_BYTES.min(rest.len())).unwrap_or_default().to_vec();
+            let mut trial = rest.get(..MAX_FOREIGN_JSET_BYTES.min(rest.len())).unwrap_or_default().to_vec();
             if bits::correct_bit(&mut trial, Extent::JSET, u64::MAX).is_none() {
                 return corrected;
             }

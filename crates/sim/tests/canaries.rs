@@ -21,6 +21,8 @@ mod reads_beside_evictions;
 #[allow(dead_code)]
 mod refused_sets;
 #[allow(dead_code)]
+mod resized_devices;
+#[allow(dead_code)]
 mod scrub;
 
 use std::time::Instant;
@@ -62,6 +64,7 @@ const RARE: &[Bug] = &[
     Bug::CrashLogAfterError,
     Bug::CrashLogOfNewerState,
     Bug::ShorterLeafBelieved,
+    Bug::CopiesBehindEndKept,
     Bug::OlderCacheBelieved,
     Bug::StartWantsOneMore,
     Bug::LoadIgnoresLimit,
@@ -126,6 +129,7 @@ const SCENARIOS: &[(Bug, fn())] = &[
     (Bug::ReadsEvictEachOther, reads_beside_evictions::two_reads_that_are_larger_than_the_cache_end),
     (Bug::ReleaseOvertakesUpdate, outlasting::a_release_waits_for_the_update_of_the_superblock),
     (Bug::EdgesNotDurable, contract::durable_zeros_of_a_flash_only_volume_wait_for_their_edges),
+    (Bug::CopiesBehindEndKept, resized_devices::copies_behind_the_end_of_a_truncated_device_are_gone),
     (Bug::FarKeyLeftOut, refused_sets::a_leaf_with_a_key_beyond_the_largest_position),
     (Bug::LargeVolumeBelieved, refused_sets::a_flash_only_volume_beyond_the_largest_position),
     (Bug::LoadIgnoresLimit, refused_sets::a_start_keeps_no_more_of_the_index_than_it_may),

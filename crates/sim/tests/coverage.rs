@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod contract;
+#[allow(dead_code)]
+mod resized_devices;
 
 use std::rc::Rc;
 
@@ -298,6 +300,7 @@ fn every_case_is_reached() {
     let by_seeds = reached();
     refusals();
     truncated();
+    resized_devices::copies_behind_the_end_of_a_truncated_device_are_gone();
     contract::a_device_that_was_let_go_says_so_when_the_cache_fails();
     failed_write();
     damaged_structures();

@@ -137,6 +137,10 @@ impl BackingDevice {
         self.superblock.borrow().registration()
     }
 
+    pub(crate) fn registered_sectors(&self) -> Option<Sectors> {
+        self.superblock.borrow().registered_sectors()
+    }
+
     pub(crate) fn data_offset(&self) -> Sector {
         self.superblock.borrow().data_offset()
     }

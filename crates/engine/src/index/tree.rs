@@ -455,6 +455,26 @@ impl Tree {
         }
         Ok(None)
     }
+
+    /// The part behind `from` of the next extent that is no hole, also of one in a bucket that was invalidated: such an extent
+    /// counts again after a crash that loses the new generation of its bucket.
+    pub(crate) fn next_mapped(
+        &self,
+        inode: Inode,
+        from: Sector,
+    ) -> Result<Option<(Sector, Sector)>, NotLoaded> {
+        let at = self.leaves.partition_point(|(bound, _)| *bound <= (inode, from));
+        for (bound, id) in self.leaves.get(at..).unwrap_or_default() {
+            let extents = self.node(*id).leaf().extents.as_ref().ok_or(NotLoaded(*id))?;
+            if let Some(e) = extents.iter_from(inode, from).find(|e| !e.is_hole()) {
+                return Ok(Some((e.start().max(from), e.end())));
+            }
+            if bound.0 > inode {
+                break;
+            }
+        }
+        Ok(None)
+    }
 }
 
 /// Operations of the garbage collector.

@@ -7,7 +7,7 @@
 
 use std::rc::Rc;
 
-use format::{BackingState, Inode, RegistrationNr, Sectors, Uuid, UuidEntry};
+use format::{BackingState, BackingSuper, Inode, RegistrationNr, Sectors, Uuid, UuidEntry};
 use io::Disk;
 
 use super::Core;
@@ -15,7 +15,7 @@ use crate::canary::{Bug, Mark, bug, mark};
 use crate::device::BackingDevice;
 use crate::error::EngineError;
 use crate::events::SetEvent;
-use crate::index::{MAX_POSITION, NotLoaded};
+use crate::index::{Durability, MAX_POSITION, NotLoaded};
 use crate::refusal::{DeviceRefusal, Refusal};
 use crate::volume::{Blocks, Volume};
 
@@ -42,6 +42,7 @@ pub(crate) async fn attach(core: &Rc<Core>, backing: Rc<BackingDevice>) -> Resul
     let inode = slot.inode;
     refuse_dirty_outside(core, inode, &backing).await?;
     if slot.new.is_none() {
+        drop_copies_behind_end(core, inode, &backing).await?;
         number_registration(core, inode, &backing).await?;
     }
     if core.cache.index.tree().dirty_sectors(inode) > Sectors::ZERO {
@@ -80,7 +81,7 @@ async fn claim_slot(
             .update(|sb| {
                 sb.set_set_uuid(set_uuid);
                 sb.set_state(BackingState::Clean);
-                sb.set_registration(Some(number));
+                register_as(sb, number);
             })
             .await?;
     }
@@ -105,10 +106,16 @@ async fn number_registration(
         return Ok(());
     }
     // The device is served in spite of the error: only the later restore of an older copy would not be detected.
-    if let Err(e) = backing.update(|sb| sb.set_registration(Some(number))).await {
+    if let Err(e) = backing.update(|sb| register_as(sb, number)).await {
         core.cache.device.emit(SetEvent::DeviceError { error: e });
     }
     Ok(())
+}
+
+/// Records a registration in the superblock of the device: its number, and the size of the data area.
+fn register_as(superblock: &mut BackingSuper, number: RegistrationNr) {
+    superblock.set_registration(Some(number));
+    superblock.set_registered_sectors(superblock.data_sectors());
 }
 
 /// Whether the cache device is older than the last registration of this backing device, because one of them was
@@ -238,6 +245,37 @@ async fn refuse_dirty_outside(
             mark(Mark::RefusedTruncated);
             return refuse(backing, DeviceRefusal::DirtyOutside { at, sectors, start, end });
         }
+    }
+    Ok(())
+}
+
+/// Makes keys for sectors behind the end of the device durable holes, if the device had another size at its last registration.
+///
+/// The device has lost these sectors. If it grows again they have other contents, so the clean copies must not come back.
+async fn drop_copies_behind_end(
+    core: &Rc<Core>,
+    inode: Inode,
+    backing: &BackingDevice,
+) -> Result<(), EngineError> {
+    if backing.registered_sectors() == Some(backing.data_sectors()) || bug(Bug::CopiesBehindEndKept) {
+        return Ok(());
+    }
+    let (mut from, mut newest) = (backing.data_offset() + backing.data_sectors(), None);
+    loop {
+        let next = core.cache.index.tree().next_mapped(inode, from);
+        match next {
+            Err(NotLoaded(id)) => core.cache.index.load_leaf(id).await?,
+            Ok(None) => break,
+            Ok(Some((start, end))) => {
+                let change = core.cache.index.change(inode, start, end, None, Durability::Journaled);
+                newest = Some(change.await?);
+                from = end;
+            }
+        }
+    }
+    if let Some(newest) = newest {
+        mark(Mark::CopiesBehindEnd);
+        core.cache.journal.commit(newest).await?;
     }
     Ok(())
 }

@@ -70,6 +70,8 @@ pub(super) async fn recover(
     }
     let uuids = read_uuids(cache, place, newest).await.inspect_err(|_| mark(Mark::BadUuids))?;
     check_uuids(&uuids, newest, place).inspect_err(|_| mark(Mark::BadUuids))?;
+    let uuids_sector = newest.uuid_bucket.pointer().map_or(Sector(0), |p| p.offset());
+    let uuids = fitted(uuids, g.nr_uuids as usize).map_err(|flaw| place.damage(uuids_sector, flaw))?;
     let LoadedTree { mut tree, mut events } = load_index(&reader, &read, limit_bytes, &mut buckets).await?;
 
     let layout = Layout {
@@ -265,6 +267,17 @@ fn check_uuids(uuids: &[format::UuidEntry], newest: &Jset, place: &Place) -> Res
     }
 }
 
+/// The slots that a table of this machine has. A kernel with larger pages writes more slots into large buckets. Those that are not
+/// free are refused, because the next table that this program writes would lose them.
+fn fitted(mut uuids: Vec<format::UuidEntry>, slots: usize) -> Result<Vec<format::UuidEntry>, Flaw> {
+    let behind = uuids.get(slots..).unwrap_or_default();
+    if let Some(at) = behind.iter().position(|slot| !slot.is_free()) {
+        return Err(Flaw::SlotBehindTable { slot: slots + at, slots });
+    }
+    uuids.truncate(slots);
+    Ok(uuids)
+}
+
 async fn read_uuids(
     cache: &Disk,
     place: &Place,
@@ -277,4 +290,34 @@ async fn read_uuids(
     result?;
     format::uuid_table::parse_uuid_table(buffer.as_slice(), newest.version)
         .map_err(|c| place.corrupt(sector, &c))
+}
+
+#[cfg(test)]
+mod tests {
+    use format::{UuidEntry, uuid_table::parse_uuid_table};
+
+    use super::*;
+
+    /// A table with more slots than this machine writes ended the process at each start.
+    #[test]
+    fn free_slots_behind_the_table_are_dropped_and_used_ones_refused() {
+        let mut slots = parse_uuid_table(&[0; 128 * 64], 1).unwrap();
+        slots[31] = UuidEntry::backing(format::Uuid([7; 16]), [0; 32], 1);
+        let whole = fitted(slots.clone(), 64).unwrap();
+        assert_eq!(whole, slots);
+        assert_eq!(fitted(slots.clone(), 32).unwrap(), slots[..32]);
+        assert_eq!(fitted(slots.clone(), 100).unwrap(), slots);
+        // Keys of an invalid slot may be in the index still.
+        slots[31].invalidate(2);
+        for used in [UuidEntry::backing(format::Uuid([7; 16]), [0; 32], 1), slots[31].clone()] {
+            let table = [&slots[..32], &[used]].concat();
+            let refused = fitted(table, 32).unwrap_err().to_string();
+            assert!(
+                refused.starts_with(
+                    "UUID table: slot 32 is in use, and a table that this program writes has 32 slots"
+                ),
+                "{refused}"
+            );
+        }
+    }
 }

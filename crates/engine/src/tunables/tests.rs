@@ -502,6 +502,7 @@ fn the_former_name_of_a_policy_is_accepted() {
     t.set("replacement", "reuse").unwrap();
     assert_eq!(t.policy().name, "cost_benefit");
     let shown = t.iter().find(|tunable| tunable.name == "replacement").unwrap();
-    assert_eq!((&*shown.value, &*shown.raw), ("kernel [cost_benefit]", "cost_benefit"));
+    assert!(shown.value.starts_with("kernel [cost_benefit]"), "{}", shown.value);
+    assert_eq!(shown.raw, "cost_benefit");
     assert!(t.set("replacement", "reused").unwrap_err().to_string().contains("kernel, cost_benefit"));
 }

@@ -13,8 +13,8 @@ use crate::bytes::as_u64;
 use crate::error::{Corrupt, Structure, Value};
 use crate::units::{RegistrationNr, Sector, Sectors, Uuid};
 
-/// Bytes of a backing superblock's padding behind the number of the registration: bytes 160 to 183.
-pub const BACKING_PADDING_BYTES: usize = 24;
+/// Bytes of a backing superblock's padding that have no use so far: bytes 160 to 175.
+pub const BACKING_PADDING_BYTES: usize = 16;
 
 /// The use of a backing superblock's padding.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -26,6 +26,8 @@ struct RawPadding {
     registration_inverted: U64,
     /// No use so far; preserved.
     rest: [u8; BACKING_PADDING_BYTES],
+    /// See [`BackingSuper::registered_sectors`].
+    registered_sectors: U64,
 }
 
 const _: () = assert!(size_of::<RawPadding>() == SUPERBLOCK_PADDING_BYTES);
@@ -315,7 +317,21 @@ impl BackingSuper {
         self.raw.padding = zerocopy::transmute!(padding);
     }
 
-    /// The padding that has no use so far: bytes 160 to 183 of the superblock. The kernel preserves it and does not read
+    /// Size of the data area at the last registration; `None` if none was recorded.
+    ///
+    /// If the data area has another size now, the cache can have clean copies of sectors that the device has lost.
+    pub fn registered_sectors(&self) -> Option<Sectors> {
+        self.registration()?;
+        Some(Sectors(self.raw_padding().registered_sectors.get())).filter(|sectors| *sectors > Sectors::ZERO)
+    }
+
+    /// Sets [`BackingSuper::registered_sectors`]. It counts only together with a number of a registration.
+    pub fn set_registered_sectors(&mut self, to: Sectors) {
+        let padding = RawPadding { registered_sectors: to.0.into(), ..self.raw_padding() };
+        self.raw.padding = zerocopy::transmute!(padding);
+    }
+
+    /// The padding that has no use so far: bytes 160 to 175 of the superblock. The kernel preserves it and does not read
     /// it (format section 15).
     ///
     /// It is zero on a device that no newer version has used. The superblock's checksum covers it.

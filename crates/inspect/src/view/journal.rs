@@ -6,7 +6,7 @@
 //! Invariants: buckets are read through a window, so memory does not grow with the bucket size; only the keys of entries that
 //! may still be needed stay in memory.
 
-use format::journal::MAX_JSET_BYTES;
+use format::journal::MAX_FOREIGN_JSET_BYTES;
 use format::{
     BucketNr, CacheSuper, Corrupt, JournalSeq, Jset, ScanStop, Sector, Sectors, parse_bucket, parse_entry,
     select_replay,
@@ -215,7 +215,7 @@ fn scan_bucket(
         let mut pos = 0;
         loop {
             let rest = window.get(pos..).unwrap_or_default();
-            if rest.is_empty() || (rest.len() < MAX_JSET_BYTES && !last) {
+            if rest.is_empty() || (rest.len() < MAX_FOREIGN_JSET_BYTES && !last) {
                 // The next entry may reach beyond the window. All lengths are whole sectors.
                 at.0 += count(pos) / 512;
                 continue 'windows;
@@ -433,8 +433,10 @@ fn check_entries(scan: &mut Scan<'_>, superblock: &CacheSuper, view: &JournalVie
     let (expected, found) = (geometry.meta_sectors, newest.uuid_bucket.size());
     if expected != found {
         let place = place(scan, newest);
+        // A kernel with other pages writes tables of other sizes into large buckets, as it does with prio sets.
+        let is_foreign = geometry.prio_set_sizes().any(|size| size == found);
         let finding = Finding::new(
-            Severity::Error,
+            if is_foreign { Severity::Notice } else { Severity::Error },
             Invariant::JournalRoots,
             place,
             Mismatch::new("uuid_bucket size", expected, found),

@@ -4,7 +4,7 @@
 //! one before it, or at the start of the next bucket of the ring. If older entries are at both places, nothing was ever written
 //! behind the newest one. Zeros and other bytes prove nothing: a destroyed entry looks like the end of the journal.
 
-use format::journal::MAX_JSET_BYTES;
+use format::journal::MAX_FOREIGN_JSET_BYTES;
 use format::{JournalSeq, Sector, SetMagic, counted, parse_entry};
 use inspect::view::JournalStop;
 use inspect::{ReadAt, SetView};
@@ -82,7 +82,7 @@ fn next(
     newest: JournalSeq,
 ) -> Next {
     let room = end.checked_since(from).unwrap_or_default().bytes();
-    let mut bytes = vec![0; usize::try_from(room).unwrap_or(0).min(MAX_JSET_BYTES)];
+    let mut bytes = vec![0; usize::try_from(room).unwrap_or(0).min(MAX_FOREIGN_JSET_BYTES)];
     if cache.read_at(from, &mut bytes).is_err() {
         return Next::Other;
     }
