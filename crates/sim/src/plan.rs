@@ -486,28 +486,6 @@ impl Plan {
     }
 }
 
-/// Serializes a time as a number of nanoseconds.
-pub mod as_ns {
-    use super::Nanos;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    /// Writes the number.
-    ///
-    /// # Errors
-    /// Those of the serializer.
-    pub fn serialize<S: Serializer>(v: &Nanos, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_u64(v.0)
-    }
-
-    /// Reads the number.
-    ///
-    /// # Errors
-    /// Those of the deserializer.
-    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Nanos, D::Error> {
-        u64::deserialize(d).map(Nanos)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
