@@ -140,7 +140,7 @@ fn more_requests_than_tags_wait_their_turn() {
 }
 
 #[test]
-fn what_a_dead_process_had_not_answered_comes_again() {
+fn unanswered_requests_of_a_crashed_process_are_repeated() {
     let first = World::new();
     let (fake, volume) = (first.fake.clone(), first.volume.clone());
     first.fake.state().alive.push(1);

@@ -538,7 +538,7 @@ mod tests {
 
     /// A write waits for the cache device when the backing device, which has its data, loses data that is not durable.
     #[test]
-    fn what_is_under_way_when_a_device_loses_data_may_be_lost() {
+    fn a_write_in_flight_when_a_device_loses_data_may_be_lost() {
         let mut o = Oracle::new(1, 8, false);
         let before = o.begin(ChangeKind::Data, 0, 8);
         o.end(before, true, false);

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_many_places_takes_them_from_itself_alone() {
+    fn a_peer_with_many_slots_displaces_only_its_own_clients() {
         let world =
             places(&[(B, Some(0), true), (A, Some(50), false), (A, None, false), (A, Some(60), false)]);
         assert_eq!(admit(&world, A, 349), Err(TurnedAway::PeerPlaces { limit: 3 }));

@@ -51,7 +51,7 @@ fn a_client_that_has_gone_is_not_read_for() {
 
 /// The client goes while its reads are in the volume: those that wait for a worker are not begun.
 #[test]
-fn what_waits_for_a_worker_is_not_begun_for_a_client_that_has_gone() {
+fn queued_requests_of_a_disconnected_client_are_not_begun() {
     let volume = RamVolume::new("disk", 64 << 20).shared();
     let options = ServerOptions { requests_per_connection: 2, ..ServerOptions::default() };
     let world = World::with([&volume], options);
