@@ -542,7 +542,7 @@ impl Reset {
 
 /// Reload the configuration and print the changes; exports that are not up are tried again
 ///
-/// Exit status 1 also if an export is still not up afterwards.
+/// Exit code 1 also if an export is still not up afterwards.
 #[derive(Args, Debug)]
 pub(crate) struct Reload {
     #[command(flatten)]
