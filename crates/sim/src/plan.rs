@@ -7,7 +7,7 @@
 
 use std::fmt::Write as _;
 
-use io::{Nanos, Rng};
+use io::Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::disk::{Retained, Speed};
