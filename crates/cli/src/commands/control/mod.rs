@@ -62,7 +62,7 @@ fn answer(control: &Control, body: &Value, short: impl FnOnce() -> String) -> Re
 /// Registering a cache device starts its set, and a backing device its volume. A backing device whose cache device is
 /// missing waits for it. A device that is registered already stays as it is, and the answer says as what it is served. If a
 /// device is refused, the answer says what became of the others. A volume that was stopped can be named by its label. Exit
-/// status 1 also if a volume is served but cannot be exported as configured, and if the set of a device is disabled.
+/// code 1 also if a volume is served but cannot be exported as configured, and if the set of a device is disabled.
 #[derive(Args, Debug)]
 pub(crate) struct Register {
     /// Cache and backing devices, by path; registered ones, and stopped flash-only volumes, also by label, name or UUID
