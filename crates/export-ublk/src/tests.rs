@@ -9,9 +9,10 @@ use rig::{RamOp, RamVolume};
 
 use crate::abi;
 use crate::control::{Command, Control};
-use crate::device::{Device, Host, Shape};
+use crate::device::{Device, Host};
 use crate::error::UblkError;
 use crate::find::Identity;
+use crate::shape::Shape;
 use crate::testing::{Answered, Ask, Fake, ram};
 
 const SHAPE: Shape = Shape { queues: 3, depth: 8 };
