@@ -9,8 +9,8 @@ mod damaged;
 mod flash;
 mod job;
 mod list_names;
+mod long_request;
 mod offline;
-mod patient;
 mod setting;
 mod show;
 mod status;
@@ -205,7 +205,7 @@ impl Attach {
         }
         let by_force = if self.force { " by force" } else { "" };
         let command = format!("attach {cache} {backing}{by_force}");
-        let body = patient::post(&self.control, &command, "/v1/attach", &wanted)?;
+        let body = long_request::post(&self.control, &command, "/v1/attach", &wanted)?;
         answer(&self.control, &body, || {
             format!("{}: attached to {}\n", described(&body["resolved"]), described(&body["cache"]))
         })
@@ -228,7 +228,7 @@ impl Stop {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let volume = self.control.device_name(&self.volume)?;
         let path = format!("/v1/volumes/{}/stop", segment(&volume));
-        let body = patient::post(&self.control, &format!("stop {volume}"), &path, &json!({}))?;
+        let body = long_request::post(&self.control, &format!("stop {volume}"), &path, &json!({}))?;
         answer(&self.control, &body, || {
             let stays = stays_dirty(&body["stays_dirty"], false);
             let ended = job::ended_jobs(&body["ended_jobs"]);
