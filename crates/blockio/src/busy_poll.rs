@@ -286,7 +286,7 @@ mod tests {
 
     /// The driver polls only if enough waits are short: otherwise polls waste more time than they save.
     #[test]
-    fn what_it_wastes_is_less_than_what_it_saves() {
+    fn polling_wastes_less_time_than_it_saves() {
         for (short_of_ten, expected) in [(2, false), (5, false), (8, true), (10, true)] {
             let (mut p, mut polled) = (predictor(), 0);
             for n in 0..1000 {
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_interrupted_leaves_the_processor_to_others() {
+    fn an_interrupted_poll_is_followed_by_waits_without_polls() {
         let mut p = predictor();
         for _ in 0..40 {
             p.waited(Nanos(US), false);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_asked_for() {
+    fn values_of_busy_poll_are_parsed() {
         assert_eq!("auto".parse(), Ok(BusyPoll::Auto));
         assert_eq!("never".parse(), Ok(BusyPoll::Never));
         assert_eq!("0".parse(), Ok(BusyPoll::Never));

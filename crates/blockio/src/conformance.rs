@@ -20,7 +20,7 @@ pub const DEVICE_SECTORS: Sectors = Sectors(16384);
 /// If the device breaks its contract.
 pub async fn check(mut make: impl FnMut(Sectors) -> Disk) {
     info_is_sane(&make(DEVICE_SECTORS));
-    what_was_written_is_read(&make(DEVICE_SECTORS)).await;
+    a_write_is_read_back(&make(DEVICE_SECTORS)).await;
     a_write_changes_nothing_around_it(&make(DEVICE_SECTORS)).await;
     only_the_named_part_of_the_buffer_moves(&make(DEVICE_SECTORS)).await;
     many_operations_at_once(&make(DEVICE_SECTORS)).await;
@@ -84,7 +84,7 @@ fn info_is_sane(disk: &Disk) {
     assert!(!info.name.is_empty(), "{info:?}");
 }
 
-async fn what_was_written_is_read(disk: &Disk) {
+async fn a_write_is_read_back(disk: &Disk) {
     let b = block(disk);
     let end = DEVICE_SECTORS.0;
     let places = [(0, b), (end - b, b), (8 * b, 3 * b), (1024, 2048), (0, end)];

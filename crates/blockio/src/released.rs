@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_in_use_of_late_is_known() {
+    fn the_recent_peak_of_use_is_known() {
         let start = Instant::now();
         let at = |s: u64| start + Duration::from_secs(s);
         let mut peak = PeakUse { this_bytes: 0, last_bytes: 0, since: start };

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_for_a_device_waits_in_order() {
+    fn transfers_above_the_limit_of_a_device_wait_in_order() {
         let mut transfers = Transfers::default();
         let most = MOST_OF_DEVICE as u64;
         assert_eq!((0..most + 3).filter(|n| begin(&mut transfers, 5, *n)).count(), MOST_OF_DEVICE);

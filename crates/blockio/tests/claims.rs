@@ -211,7 +211,7 @@ fn loop_devices_on_the_same_part_of_a_file_exclude_each_other() {
 }
 
 #[test]
-fn what_is_no_device_is_refused_by_name() {
+fn a_path_without_a_device_is_refused_by_name() {
     let driver = driver();
     let dir = common::dir();
     let text = |path: &Path| open(&driver, path, &WRITE).err().unwrap().to_string();

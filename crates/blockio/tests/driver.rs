@@ -117,7 +117,7 @@ fn requests_of_threads_are_answered_by_a_task() {
 }
 
 #[test]
-fn nobody_waits_for_a_side_that_is_gone() {
+fn a_wait_for_a_closed_side_ends() {
     let driver = drivers().remove(0);
     let (reply, answer) = oneshot::<u8>();
     drop(reply);
@@ -258,9 +258,9 @@ fn operations_that_are_started_together_go_to_the_kernel_together() {
     assert!(calls < 32, "30 reads fit into one submission, and each result may end one wait: {calls} calls");
 }
 
-/// Two threads hand something to and fro: who looks before it sleeps is often met awake, and nothing gets lost.
+/// Two threads send numbers to each other. A thread that polls before it sleeps is often still awake, and no number is lost.
 #[test]
-fn who_looks_before_sleeping_misses_nothing() {
+fn a_wake_up_before_sleep_is_not_lost() {
     const ROUNDS: u64 = 3000;
     let looking = || {
         let busy_poll = BusyPoll::UpTo(Nanos::from_ms(5));

@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_meant_is_said() {
+    fn a_named_object_is_described_with_its_device_and_uuid() {
         let of = |text: &str| described(&serde_json::from_str(text).unwrap());
         assert_eq!(of(r#"{"name": "bcache0", "device": "/dev/b", "uuid": "u"}"#), "bcache0 (/dev/b, UUID u)");
         let labelled = of(r#"{"name": "bcache0", "label": "one", "device": "/dev/b", "uuid": "u"}"#);

@@ -34,7 +34,7 @@ use failure::Failure;
 
 /// bcache in userspace: a persistent cache on a fast device in front of a slow one.
 ///
-/// A DEV is a block device or a regular file, which may be sparse. Sizes take 512, 4k, 1M, 2G. Exit status: 0
+/// A DEV is a block device or a regular file, which may be sparse. Sizes take 512, 4k, 1M, 2G. Exit code: 0
 /// success, 1 failed or problem found, 2 wrong usage, 3 done and not stored by the daemon.
 #[derive(Parser, Debug)]
 #[command(name = "ubcache", version, propagate_version = true, disable_help_subcommand = true)]

@@ -47,7 +47,7 @@ Usage: bcache-super-show [-f] DEV
   -f          accept a wrong checksum
   -h, --help  print this text
 
-Exit status: 0 valid superblock, 2 anything else.
+Exit code: 0 valid superblock, 2 anything else.
 This is ubcache under the name of a program of bcache-tools; `ubcache super --help` has more.
 ";
 

@@ -67,7 +67,7 @@ fn every_command_is_one() {
 }
 
 #[test]
-fn what_can_be_tried_works() {
+fn commands_marked_run_in_the_guide_succeed() {
     let program = Path::new(env!("CARGO_BIN_EXE_ubcache"));
     let path = format!("{}:{}", program.parent().unwrap().display(), std::env::var("PATH").unwrap());
     let (mut tried, mut compared, mut wrong) = (0, 0, Vec::new());

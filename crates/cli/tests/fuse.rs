@@ -138,7 +138,7 @@ fn a_discard_keeps_the_disk_sparse() {
 }
 
 #[test]
-fn what_was_synced_survives_a_kill() {
+fn synced_data_survives_a_kill() {
     if !host::ready(&["mkfs.ext4", "e2fsck"]) {
         return;
     }

@@ -275,7 +275,7 @@ fn how_congestion_comes_and_goes() {
 
 /// One client copies a file, others read and write here and there.
 #[test]
-fn what_becomes_of_streams() {
+fn picture_of_streams() {
     let cutoff = f64::from(DeviceTunables::default().sequential_cutoff) / 1024.0;
     let mut detector = SequentialDetector::new();
     let mut picture = Picture::new(
@@ -311,7 +311,7 @@ fn what_becomes_of_streams() {
 
 /// What the two admission policies do with writes, and what a loaded cache device does to requests.
 #[test]
-fn what_costs_decide() {
+fn picture_of_admission() {
     let tunables = SetTunables::default();
     let (soft, hard) = (tunables.cutoff_writeback, tunables.cutoff_writeback_sync);
     let share = |used: u32| {

@@ -149,7 +149,7 @@ impl<V: BlockVolume> ByteVolume<V> {
         self.volume.write_zeroes(sector, sectors, ZeroFlags { fua: false, may_unmap }).await
     }
 
-    /// Makes all operations durable that completed before the call.
+    /// Makes all operations durable that were acknowledged before the call.
     pub(crate) async fn flush(&self) -> Result<(), VolumeError> {
         self.volume.flush().await
     }
@@ -327,7 +327,7 @@ mod tests {
         }
     }
 
-    /// A write of a few bytes does not undo a completed write, or zeros, of whole sectors around them.
+    /// A write of a few bytes does not undo an acknowledged write, or zeros, of whole sectors around them.
     #[test]
     fn a_part_does_not_bring_back_what_the_whole_replaced() {
         for seed in 0..200 {

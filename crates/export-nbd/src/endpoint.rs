@@ -400,7 +400,7 @@ mod tests {
 
     /// A directory in the place of a socket was said to be in use.
     #[test]
-    fn what_is_in_the_place_of_a_socket_is_named() {
+    fn a_file_at_the_path_of_a_socket_is_named() {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("file");
         std::fs::write(&file, "").expect("room");

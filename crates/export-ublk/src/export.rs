@@ -9,9 +9,10 @@ use blockio::{Driver, flusher, users};
 use io::BlockVolume;
 
 use crate::control::Control;
-use crate::device::{Device, Host, KernelNode, Shape};
+use crate::device::{Device, Host, KernelNode};
 use crate::error::UblkError;
 use crate::find::Identity;
+use crate::shape::Shape;
 use crate::sysfs;
 
 /// Options for new devices.

@@ -19,13 +19,14 @@ mod find;
 mod params;
 mod request;
 mod server;
+mod shape;
 mod sysfs;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use device::Shape;
 pub use error::UblkError;
 pub use export::{Exported, Options, Ublk, obstacle};
 pub use find::{Identity, Left, left_behind};
+pub use shape::Shape;

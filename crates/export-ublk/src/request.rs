@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn a_descriptor_outside_its_limits_is_refused() {
         assert_eq!(Request::decode(&descriptor(0, 0, 9), 4096), Err(libc::EINVAL));
         assert_eq!(Request::decode(&descriptor(1, u64::MAX, 1), 4096), Err(libc::EINVAL));
         let large = Request::decode(&descriptor(3, 0, u32::MAX), 4096);

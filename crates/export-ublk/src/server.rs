@@ -18,6 +18,7 @@ use io::{BlockVolume, Buffer, Handle, JoinHandle, ZeroFlags};
 
 use crate::abi::{self, IoDescriptor};
 use crate::request::{Request, failure};
+use crate::shape::Shape;
 
 /// The driver, as the tasks of tags use it.
 pub(crate) trait Requests: 'static {
@@ -95,9 +96,10 @@ impl<V: BlockVolume, R: Requests> Server<V, R> {
         rt: Handle,
         volume: Rc<V>,
         requests: R,
-        (queues, depth): (u16, u16),
+        shape: Shape,
         max_io_bytes: u32,
     ) -> (Rc<Server<V, R>>, Tags) {
+        let Shape { queues, depth } = shape;
         let server = Rc::new(Server {
             rt: rt.clone(),
             volume,

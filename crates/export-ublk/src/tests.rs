@@ -9,9 +9,10 @@ use rig::{RamOp, RamVolume};
 
 use crate::abi;
 use crate::control::{Command, Control};
-use crate::device::{Device, Host, Shape};
+use crate::device::{Device, Host};
 use crate::error::UblkError;
 use crate::find::Identity;
+use crate::shape::Shape;
 use crate::testing::{Answered, Ask, Fake, ram};
 
 const SHAPE: Shape = Shape { queues: 3, depth: 8 };
@@ -140,7 +141,7 @@ fn more_requests_than_tags_wait_their_turn() {
 }
 
 #[test]
-fn what_a_dead_process_had_not_answered_comes_again() {
+fn unanswered_requests_of_a_crashed_process_are_repeated() {
     let first = World::new();
     let (fake, volume) = (first.fake.clone(), first.volume.clone());
     first.fake.state().alive.push(1);

@@ -130,7 +130,7 @@ fn the_checksum_belongs_to_the_pointer() {
 }
 
 #[test]
-fn what_was_written_like_this_is_not_damage_of_the_last_set() {
+fn an_unsupported_bset_is_not_a_torn_last_bset() {
     let (whole, starts) = node(&[3, 4]);
     let at = starts[1];
     let mut version = whole.clone();

@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_cannot_give_is_refused() {
+    fn a_buffer_without_memory_is_refused() {
         let pool = BufferPool::default();
         for len in [usize::MAX, isize::MAX as usize, 1 << 60] {
             assert!(pool.try_take(len).is_none(), "{len}");

@@ -1,6 +1,6 @@
 //! The crash log: memory that survives a crash of the process, but not a power loss.
 //!
-//! A power loss may lose a write that was answered and not flushed, as with the cache of any disk. A process crash must
+//! A power loss may lose a write that was acknowledged and not flushed, as with the cache of any disk. A process crash must
 //! not lose it if clients continue after the crash (ublk's user recovery): a disk with power keeps its data. Only the
 //! keys of at most two journal entries are not on the devices: the open entry, and one being written. The engine
 //! records them here, and the next process reads them.

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_later_can_be_told() {
+    fn a_difference_has_the_later_samples() {
         let mut h = Histogram::default();
         h.record(Nanos::from_ms(90));
         let then = h;

@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_refused_with_figures_and_takes_nothing() {
+    fn a_reservation_over_the_budget_is_refused_and_takes_nothing() {
         let budget = MemoryBudget::new(100);
         let held = budget.try_reserve(60).unwrap();
         let refused = budget.try_reserve(41).unwrap_err();

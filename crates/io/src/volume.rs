@@ -152,7 +152,7 @@ pub trait BlockVolume: 'static {
         flags: WriteFlags,
     ) -> impl Future<Output = Result<(), VolumeError>>;
 
-    /// Makes all operations that completed before the call durable.
+    /// Makes all operations that were acknowledged before the call durable.
     fn flush(&self) -> impl Future<Output = Result<(), VolumeError>>;
 
     /// Tells the volume that the contents of the range are no longer needed.

@@ -155,7 +155,7 @@ mod tests {
 
     /// If the superblock of a device cannot be read, its set is not known.
     #[test]
-    fn what_is_kept_for_a_device_is_found_without_its_set() {
+    fn a_crash_log_is_found_by_its_device_alone() {
         let dir = tempfile::tempdir().unwrap();
         let (one, other) = (dir.path().join("one"), dir.path().join("other"));
         for device in [&one, &other] {

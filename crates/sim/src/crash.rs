@@ -189,7 +189,7 @@ fn remember_crashes<T: Future<Output = ()> + 'static>(
     let end = scenario.begin(&script);
     world.before_effect();
     world.set_watcher(None);
-    assert!(matches!(end, End::Finished), "expected the boot to end without a power cut");
+    assert!(matches!(end, End::Finished), "expected the boot to end without a power loss");
     crashes.take()
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum Landmark {
     /// A request of a client is answered.
     Answer,
-    /// A flush, or a change with FUA, is answered.
+    /// A flush, or a change with FUA, is acknowledged.
     DurableAnswer,
     /// A journal entry is submitted.
     Entry,

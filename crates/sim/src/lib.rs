@@ -4,7 +4,8 @@
 //! durability contract (`oracle`), plans of runs (`plan`) and their generation from seeds (`generate`), the clients
 //! (`client`), one boot (`session`), whole runs (`run`), shorter plans (`shrink`), scripted runs (`scenario`), every crash
 //! of a scenario (`crash`), memory that outlives a process (`crash_log`), a substituted cache device (`substitute`),
-//! damaged images (`rot`), independent judgement of images (`judge`) and what a failed check found (`violation`). Two runs of a seed are equal.
+//! damaged images (`rot`), independent judgement of images (`judge`), what a failed check found (`violation`), and times in
+//! plans (`nanos`). Two runs of a seed are equal.
 //!
 //! Invariants: the only source of time is virtual, there are no threads, and the only randomness comes from the seed. A
 //! fault that the engine does not claim to survive is not injected.
@@ -25,6 +26,7 @@ pub mod image;
 pub mod judge;
 pub mod landmark;
 pub mod layout;
+mod nanos;
 pub mod oracle;
 pub mod plan;
 pub mod report;

@@ -307,8 +307,8 @@ fn seeds(args: &Args) -> Result<bool, Error> {
     println!("{report:#?}");
     let (seconds, crashes) = (began.elapsed().as_secs_f64(), report.crashes);
     println!(
-        "{} seeds from {} in {seconds:.1} s, {crashes} crash-and-recover cycles ({} power cuts of all devices, {} of \
-         some, {} deaths of the process): {:.0} per second, {:.0} per second of processor time",
+        "{} seeds from {} in {seconds:.1} s, {crashes} crash-and-recover cycles ({} power losses of all devices, {} of \
+         some, {} process crashes): {:.0} per second, {:.0} per second of processor time",
         report.runs + failed.len() as u64,
         args.range().start,
         report.power_cuts,

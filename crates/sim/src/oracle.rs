@@ -247,7 +247,7 @@ impl Oracle {
         self.cut_off();
     }
 
-    /// Makes all answered changes durable.
+    /// Makes all acknowledged changes durable.
     pub fn released(&mut self) {
         for id in std::mem::take(&mut self.volatile) {
             self.make_durable(id);
@@ -256,7 +256,7 @@ impl Oracle {
 
     /// Records that the process died on a machine that stays up, with memory that outlives the process.
     ///
-    /// The next process returns all answered changes. The devices alone may have older versions.
+    /// The next process returns all acknowledged changes. The devices alone may have older versions.
     pub fn killed(&mut self) {
         self.cut_off();
         self.crash = self.tick();
@@ -538,7 +538,7 @@ mod tests {
 
     /// A write waits for the cache device when the backing device, which has its data, loses data that is not durable.
     #[test]
-    fn what_is_under_way_when_a_device_loses_data_may_be_lost() {
+    fn a_write_in_flight_when_a_device_loses_data_may_be_lost() {
         let mut o = Oracle::new(1, 8, false);
         let before = o.begin(ChangeKind::Data, 0, 8);
         o.end(before, true, false);

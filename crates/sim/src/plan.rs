@@ -7,7 +7,7 @@
 
 use std::fmt::Write as _;
 
-use io::{Nanos, Rng};
+use io::Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::disk::{Retained, Speed};
@@ -483,28 +483,6 @@ impl Plan {
     /// Whether the plan has no boots.
     pub fn is_empty(&self) -> bool {
         self.boots.is_empty()
-    }
-}
-
-/// Serializes a time as a number of nanoseconds.
-pub mod as_ns {
-    use super::Nanos;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    /// Writes the number.
-    ///
-    /// # Errors
-    /// Those of the serializer.
-    pub fn serialize<S: Serializer>(v: &Nanos, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_u64(v.0)
-    }
-
-    /// Reads the number.
-    ///
-    /// # Errors
-    /// Those of the deserializer.
-    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Nanos, D::Error> {
-        u64::deserialize(d).map(Nanos)
     }
 }
 

@@ -91,7 +91,7 @@ pub struct Report {
     pub outages_that_end: u64,
     /// Substituted cache devices.
     pub substitutes: u64,
-    /// Process crashes after which all answered changes had to be present.
+    /// Process crashes after which all acknowledged changes had to be present.
     pub strict_kills: u64,
     /// Those of them in boots with faults.
     pub strict_kills_with_faults: u64,

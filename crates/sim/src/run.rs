@@ -479,7 +479,7 @@ impl<'a> Run<'a> {
         self.knows_more = false;
     }
 
-    /// Whether the end of the process loses no answered change: there is memory that outlives the process, and the engine must
+    /// Whether the end of the process loses no acknowledged change: there is memory that outlives the process, and the engine must
     /// not have invalidated it (`docs/simulation.md` has the reasons for the exceptions).
     fn crash_log_counts(&self) -> bool {
         let failed = self.hardware.cache.counters().failed > self.cache_failures;

@@ -254,7 +254,7 @@ impl Scenario {
         &mut self,
         script: impl FnOnce(Boot) -> F,
     ) -> &mut Scenario {
-        assert!(matches!(self.begin(script), End::Finished), "expected the boot to end without a power cut");
+        assert!(matches!(self.begin(script), End::Finished), "expected the boot to end without a power loss");
         self
     }
 

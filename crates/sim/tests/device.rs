@@ -38,7 +38,7 @@ fn the_simulated_disk_conforms() {
 /// After a power loss at a random moment every block holds a version that it had since its last flush, or the one
 /// that was flushed.
 #[test]
-fn what_a_power_cut_leaves() {
+fn a_block_has_a_version_since_its_last_flush_after_a_power_loss() {
     let (mut oldest, mut newest, mut between) = (0, 0, 0);
     for seed in 0..200 {
         let world = World::new(seed);

@@ -52,7 +52,7 @@ async fn pack(b: &Boot) -> u64 {
 /// 14 buckets of which five eighths are left: more than one batch of 64 extents or 1 MiB. They come free, at the price of nine
 /// others.
 #[test]
-fn what_is_packed_leaves_its_buckets() {
+fn packed_data_leaves_its_buckets() {
     let mut scenario = Scenario::new(1, many_buckets(), 0);
     scenario.boot(|b| async move {
         thin(&b, 14, |_, n| n < 5).await;

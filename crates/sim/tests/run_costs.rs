@@ -58,7 +58,7 @@ fn life(name: &str, plan: Plan) -> Vec<String> {
 }
 
 #[test]
-fn what_runs_of_the_generator_cost() {
+fn costs_of_generated_runs_are_as_stored() {
     let lines: Vec<String> =
         SEEDS.flat_map(|seed| life(&format!("seed {seed}"), Plan::from_seed(seed))).collect();
     compare("run_costs", &lines);
@@ -66,7 +66,7 @@ fn what_runs_of_the_generator_cost() {
 
 /// Plans that once found a bug, and those of deliberate bugs, go where engines break.
 #[test]
-fn what_kept_plans_cost() {
+fn costs_of_stored_plans_are_as_stored() {
     let dirs = ["plans", "plans/canaries"].map(|d| format!("{}/{d}", env!("CARGO_MANIFEST_DIR")));
     let mut files: Vec<_> =
         dirs.iter().flat_map(|d| fs::read_dir(d).unwrap()).map(|f| f.unwrap().path()).collect();

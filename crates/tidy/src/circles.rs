@@ -93,4 +93,18 @@ mod tests {
         let expected = expected.map(|(path, item)| (format!("crates/a/src/{path}"), item.to_owned()));
         assert_eq!(found(&[lib, one, two, three]), expected);
     }
+
+    #[test]
+    fn a_circle_is_found_through_the_arguments_of_attributes() {
+        let lib = ("crates/a/src/lib.rs", "mod one; mod two;");
+        let one =
+            ("crates/a/src/one.rs", "struct S {\n #[serde(default, with = \"crate::two::nanos\")] a: u8 }");
+        let two = ("crates/a/src/two.rs", "struct S { #[arg(value_parser = super::one::parse)] a: u8 }");
+        let expected = [("one.rs", "two"), ("two.rs", "one")];
+        let expected = expected.map(|(path, item)| (format!("crates/a/src/{path}"), item.to_owned()));
+        assert_eq!(found(&[lib, one, two]), expected);
+        let text =
+            ("crates/a/src/one.rs", "#[expect(unused, reason = \"crate::two::f calls it\")] fn g() {}");
+        assert_eq!(found(&[lib, text, two]), []);
+    }
 }

@@ -1,4 +1,4 @@
-//! The modules of its crate that a file names: in imports, paths and the arguments of macros.
+//! The modules of its crate that a file names: in imports, paths, and the arguments of macros and attributes.
 //!
 //! Owns the search. Must not know which module may name which.
 
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
-use syn::{Item, UseTree};
+use syn::{Item, Lit, Meta, UseTree};
 
 use crate::rust::{from_root, imports};
 
@@ -53,7 +53,24 @@ impl ModuleFinder<'_> {
         self.named.insert((line, component.clone()));
     }
 
-    /// Finds paths such as `crate::a::b` in the tokens of a macro's arguments.
+    /// Finds paths in the strings of a `serde` attribute, such as `with = "crate::a::b"`.
+    fn strings(&mut self, stream: TokenStream) {
+        for tree in stream {
+            match tree {
+                TokenTree::Group(group) => self.strings(group.stream()),
+                TokenTree::Literal(literal) => {
+                    if let Lit::Str(text) = Lit::new(literal)
+                        && let Ok(path) = text.parse::<TokenStream>()
+                    {
+                        self.tokens(path);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Finds paths such as `crate::a::b` in the tokens of the arguments of a macro or an attribute.
     fn tokens(&mut self, stream: TokenStream) {
         let mut names: Vec<String> = Vec::new();
         let mut line = 0;
@@ -112,6 +129,16 @@ impl<'ast> Visit<'ast> for ModuleFinder<'_> {
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
         self.visit_path(&call.path);
         self.tokens(call.tokens.clone());
+    }
+
+    fn visit_attribute(&mut self, attribute: &'ast syn::Attribute) {
+        if let Meta::List(list) = &attribute.meta {
+            self.tokens(list.tokens.clone());
+            if list.path.is_ident("serde") {
+                self.strings(list.tokens.clone());
+            }
+        }
+        visit::visit_attribute(self, attribute);
     }
 
     fn visit_item_mod(&mut self, module: &'ast syn::ItemMod) {

@@ -68,11 +68,18 @@ struct SizeFinder<'a> {
     found: Vec<Violation>,
 }
 
+/// A number of things and its limit.
+struct Size {
+    limit: usize,
+    number: usize,
+    things: &'static str,
+}
+
 impl SizeFinder<'_> {
-    fn report(&mut self, rule: &'static str, line: usize, item: &str, size: (usize, usize, &str)) {
-        let (limit, number, what) = size;
+    fn report(&mut self, rule: &'static str, line: usize, item: &str, size: &Size) {
+        let Size { limit, number, things } = *size;
         if number > limit {
-            let message = format!("{item}: expected at most {limit} {what}, found {number}");
+            let message = format!("{item}: expected at most {limit} {things}, found {number}");
             let violation = Violation::new(rule, self.path, line, message);
             self.found.push(violation.of(item).weighing(number - limit));
         }
@@ -83,9 +90,11 @@ impl SizeFinder<'_> {
         let item = self.owner.as_ref().map_or_else(|| name.to_string(), |o| format!("{o}::{name}"));
         let line = signature.span().start().line;
         let arguments = signature.inputs.iter().filter(|a| matches!(a, FnArg::Typed(_))).count();
-        self.report("sizes.function", line, &item, (FUNCTION_LINES, end - line + 1, "lines"));
+        let lines = Size { limit: FUNCTION_LINES, number: end - line + 1, things: "lines" };
+        self.report("sizes.function", line, &item, &lines);
         if !self.of_trait {
-            self.report("sizes.arguments", line, &item, (ARGUMENTS, arguments, "arguments besides self"));
+            let arguments = Size { limit: ARGUMENTS, number: arguments, things: "arguments besides self" };
+            self.report("sizes.arguments", line, &item, &arguments);
         }
     }
 
@@ -131,12 +140,8 @@ impl<'ast> Visit<'ast> for SizeFinder<'_> {
             fields => fields.iter().filter(|f| others_reach(&f.vis)).count(),
         };
         let line = item.ident.span().start().line;
-        self.report(
-            "sizes.fields",
-            line,
-            &item.ident.to_string(),
-            (FIELDS, reachable, "fields that others reach"),
-        );
+        let fields = Size { limit: FIELDS, number: reachable, things: "fields that others reach" };
+        self.report("sizes.fields", line, &item.ident.to_string(), &fields);
         visit::visit_item_struct(self, item);
     }
 }

@@ -97,6 +97,12 @@ const ALWAYS: &[(&str, &str)] = &[
 /// The usual words for a search, which are no coinage.
 const LOOK_UP: [&str; 2] = ["look", "up"];
 
+/// First words that hide the subject of a function's name: `what_is_kept`, `who_may_come_in`.
+const HIDDEN_SUBJECTS: &[&str] = &["what", "who", "whose", "those", "nobody", "somebody", "anybody"];
+
+/// Crates with tests whose names still begin with such a word.
+const WITH_HIDDEN_SUBJECTS: &[&str] = &["crates/daemon/", "crates/engine/", "crates/metrics/"];
+
 /// Finds forbidden words in all files except those of this crate, and coinages in all declared names. Comments, literals, local
 /// names and Markdown are text.
 pub fn check(tree: &Tree) -> Vec<Violation> {
@@ -208,8 +214,21 @@ impl NameFinder<'_> {
         }
     }
 
+    fn beginning(&mut self, identifier: &Ident) {
+        let name = identifier.to_string();
+        let words = parts(&name);
+        let [first, _, ..] = &words[..] else { return };
+        let hides = HIDDEN_SUBJECTS.contains(&first.as_str());
+        if hides && !WITH_HIDDEN_SUBJECTS.iter().any(|c| self.path.starts_with(c)) {
+            let message = format!("{name}: expected a name that begins with its subject, found \"{first}\"");
+            let line = identifier.span().start().line;
+            self.found.push(Violation::new("words.subject", self.path, line, message).of(&name));
+        }
+    }
+
     fn function(&mut self, signature: &Signature) {
         self.declared(&signature.ident);
+        self.beginning(&signature.ident);
         for argument in &signature.inputs {
             if let FnArg::Typed(typed) = argument
                 && let Pat::Ident(name) = &*typed.pat
@@ -259,9 +278,11 @@ impl<'ast> Visit<'ast> for NameFinder<'_> {
         visit::visit_field(self, node);
     }
 
-    /// The name of a test is a sentence, so it may contain any word.
+    /// The name of a test is a sentence, so it may contain any word behind its first.
     fn visit_item_fn(&mut self, node: &'ast syn::ItemFn) {
-        if !is_test(&node.attrs) {
+        if is_test(&node.attrs) {
+            self.beginning(&node.sig.ident);
+        } else {
             self.function(&node.sig);
         }
         visit::visit_item_fn(self, node);
@@ -328,12 +349,21 @@ mod tests {
 
     #[test]
     fn declared_names_have_no_coinages() {
-        let text = "fn lookup(promoted: u8) { let how = 1; } #[test] fn what_is_kept() {} struct Showcase { look_up: u8 }";
+        let text = "fn lookup(promoted: u8) { let how = 1; } #[test] fn data_is_kept() {} struct Showcase { look_up: u8 }";
         assert_eq!(found("crates/a/src/a.rs", text), []);
         let text =
             "fn a(how: u8) {}\nstruct S {\n kept_keys: u8 }\nenum E {\n GoOnNow, On }\nfn forget_clean() {}";
         let names = [(1, "how"), (3, "kept_keys"), (5, "GoOnNow"), (6, "forget_clean")];
         let expected = names.map(|(line, name)| ("words.coinage", line, name.to_string()));
         assert_eq!(found("crates/a/src/a.rs", text), expected);
+    }
+
+    #[test]
+    fn a_function_is_named_after_its_subject() {
+        let text = "#[test] fn what_is_kept() {}\nfn who_may() {}\nfn what() {} fn whatever_is() {} fn a_who_is() {}";
+        let names = [(1, "what_is_kept"), (2, "who_may")];
+        let expected = names.map(|(line, name)| ("words.subject", line, name.to_string()));
+        assert_eq!(found("crates/a/src/a.rs", text), expected);
+        assert_eq!(found("crates/engine/src/a.rs", text), []);
     }
 }

@@ -129,7 +129,7 @@ pub(crate) const PAGES: &[Page] = &[
     page(
         "ubcache-check",
         &[(
-            "Verify a set that is stopped; exit status 1 if something is wrong:",
+            "Verify a set that is stopped; exit code 1 if something is wrong:",
             "ubcache check /dev/nvme0n1p4 /dev/sdb",
         )],
         OFFLINE,

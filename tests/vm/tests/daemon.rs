@@ -27,8 +27,8 @@ fn sh(guest: &mut Guest, script: &str) -> ubcache_vm::Said {
 }
 
 #[test]
-fn the_death_of_the_daemon_is_a_pause_and_volumes_keep_their_places() {
-    if skipped("the_death_of_the_daemon_is_a_pause_and_volumes_keep_their_places") {
+fn requests_wait_over_a_crash_of_the_daemon() {
+    if skipped("requests_wait_over_a_crash_of_the_daemon") {
         return;
     }
     let dir = Dir::new();

@@ -363,8 +363,8 @@ fn another_process_takes_over_under_a_mounted_filesystem() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
-    if skipped("what_cannot_be_is_refused_and_changes_nothing") {
+fn impossible_options_are_refused_and_change_nothing() {
+    if skipped("impossible_options_are_refused_and_change_nothing") {
         return;
     }
     let dir = Dir::new();

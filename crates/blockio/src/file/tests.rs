@@ -209,7 +209,7 @@ fn neighbours_of_one_turn_are_one_command() {
 
 /// If the kernel refuses a gathered write, each piece is repeated, and its error has its own sector.
 #[test]
-fn what_fails_together_is_repeated_apart() {
+fn a_failed_gathered_write_is_repeated_piece_by_piece() {
     let driver = Driver::new(DriverOptions::default()).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
@@ -276,7 +276,7 @@ fn with_threads(driver: &Driver, opened: Opened) -> FileDevice {
 }
 
 #[test]
-fn what_would_wait_on_the_ring_is_for_the_threads() {
+fn operations_that_would_block_the_ring_go_to_threads() {
     let driver = Driver::new(DriverOptions { backend: Backend::Uring, ..DriverOptions::default() }).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let threaded = || with_threads(&driver, opened(dir.path(), Sectors(4096)));

@@ -15,7 +15,7 @@ use crate::read_only::ReadOnlyOpener;
 /// Verify every structure and invariant of a cache set
 ///
 /// Give the cache device and, to check them as well, its backing devices, in any order. The command never writes. Exit
-/// status 1 if there are errors; with notices alone it is 0.
+/// code 1 if there are errors; with notices alone it is 0.
 #[derive(Args, Debug)]
 pub(crate) struct Check {
     /// Cache and backing devices

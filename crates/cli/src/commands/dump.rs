@@ -31,7 +31,7 @@ enum What {
 /// Show structures of a cache set
 ///
 /// Works on sets that were not shut down, and as far as possible on damaged ones; assumptions about damaged structures
-/// are printed on stderr, and the exit status is 1.
+/// are printed on stderr, and the exit code is 1.
 #[derive(Args, Debug)]
 pub(crate) struct Dump {
     /// Cache device (for `superblock` also a backing device)

@@ -42,12 +42,12 @@ pub(crate) struct Extract {
     /// Ignore clean cached data and read these ranges from the backing device
     #[arg(long)]
     dirty_only: bool,
-    /// Continue at damage and report each range that is lost or uncertain; the exit status is then 1
+    /// Continue at damage and report each range that is lost or uncertain; the exit code is then 1
     #[arg(long)]
     best_effort: bool,
     /// What the output gets in place of dirty data that is damaged: does not have its checksum in the cache
     ///
-    /// The command names the damaged ranges in each case, and the exit status is then 1. Damaged clean data is read from
+    /// The command names the damaged ranges in each case, and the exit code is then 1. Damaged clean data is read from
     /// the backing device. [default: refuse, or zeros with --best-effort]
     #[arg(long, value_name = "WHAT", value_enum, hide_default_value = true)]
     damaged: Option<OnDamage>,

@@ -23,7 +23,7 @@ use crate::read_only::{ReadOnlyOpener, stop_first};
 ///
 /// Finds damaged structures, and rebuilds them from what all other structures say. Before the first change it writes
 /// an undo file, with which `--undo` makes the devices byte for byte what they were. It prints each step, what may be
-/// wrong afterwards, and what it cannot mend. Exit status 0 if every damaged structure is mended, 1 if one remains;
+/// wrong afterwards, and what it cannot mend. Exit code 0 if every damaged structure is mended, 1 if one remains;
 /// --dry-run exits with the status that the repair would have. It does not mend data: of a set with checksums it reads the
 /// dirty data, names what is damaged with the next command, and exits with 1. Copy the data with `ubcache extract` first if
 /// there is room for it.

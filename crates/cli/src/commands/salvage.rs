@@ -32,7 +32,7 @@ const EXAMPLE: &str =
 /// read it, as far as that is known. The map has a line of JSON for each range of the disk. A range is *certain* if no
 /// damaged and no guessed structure could have decided about its bytes. It is *uncertain* if such a structure could have
 /// decided. It is *lost* if its data cannot be read or is damaged. The output then has zeros, or what --damaged says.
-/// Exit status 0: everything is certain. Exit status 1: a range is not certain, or there is no output.
+/// Exit code 0: everything is certain. Exit code 1: a range is not certain, or there is no output.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Salvage {

@@ -11,7 +11,7 @@ use crate::{out, superblock};
 
 /// Show the superblock of a device
 ///
-/// Shows as much as the bytes allow; exit status 1 if the superblock breaks a rule. Also works on a device in use.
+/// Shows as much as the bytes allow; exit code 1 if the superblock breaks a rule. Also works on a device in use.
 #[derive(Args, Debug)]
 pub(crate) struct Super {
     /// Cache or backing device

@@ -30,7 +30,7 @@ fn life(place: &Place, load: &mut Load, by: &[&str]) {
     if load.rng.below(2) == 0 {
         traffic.top_up(load).expect("a server");
         freeze(up.pid());
-        nobody_answers(&place.socket);
+        no_server_answers(&place.socket);
         thaw(up.pid());
         let answers = 1 + load.rng.below(200);
         traffic.run(load, answers);
@@ -44,7 +44,7 @@ fn life(place: &Place, load: &mut Load, by: &[&str]) {
         }
         2 => {
             freeze(up.pid());
-            nobody_answers(&place.socket);
+            no_server_answers(&place.socket);
             signal(up.pid(), Signal::KILL);
             last_words(&mut traffic, load);
             up.ended();
@@ -138,7 +138,7 @@ fn paused_under_fio() {
             count("writes") + count("reads") >= requests || fio.is_finished()
         });
         freeze(up.pid());
-        nobody_answers(&place.socket);
+        no_server_answers(&place.socket);
         thaw(up.pid());
     }
     let said = fio.join().expect("fio finds what it wrote");

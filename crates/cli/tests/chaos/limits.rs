@@ -116,8 +116,8 @@ fn out_of_descriptors(seed: u64) {
     traffic.settle(&mut load);
     // Nothing to do: no processor time.
     let before = (Instant::now(), processor_time(up.pid()));
-    nobody_answers(&place.socket);
-    nobody_answers(&place.socket);
+    no_server_answers(&place.socket);
+    no_server_answers(&place.socket);
     let used = processor_time(up.pid()) - before.1;
     assert!(used < before.0.elapsed() / 4, "{used:?} of {:?}", before.0.elapsed());
     traffic.run(&mut load, 300);

@@ -163,7 +163,7 @@ pub fn process_state(pid: u32) -> Option<char> {
 
 /// For a while no server greets the clients of this socket.
 #[track_caller]
-pub fn nobody_answers(socket: &str) {
+pub fn no_server_answers(socket: &str) {
     let mut stream = UnixStream::connect(Path::new(socket)).expect("a socket that somebody has");
     stream.set_read_timeout(Some(QUIET)).expect("a socket");
     let said = stream.read(&mut [0; 1]);

@@ -105,7 +105,7 @@ fn a_command_that_is_interrupted_says_that_its_job_goes_on() {
     daemon.stop();
 }
 
-/// A signal during the request was lost: the command ended with exit status 0.
+/// A signal during the request was lost: the command ended with exit code 0.
 #[test]
 fn a_command_that_does_not_wait_ends_by_a_signal_after_its_answer() {
     let dir = Dir::new();

@@ -157,7 +157,7 @@ fn a_client_that_goes_away_is_written_down() {
 }
 
 #[test]
-fn who_may_not_is_written_down_and_cannot_fill_the_log() {
+fn refused_users_are_recorded_at_a_limited_rate() {
     if !rustix::process::geteuid().is_root() {
         rig::skipped("only root can run a program as another user");
         return;

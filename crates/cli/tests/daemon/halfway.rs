@@ -27,7 +27,7 @@ fn a_device_that_cannot_be_attached_stays_as_it_was() {
 }
 
 #[test]
-fn what_cannot_be_stored_is_refused_and_can_be_done_again() {
+fn a_command_that_cannot_be_stored_changes_nothing_and_can_be_repeated() {
     let place = Place::new();
     let daemon = place.start();
     // The state is written beside the old one first, which cannot be done now.

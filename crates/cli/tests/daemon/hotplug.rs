@@ -55,7 +55,7 @@ impl Drop for Zram {
 }
 
 #[test]
-fn what_appears_is_registered_where_that_is_wanted() {
+fn a_hotplugged_device_is_registered_if_configured() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (Some(ssd), Some(hdd), Some(other)) = (Zram::new(), Zram::new(), Zram::new()) else { return };
     let place = Place::new();

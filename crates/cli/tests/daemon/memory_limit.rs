@@ -212,7 +212,7 @@ fn clients_that_ask_for_more_than_the_limit_are_held_back() {
 
 /// Threads of two sets prepare themselves for short memory, and the warnings are about the process.
 #[test]
-fn what_is_missing_for_short_memory_is_said_once() {
+fn missing_rights_for_short_memory_are_reported_once() {
     if !rustix::process::geteuid().is_root() {
         rig::skipped("only root has these capabilities to give up");
         return;

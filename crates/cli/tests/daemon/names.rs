@@ -149,7 +149,7 @@ fn a_file_here_and_a_label_there_are_told_apart() {
 
 /// A label has control characters that end the line and clear the screen, and then text.
 #[test]
-fn what_a_label_says_is_not_acted_upon() {
+fn control_characters_of_a_label_are_not_printed() {
     let label = "x\n\u{1b}[2J\u{9b}1merror: gone";
     let place = Place::new();
     let daemon = place.start();
@@ -257,7 +257,7 @@ fn a_refused_kind_of_name_comes_with_the_command_that_works() {
 
 /// Every command that changes something prints the device, set or volume that the name means.
 #[test]
-fn what_was_changed_is_said_with_its_device_and_uuid() {
+fn a_change_is_reported_with_its_device_and_uuid() {
     let place = Place::new();
     let daemon = place.start();
     daemon.run(&["register", &place.ssd, &place.hdd]).ok().says(&["served as one (bcache0), UUID "]);

@@ -181,7 +181,7 @@ fn one_port_serves_all_volumes_under_tls() {
 /// A client that names no volume gets the first one that was exported at the socket, whichever comes up first, and no other
 /// one while that is away: it would write to the wrong volume.
 #[test]
-fn who_names_no_volume_gets_the_same_one_after_each_start() {
+fn a_client_without_a_name_gets_the_same_volume_after_each_start() {
     let place = Place::new();
     let socket = place.dir.path("one.sock");
     let only = format!("exports = [\"nbd={socket}\"]\n");

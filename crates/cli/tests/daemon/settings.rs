@@ -134,7 +134,7 @@ fn tunables_of_sets_and_volumes() {
 
 /// `set` refused `4194304 bytes`, which `get` prints.
 #[test]
-fn what_get_prints_is_what_set_reads() {
+fn set_reads_the_values_that_get_prints() {
     let place = Place::new();
     let daemon = place.start_registered();
     daemon.run(&["set", &place.ssd, "scrub_rate=10 MiB/s"]).ok().says(&["scrub_rate = 10485760"]);

@@ -206,7 +206,7 @@ fn tls_with_a_certificate_of_ones_own_and_both_renewed() {
 }
 
 #[test]
-fn what_would_let_others_in_is_refused_at_the_start() {
+fn an_unsafe_configuration_of_tcp_is_refused_at_the_start() {
     let place = Place::new();
     let good = listening(&place);
     let refused = |config: &str, words: &[&str]| {
@@ -229,7 +229,7 @@ fn what_would_let_others_in_is_refused_at_the_start() {
 }
 
 #[test]
-fn who_only_takes_room_keeps_nobody_out() {
+fn clients_without_a_token_do_not_block_others() {
     let place = Place::new();
     place.configure(&listening(&place));
     let daemon = place.start();

@@ -67,7 +67,7 @@ fn a_page_of_another_origin_is_refused_in_words() {
 }
 
 #[test]
-fn what_happened_before_somebody_looked_is_there() {
+fn history_has_the_time_before_the_first_page() {
     let place = Place::new();
     let daemon = place.start_registered();
     let mut client = place.client("bcache0");
@@ -107,7 +107,7 @@ fn what_happened_before_somebody_looked_is_there() {
 }
 
 #[test]
-fn what_reaches_the_disk_and_what_the_buckets_hold() {
+fn the_disk_trace_and_the_buckets_have_the_requests() {
     let place = Place::new();
     let daemon = place.start_registered();
     let mut client = place.client("bcache0");

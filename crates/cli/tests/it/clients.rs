@@ -126,7 +126,7 @@ fn an_image_is_copied_in_and_out() {
 }
 
 #[test]
-fn what_nbdinfo_sees() {
+fn nbdinfo_lists_the_export_with_its_abilities() {
     let served = Served::start("writeback");
     let mut info = tool("nbdinfo", "libnbd-bin");
     info.args(["--json", &served.uri()]);

@@ -118,7 +118,7 @@ fn a_new_file_is_its_owners_alone_and_a_replaced_one_keeps_its_mode() {
 
 /// The output is a device of a set, or in use: nothing is written, also with `--force`.
 #[test]
-fn what_is_in_use_is_not_written_over() {
+fn an_output_in_use_is_not_overwritten() {
     let dir = Dir::new();
     let [ssd, hdd] = dirty_files(&dir);
     let extract = |to: &str| run(&["extract", "-C", &ssd, "-B", &hdd, "-o", to, "--force"]);

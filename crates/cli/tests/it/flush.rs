@@ -43,7 +43,7 @@ fn a_missing_backing_device_is_named_with_its_bytes() {
 
 /// Two backing devices, one of which is away: the other one is drained, and the exit code says that not all is well.
 #[test]
-fn what_can_be_drained_is() {
+fn a_drain_continues_without_a_missing_disk() {
     let dir = Dir::new();
     let ssd = dir.sparse("ssd", 16 << 20);
     let disks = ["a", "b"].map(|n| dir.sparse(n, 4 << 20));

@@ -425,7 +425,7 @@ fn every_old_signature_goes() {
 }
 
 #[test]
-fn what_the_kernel_would_not_register_is_said() {
+fn make_warns_of_a_set_that_the_kernel_refuses() {
     let dir = Dir::new();
     let ssd = dir.sparse("ssd", 16 << 20);
     run(&["make", "-C", &ssd, "--bucket", "64k"]).ok().says(&["warning", "513"]);

@@ -75,7 +75,7 @@ fn an_undo_file_is_for_these_devices_as_the_repair_left_them() {
 }
 
 #[test]
-fn what_cannot_be_rebuilt_is_named() {
+fn a_repair_names_data_that_it_cannot_rebuild() {
     let dir = Dir::new();
     let [ssd, hdd] = dirty_files(&dir);
     let view = SetView::open(&FileSource::open(&ssd).unwrap(), Mode::Strict).unwrap();

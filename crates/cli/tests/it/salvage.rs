@@ -237,7 +237,7 @@ fn json_of_each_exit_code() {
 
 /// A process that is killed leaves a file as large as the disk, which the next run names.
 #[test]
-fn what_a_killed_process_has_left_is_named() {
+fn an_incomplete_output_of_a_killed_process_is_named() {
     let dir = Dir::new();
     let [ssd, hdd] = dirty_files(&dir);
     let out = dir.path("out");

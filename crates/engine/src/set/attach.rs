@@ -2,8 +2,8 @@
 //!
 //! Owns the order of the steps (format section 12.6). An attach makes the UUID table durable before the backing superblock
 //! names the set. A detach writes all dirty data to the backing device and flushes it, then removes the set from the
-//! superblock, then makes the slot invalid. The old slot of a device that was served without this cache becomes invalid before the device gets a new slot, so old
-//! data can never come back.
+//! superblock, then makes the slot invalid. The old slot of a device that was served without this cache becomes invalid
+//! before the device gets a new slot, so old data can never come back.
 
 use std::rc::Rc;
 
@@ -212,7 +212,7 @@ async fn slot_for(core: &Rc<Core>, backing: &BackingDevice) -> Result<UuidSlot, 
 }
 
 /// A free slot. If there is none, walks the index first: before a walk, an invalid slot counts as used, because the
-/// index may still have keys of it.
+/// index may still have keys of it. The caller holds the lock of the UUID table during the walk.
 async fn free_slot_after_walk(core: &Rc<Core>) -> Result<Option<Inode>, EngineError> {
     let free = || core.cache.uuids.free_slot(|inode| core.cache.index.is_invalid_slot(inode));
     if let Some(inode) = free() {
@@ -423,8 +423,8 @@ async fn detach_drained(
             sb.set_state(BackingState::None);
         })
         .await?;
-    // The lock is taken only here: the steps before wait for this backing device, while holders of the lock may
-    // wait for the cache device only.
+    // The lock is taken only here: the steps before wait for this backing device without a limit. Holders of the lock
+    // wait for the cache device, and in a walk at most 5 s for a backing device that does not answer.
     let _config = core.cache.uuids.lock().await;
     // From here on the device has no cache. If the update of the slot below fails, the slot is still invalid,
     // because the superblock of the device does not name the set.

@@ -56,7 +56,7 @@ fn a_stop_while_a_process_uses_the_device_or_a_file_is_refused() {
 }
 
 #[test]
-fn what_the_page_cache_holds_is_written_back_before_a_stop() {
+fn the_page_cache_is_written_back_before_a_stop() {
     if !host::ready(&[]) {
         return;
     }
@@ -189,7 +189,7 @@ fn serve_in_child(dir: &Path) -> (Killed, PathBuf) {
 }
 
 #[test]
-fn what_a_killed_process_left_is_cleaned_up() {
+fn a_mount_of_a_killed_process_is_cleaned_up() {
     if !host::ready(&["losetup"]) {
         return;
     }

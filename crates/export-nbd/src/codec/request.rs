@@ -25,21 +25,21 @@ pub enum Action {
     },
     /// Stores the payload that follows in the stream.
     Write {
-        /// The write is durable when it is answered.
+        /// The write is durable when it is acknowledged.
         fua: bool,
     },
-    /// Makes every write durable that was answered before.
+    /// Makes every write durable that was acknowledged before.
     Flush,
     /// Discards the range.
     Trim {
-        /// The discard is durable when it is answered.
+        /// The discard is durable when it is acknowledged.
         fua: bool,
     },
     /// Reads the range into the cache.
     Cache,
     /// Makes the range read as zeros.
     WriteZeroes {
-        /// The zeros are durable when the request is answered.
+        /// The zeros are durable when the request is acknowledged.
         fua: bool,
         /// The space of the range must stay allocated.
         no_hole: bool,

@@ -113,7 +113,7 @@ pub mod transmission_flag {
     pub const READ_ONLY: u16 = 1 << 1;
     /// The export accepts flushes.
     pub const SEND_FLUSH: u16 = 1 << 2;
-    /// The export accepts writes that are durable when answered.
+    /// The export accepts writes that are durable when acknowledged.
     pub const SEND_FUA: u16 = 1 << 3;
     /// The export accepts trim requests.
     pub const SEND_TRIM: u16 = 1 << 5;
@@ -135,7 +135,7 @@ pub mod command {
     pub const WRITE: u16 = 1;
     /// Ends the requests under way and closes.
     pub const DISCONNECT: u16 = 2;
-    /// Makes answered writes durable.
+    /// Makes acknowledged writes durable.
     pub const FLUSH: u16 = 3;
     /// Discards a range.
     pub const TRIM: u16 = 4;

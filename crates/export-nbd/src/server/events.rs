@@ -53,14 +53,14 @@ pub enum ConnectionEvent {
 pub enum TurnedAway {
     /// The server is being stopped.
     Stopping,
-    /// All places are taken by clients that are active or were active recently.
+    /// All connection slots are taken by clients that are active or were active recently.
     Places {
-        /// Number of places.
+        /// Number of connection slots.
         limit: usize,
     },
-    /// The peer has as many places as one peer may have.
+    /// The peer has as many connection slots as one peer may have.
     PeerPlaces {
-        /// Number of places of one peer.
+        /// Number of connection slots of one peer.
         limit: usize,
     },
     /// The budget has no room for the minimum memory of a connection.
@@ -101,7 +101,7 @@ pub enum ConnectionEnd {
     NoMemory,
     /// A read failed after a part of its data was sent in a simple reply, which cannot report the error.
     BrokenReply(Errno),
-    /// All places were taken, and this client had been idle for the longest time.
+    /// All connection slots were taken, and this client had been idle for the longest time.
     GaveWay,
     /// The server or the export was stopped.
     Stopped,

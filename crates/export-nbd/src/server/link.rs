@@ -18,7 +18,7 @@ use crate::socket::Socket;
 pub(super) enum Cut {
     /// The client takes no more replies, or a stop took too long.
     Closed,
-    /// Another client gets the place of this one.
+    /// Another client gets the connection slot of this one.
     GaveWay,
     /// A reply could not be completed.
     BrokenReply(Errno),

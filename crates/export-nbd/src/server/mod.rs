@@ -8,6 +8,7 @@
 //! all clients together hold no more memory than the budget has.
 
 mod connection;
+mod connection_slots;
 mod events;
 mod exports;
 mod gate;
@@ -17,7 +18,6 @@ mod link;
 mod memory;
 mod options;
 mod outbox;
-mod places;
 mod receiver;
 mod requests;
 mod stream;
@@ -39,6 +39,7 @@ use crate::endpoint::Endpoint;
 use crate::socket::{Listen, Socket, StreamSocket};
 use crate::tls::{TLS_BYTES, TlsConfig};
 use connection::{Connection, StreamEnd};
+use connection_slots::{ConnectionSlots, TakenSlot};
 pub use events::{ConnectionEnd, ConnectionEvent, Observer, TurnedAway};
 pub use exports::{ExportError, Exports};
 use handshake::{Agreed, RECEIVE_BYTES};
@@ -47,7 +48,6 @@ pub use hub::{Hubs, JoinError, Joining};
 use link::{Cut, Link, Peer};
 use memory::Memory;
 pub use options::ServerOptions;
-use places::{Place, Places};
 use requests::PIECE_BYTES;
 
 /// Pause before the next accept if the system has no free descriptor.
@@ -65,7 +65,7 @@ struct Shared<V> {
     rt: Handle,
     exports: Exports<V>,
     options: ServerOptions,
-    places: Places,
+    connection_slots: ConnectionSlots,
     /// The endpoint that this server shares with others.
     membership: RefCell<Option<Membership>>,
     listeners: Cell<usize>,
@@ -88,7 +88,7 @@ impl<V: BlockVolume> Server<V> {
                 rt,
                 exports,
                 options,
-                places: Places::default(),
+                connection_slots: ConnectionSlots::default(),
                 membership: RefCell::default(),
                 listeners: Cell::new(0),
                 stopping: Cell::new(false),
@@ -188,7 +188,7 @@ impl<V: BlockVolume> Server<V> {
         });
     }
 
-    /// Gives a client a place, and has `work` serve it to its end.
+    /// Gives a client a connection slot, and has `work` serve it to its end.
     fn admit<S: Socket, W: Future<Output = ConnectionEnd> + 'static>(
         &self,
         channel: Channel<S>,
@@ -207,7 +207,7 @@ impl<V: BlockVolume> Server<V> {
         };
         let requests = shared.options.requests_per_connection.max(1) as u64;
         let link = Rc::new(Link::new(shared.rt.clone(), channel, requests));
-        let id = shared.places.add(link.clone());
+        let id = shared.connection_slots.add(link.clone());
         shared.tell(&ConnectionEvent::Accepted { id, peer });
         let (server, work) = (self.clone(), work(self.clone(), id, link.clone(), memory));
         shared.rt.spawn(async move {
@@ -224,7 +224,7 @@ impl<V: BlockVolume> Server<V> {
                 _ => end,
             };
             // The socket is closed before the observer is called.
-            server.shared.places.remove(id);
+            server.shared.connection_slots.remove(id);
             drop(link);
             server.shared.tell(&ConnectionEvent::Closed { id, peer, end });
             server.shared.changed.notify_all();
@@ -259,19 +259,22 @@ impl<V: BlockVolume> Server<V> {
 
     /// How many clients are connected.
     pub fn connections(&self) -> usize {
-        self.shared.places.len()
+        self.shared.connection_slots.len()
     }
 
     /// Stops the connections that `which` selects now, and waits until they have ended and `also` holds.
     async fn stop_peers(&self, which: impl Fn(&dyn Peer) -> bool, also: impl Fn() -> bool) {
         let shared = &self.shared;
         // Connections are selected by number, because an export that is added again under its old name has new clients.
-        let chosen: Vec<Place> = shared.places.choose(which);
-        let have_ended = || also() && !chosen.iter().any(|(id, _)| shared.places.contains(*id));
+        let chosen: Vec<TakenSlot> = shared.connection_slots.choose(which);
+        let have_ended = || also() && !chosen.iter().any(|(id, _)| shared.connection_slots.contains(*id));
         chosen.iter().for_each(|(_, p)| p.stop());
         let deadline = shared.rt.sleep(shared.options.stop_timeout);
         if let Either::Right(()) = select(pin!(shared.changed.wait_until(have_ended)), pin!(deadline)).await {
-            chosen.iter().filter(|(id, _)| shared.places.contains(*id)).for_each(|(_, p)| p.cut(Cut::Closed));
+            chosen
+                .iter()
+                .filter(|(id, _)| shared.connection_slots.contains(*id))
+                .for_each(|(_, p)| p.cut(Cut::Closed));
             shared.changed.wait_until(have_ended).await;
         }
     }
@@ -364,7 +367,7 @@ impl<V> Shared<V> {
             let options = &self.options;
             Memory::reserve(&options.memory, fixed, PIECE_BYTES.into(), options.bytes_per_connection)
         };
-        let gives_way = self.places.admit(peer, self.rt.now(), &self.options)?;
+        let gives_way = self.connection_slots.admit(peer, self.rt.now(), &self.options)?;
         // Memory comes first, so that no client is disconnected for one that cannot be served.
         let memory = memory().map_err(TurnedAway::Memory)?;
         if let Some(other) = gives_way {

@@ -21,9 +21,9 @@ pub struct ServerOptions {
     pub memory: MemoryBudget,
     /// Time limit for a client to choose an export.
     pub handshake_timeout: Nanos,
-    /// Idle time after which a client that has not sent a request may lose its place to a new client.
+    /// Idle time after which a client that has not sent a request may lose its connection slot to a new client.
     pub unused_gives_way: Nanos,
-    /// Idle time, or time with an unread reply, after which any other client may lose its place to a new client.
+    /// Idle time, or time with an unread reply, after which any other client may lose its connection slot to a new client.
     ///
     /// Longer than the longest interval at which a file system on the export does I/O.
     pub idle_gives_way: Nanos,

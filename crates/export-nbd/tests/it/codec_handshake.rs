@@ -228,7 +228,7 @@ fn contexts_are_listed_and_need_structured_replies() {
 }
 
 #[test]
-fn what_is_not_known_is_refused_and_the_handshake_goes_on() {
+fn an_unknown_option_is_refused_and_the_handshake_continues() {
     let exports = catalogue(&["disk"]);
     let options = [
         option_bytes(option::STARTTLS, &[]),

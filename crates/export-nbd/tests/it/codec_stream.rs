@@ -126,7 +126,7 @@ fn every_command_and_its_flags() {
 }
 
 #[test]
-fn what_was_not_agreed_on_is_refused() {
+fn a_command_that_was_not_negotiated_is_refused() {
     let plain = session(false, false, false);
     assert_eq!(judge(&plain, command::READ, flag::DF, 0, 512), Err(Errno::Inval));
     assert_eq!(judge(&plain, command::BLOCK_STATUS, 0, 0, 512), Err(Errno::Inval));

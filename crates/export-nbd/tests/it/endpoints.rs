@@ -32,7 +32,7 @@ fn the_socket_of_a_dead_server_is_taken_over_and_that_of_a_live_one_is_not() {
 }
 
 #[test]
-fn what_is_no_socket_is_left_alone() {
+fn a_file_that_is_no_socket_is_not_removed() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("precious");
     std::fs::write(&path, b"data").expect("a file");

@@ -1,4 +1,4 @@
-//! Clients that mean harm: those that ask for gigabytes and go, those that take memory, those that take places.
+//! Clients that mean harm: those that ask for gigabytes and go, those that take memory, those that take connection slots.
 //!
 //! What is judged are the budget's figures and the requests that reach the volume, not time.
 
@@ -51,7 +51,7 @@ fn a_client_that_has_gone_is_not_read_for() {
 
 /// The client goes while its reads are in the volume: those that wait for a worker are not begun.
 #[test]
-fn what_waits_for_a_worker_is_not_begun_for_a_client_that_has_gone() {
+fn queued_requests_of_a_disconnected_client_are_not_begun() {
     let volume = RamVolume::new("disk", 64 << 20).shared();
     let options = ServerOptions { requests_per_connection: 2, ..ServerOptions::default() };
     let world = World::with([&volume], options);
@@ -161,10 +161,10 @@ fn idle_sessions_of_one_peer_leave_places_for_others() {
     assert!(idle.iter().all(super::pipe::PipeClient::is_closed), "none of them chose an export");
 }
 
-/// A client with a file system on it may be idle for days. It keeps its place as long as no other client needs it, and gives it
-/// neither to a peer that has more places already, nor while another client has been idle for longer.
+/// A client with a file system on it may be idle for days. It keeps its connection slot as long as no other client needs it. It
+/// gives the slot neither to a peer that has more slots already, nor while another client has been idle for longer.
 #[test]
-fn an_idle_client_gives_way_only_when_places_are_short() {
+fn an_idle_client_gives_way_only_when_slots_are_short() {
     let world = World::new([&RamVolume::new("disk", 1 << 20).shared()]);
     let mounted = world.connect_as(ALICE, "disk", true);
     assert_eq!(mounted.read(0, 512), Ok(vec![0; 512]));
@@ -181,7 +181,7 @@ fn an_idle_client_gives_way_only_when_places_are_short() {
     assert!(!sessions[1].pipe.is_closed() && !mounted.pipe.is_closed());
     assert_eq!(next.read(0, 512), Ok(vec![0; 512]));
 
-    // 15 more users fill the last places; the next one gets that of the peer with the most.
+    // 15 more users fill the last slots; the next one gets that of the peer with the most.
     let users: Vec<_> = (0..15).map(|n| world.connect_as(PeerId::User(n), "disk", true)).collect();
     assert_eq!(world.server.connections(), 64);
     let last = world.connect_as(PeerId::User(99), "disk", true);

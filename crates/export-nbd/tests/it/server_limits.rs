@@ -160,7 +160,7 @@ fn half_closed_clients_get_their_replies() {
 }
 
 #[test]
-fn what_a_vanished_client_began_ends() {
+fn requests_of_a_disconnected_client_are_completed() {
     let volume = RamVolume::new("disk", 8 << 20).shared();
     let world = World::new([&volume]);
     let client = world.connect("disk", true, false);

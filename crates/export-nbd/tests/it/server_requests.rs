@@ -14,7 +14,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_was_written_is_read() {
+fn a_write_is_read_back() {
     for (structured, grain) in [(true, usize::MAX), (false, usize::MAX), (true, 7), (false, 1000)] {
         let volume = RamVolume::new("disk", 8 << 20).shared();
         let world = World::new([&volume]);

@@ -11,18 +11,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Speed {
     /// Shortest duration.
-    #[serde(with = "crate::plan::as_ns")]
+    #[serde(with = "crate::nanos")]
     pub base: Nanos,
     /// Range of the random addition.
-    #[serde(with = "crate::plan::as_ns")]
+    #[serde(with = "crate::nanos")]
     pub spread: Nanos,
     /// One in this many requests takes `slow`; 0 for none.
     pub slow_one_in: u64,
     /// Duration of a slow request.
-    #[serde(with = "crate::plan::as_ns")]
+    #[serde(with = "crate::nanos")]
     pub slow: Nanos,
     /// Additional duration of writes to btree nodes, with which the journal fills up.
-    #[serde(default, with = "crate::plan::as_ns")]
+    #[serde(default, with = "crate::nanos")]
     pub nodes: Nanos,
 }
 

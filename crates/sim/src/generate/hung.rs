@@ -23,6 +23,22 @@ const MOST_USUAL_DEPTH: u64 = 16;
 /// The part of a volume that the writes go to, in sectors.
 const HOT_SECTORS: u64 = 64;
 
+/// The boot that goes around the ring.
+struct Ring<'a> {
+    /// The volume whose device hangs.
+    hung: usize,
+    /// Another volume, whose writes fill the ring.
+    other: usize,
+    /// The sizes of all volumes, in sectors.
+    sizes: &'a [u64],
+    /// The size of a write, in sectors.
+    block: u64,
+    /// The number of writes to the other volume.
+    count: u64,
+    /// Whether clients write to the volume whose device hangs, and flush it.
+    own: bool,
+}
+
 /// Makes some of the first `boots` boots with a hung device long enough for the ring of the journal to go around.
 pub(super) fn add(plan: &mut Plan, boots: usize, rng: &mut Rng, sizes: &[u64]) {
     let l = &plan.layout;
@@ -36,14 +52,13 @@ pub(super) fn add(plan: &mut Plan, boots: usize, rng: &mut Rng, sizes: &[u64]) {
         let other = one_of(rng, &others);
         let own = rng.chance(1, 3);
         clear(boot, rng, own);
-        let volumes = (hung, other);
         match own {
             true => write_back_at_once(boot, rng),
-            false => modes(boot, volumes, plan.layout.backings.len()),
+            false => modes(boot, hung, other, plan.layout.backings.len()),
         }
         let count = ring * one_of(rng, &[2, 3]);
         let block = plan.layout.largest_block(&plan.layout.backings[hung]);
-        go_around(boot, rng, (volumes, sizes, block), (count, own));
+        go_around(boot, rng, &Ring { hung, other, sizes, block, count, own });
         any = true;
     }
     // Clients that write at the same time share entries, so the ring goes around more slowly. A plan of many clients keeps them.
@@ -85,7 +100,7 @@ fn write_back_at_once(boot: &mut BootPlan, rng: &mut Rng) {
 }
 
 /// Makes clean copies of the device that hangs, and journal entries of another.
-fn modes(boot: &mut BootPlan, (hung, other): (usize, usize), backings: usize) {
+fn modes(boot: &mut BootPlan, hung: usize, other: usize, backings: usize) {
     let mode = |volume, mode: CacheMode| {
         let action =
             OperatorAction::Tune { volume, name: "cache_mode".into(), value: mode.name().to_owned() };
@@ -97,14 +112,10 @@ fn modes(boot: &mut BootPlan, (hung, other): (usize, usize), backings: usize) {
     }
 }
 
-/// Adds writes to the volume of the device that hangs, and then durable writes to another volume. `own`: there are flushes
+/// Adds writes to the volume of the device that hangs, and then durable writes to another volume. With `own` there are flushes
 /// and durable writes to the first volume, too.
-fn go_around(
-    boot: &mut BootPlan,
-    rng: &mut Rng,
-    ((hung, other), sizes, block): ((usize, usize), &[u64], u64),
-    (count, own): (u64, bool),
-) {
+fn go_around(boot: &mut BootPlan, rng: &mut Rng, ring: &Ring<'_>) {
+    let Ring { hung, other, sizes, block, count, own } = *ring;
     let write = |rng: &mut Rng, volume: usize, fua: bool| {
         let blocks = (sizes[volume].min(HOT_SECTORS.max(8 * block)) / block).max(1);
         (volume, Request::Write { start: rng.below(blocks) * block, sectors: block, fua })

@@ -556,7 +556,7 @@ impl Dirty for inspect::SetView {
 
 /// A discarded sector is one of three things, and stays it.
 #[test]
-fn what_a_discard_leaves_does_not_change() {
+fn the_content_of_a_discarded_sector_does_not_change() {
     for seed in 0..10 {
         let mut scenario = Scenario::new(seed, Layout::small(CacheMode::Writeback), 0);
         scenario.boot(|b| async move {

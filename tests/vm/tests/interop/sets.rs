@@ -161,8 +161,8 @@ fn flash_only_volumes() {
 
 /// We create a volume, detach a device, and attach it again; the kernel finds all three as they are.
 #[test]
-fn what_we_did_to_a_set() {
-    unless_skipped!("what_we_did_to_a_set");
+fn a_kernel_serves_a_set_that_ubcache_changed() {
+    unless_skipped!("a_kernel_serves_a_set_that_ubcache_changed");
     let mut w = World::made();
     let plan = w.plan(1);
     let mut up = w.set().up(1, WRITEBACK_OFF);

@@ -60,7 +60,7 @@ impl std::str::FromStr for Range {
 pub(crate) struct Damaged {
     /// Volume (name, label or device) or set (UUID, label or cache device)
     name: String,
-    /// What becomes of it
+    /// The decision about this data
     decision: Option<Decision>,
     /// The blocks that overlap these sectors of the volume
     #[arg(long, value_name = "START+LENGTH", requires = "decision", conflicts_with = "all")]

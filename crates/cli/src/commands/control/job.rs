@@ -214,7 +214,7 @@ impl Wipe {
 /// Read all cached data of a set, and compare it with its checksums
 ///
 /// Damaged clean data is dropped from the cache, and read from the disk again. Damaged dirty data is listed by `damaged`, and
-/// the exit status is 1. Blocks without a checksum get one. The scrub yields to clients; the tunables scrub_share and
+/// the exit code is 1. Blocks without a checksum get one. The scrub yields to clients; the tunables scrub_share and
 /// scrub_rate limit it. An unfinished scrub continues where it ended, also after a restart. Ending this command does not end
 /// the scrub: `cancel` does.
 #[derive(Args, Debug)]
@@ -263,7 +263,7 @@ fn would_scrub(set: &Value) -> String {
 ///
 /// With -C it works offline, on a set that no process serves: it opens the set, writes the dirty data of the given backing
 /// devices to them (without -B: of all that it finds among the block devices and, if the cache is a file, beside it), and
-/// stops. Exit status 1 if dirty data is left because its backing device is missing.
+/// stops. Exit code 1 if dirty data is left because its backing device is missing.
 #[derive(Args, Debug)]
 pub(crate) struct Drain {
     /// Volume (name, label or device) or set (UUID or cache device) of the daemon

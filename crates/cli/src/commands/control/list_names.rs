@@ -12,7 +12,7 @@ use crate::client::Control;
 use crate::failure::Failure;
 use crate::out;
 
-/// What has the names.
+/// The kind of names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum NamesOf {
     Volumes,
@@ -26,7 +26,7 @@ enum NamesOf {
 /// Without a daemon there are none but those of tunables, and no error.
 #[derive(Args, Debug)]
 pub(crate) struct ListNames {
-    /// What has the names
+    /// Kinds of names
     #[arg(value_enum, required = true)]
     of: Vec<NamesOf>,
     #[command(flatten)]

@@ -9,8 +9,8 @@ mod damaged;
 mod flash;
 mod job;
 mod list_names;
+mod long_request;
 mod offline;
-mod patient;
 mod setting;
 mod show;
 mod status;
@@ -62,7 +62,7 @@ fn answer(control: &Control, body: &Value, short: impl FnOnce() -> String) -> Re
 /// Registering a cache device starts its set, and a backing device its volume. A backing device whose cache device is
 /// missing waits for it. A device that is registered already stays as it is, and the answer says as what it is served. If a
 /// device is refused, the answer says what became of the others. A volume that was stopped can be named by its label. Exit
-/// status 1 also if a volume is served but cannot be exported as configured, and if the set of a device is disabled.
+/// code 1 also if a volume is served but cannot be exported as configured, and if the set of a device is disabled.
 #[derive(Args, Debug)]
 pub(crate) struct Register {
     /// Cache and backing devices, by path; registered ones, and stopped flash-only volumes, also by label, name or UUID
@@ -205,7 +205,7 @@ impl Attach {
         }
         let by_force = if self.force { " by force" } else { "" };
         let command = format!("attach {cache} {backing}{by_force}");
-        let body = patient::post(&self.control, &command, "/v1/attach", &wanted)?;
+        let body = long_request::post(&self.control, &command, "/v1/attach", &wanted)?;
         answer(&self.control, &body, || {
             format!("{}: attached to {}\n", described(&body["resolved"]), described(&body["cache"]))
         })
@@ -228,7 +228,7 @@ impl Stop {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let volume = self.control.device_name(&self.volume)?;
         let path = format!("/v1/volumes/{}/stop", segment(&volume));
-        let body = patient::post(&self.control, &format!("stop {volume}"), &path, &json!({}))?;
+        let body = long_request::post(&self.control, &format!("stop {volume}"), &path, &json!({}))?;
         answer(&self.control, &body, || {
             let stays = stays_dirty(&body["stays_dirty"], false);
             let ended = job::ended_jobs(&body["ended_jobs"]);
@@ -542,7 +542,7 @@ impl Reset {
 
 /// Reload the configuration and print the changes; exports that are not up are tried again
 ///
-/// Exit status 1 also if an export is still not up afterwards.
+/// Exit code 1 also if an export is still not up afterwards.
 #[derive(Args, Debug)]
 pub(crate) struct Reload {
     #[command(flatten)]

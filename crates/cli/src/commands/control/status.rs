@@ -20,7 +20,7 @@ use crate::{out, size};
 /// of the volumes add up to that of the set. Volumes that were stopped stay listed.
 #[derive(Args, Debug)]
 pub(crate) struct Status {
-    /// End with exit status 1 if there is a problem
+    /// End with exit code 1 if there is a problem
     #[arg(long)]
     check: bool,
     #[command(flatten)]

@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::job::ended_jobs;
-use super::patient::post;
+use super::long_request::post;
 use super::{answer, text};
 use crate::client::{Control, described};
 use crate::failure::Failure;

@@ -1,9 +1,9 @@
-//! The limited places for connections, and their fair assignment.
+//! The connection slots, of a limited number, and their fair assignment.
 //!
 //! Owns the list of connections and the rule by which a new client is accepted, refused, or replaces an idle client. An idle
-//! client keeps its connection as long as no other client needs the place: a mounted file system may be idle for days. When all
-//! places are taken, the client with the longest idle time is disconnected, clients without any request first. That happens only
-//! for a client of the same peer or of a peer with fewer places, so a peer that connects repeatedly takes places only from
+//! client keeps its connection as long as no other client needs the slot: a mounted file system may be idle for days. When all
+//! slots are taken, the client with the longest idle time is disconnected, clients without any request first. That happens only
+//! for a client of the same peer or of a peer with fewer slots, so a peer that connects repeatedly takes slots only from
 //! itself. Must not know sockets or volumes.
 
 use std::cell::{Cell, RefCell};
@@ -18,17 +18,17 @@ use crate::server::events::TurnedAway;
 use crate::server::link::{Idle, Peer};
 use crate::server::options::ServerOptions;
 
-/// A connection in the list: its number, and the interface to stop it.
-pub(super) type Place = (u64, Rc<dyn Peer>);
+/// A connection that has a slot: its number, and the interface to stop it.
+pub(super) type TakenSlot = (u64, Rc<dyn Peer>);
 
-/// The places for connections, and the connections that have them.
+/// The connection slots, and the connections that have them.
 #[derive(Default)]
-pub(super) struct Places {
+pub(super) struct ConnectionSlots {
     taken: RefCell<BTreeMap<u64, Rc<dyn Peer>>>,
     next_id: Cell<u64>,
 }
 
-impl Places {
+impl ConnectionSlots {
     /// Adds a connection and returns its number.
     pub(super) fn add(&self, peer: Rc<dyn Peer>) -> u64 {
         let id = self.next_id.get();
@@ -52,7 +52,7 @@ impl Places {
     }
 
     /// The connections that `which` selects.
-    pub(super) fn choose(&self, which: impl Fn(&dyn Peer) -> bool) -> Vec<Place> {
+    pub(super) fn choose(&self, which: impl Fn(&dyn Peer) -> bool) -> Vec<TakenSlot> {
         self.taken.borrow().iter().filter(|(_, p)| which(&***p)).map(|(id, p)| (*id, p.clone())).collect()
     }
 
@@ -64,7 +64,7 @@ impl Places {
         options: &ServerOptions,
     ) -> Result<Option<Rc<dyn Peer>>, TurnedAway> {
         let taken = self.taken.borrow();
-        // A connection that was cut has no place any more, even if the volume still works for it.
+        // A connection that was cut has no slot any more, even if the volume still works for it.
         let living = || taken.values().filter(|p| !p.is_dead());
         let of = |who: PeerId| living().filter(|p| p.who() == who).count();
         let own = of(who);
@@ -142,39 +142,39 @@ mod tests {
     }
 
     /// Clients as (peer, second since when idle, whether unused).
-    fn places(clients: &[(PeerId, Option<u64>, bool)]) -> (Places, Vec<Rc<Client>>) {
-        let places = Places::default();
+    fn slots_of(clients: &[(PeerId, Option<u64>, bool)]) -> (ConnectionSlots, Vec<Rc<Client>>) {
+        let slots = ConnectionSlots::default();
         let all = clients.iter().map(|&(who, since, unused)| {
             let idle = since.map(|s| Idle { since: Nanos::from_secs(s), unused });
             let client = Rc::new(Client { who, idle: Cell::new(idle), dead: Cell::new(false) });
-            places.add(client.clone());
+            slots.add(client.clone());
             client
         });
         let all = all.collect();
-        (places, all)
+        (slots, all)
     }
 
     /// The number of the client that is disconnected to accept `who` after `now` seconds.
     fn admit(
-        (places, clients): &(Places, Vec<Rc<Client>>),
+        (slots, clients): &(ConnectionSlots, Vec<Rc<Client>>),
         who: PeerId,
         now: u64,
     ) -> Result<Option<usize>, TurnedAway> {
-        let removed = places.admit(who, Nanos::from_secs(now), &options())?;
+        let removed = slots.admit(who, Nanos::from_secs(now), &options())?;
         Ok(removed.map(|v| clients.iter().position(|c| std::ptr::addr_eq(&**c, &*v)).expect("a client")))
     }
 
     #[test]
     fn an_idle_client_keeps_its_place_while_there_are_others() {
-        let world = places(&[(A, Some(0), true), (A, Some(0), false), (B, Some(0), false)]);
+        let world = slots_of(&[(A, Some(0), true), (A, Some(0), false), (B, Some(0), false)]);
         assert_eq!(admit(&world, A, 1_000_000), Ok(None));
     }
 
     #[test]
     fn the_longest_idle_gives_way_and_unused_ones_first() {
         let world =
-            places(&[(A, Some(5), false), (A, None, false), (A, Some(100), true), (B, Some(200), false)]);
-        assert_eq!(admit(&world, B, 109), Err(TurnedAway::Places { limit: 4 }), "nobody is idle for long");
+            slots_of(&[(A, Some(5), false), (A, None, false), (A, Some(100), true), (B, Some(200), false)]);
+        assert_eq!(admit(&world, B, 109), Err(TurnedAway::Places { limit: 4 }), "no client is idle for long");
         assert_eq!(admit(&world, B, 110), Ok(Some(2)));
         world.1[2].idle.set(None);
         assert_eq!(admit(&world, B, 304), Err(TurnedAway::Places { limit: 4 }));
@@ -182,9 +182,9 @@ mod tests {
     }
 
     #[test]
-    fn who_has_many_places_takes_them_from_itself_alone() {
+    fn a_peer_with_many_slots_displaces_only_its_own_clients() {
         let world =
-            places(&[(B, Some(0), true), (A, Some(50), false), (A, None, false), (A, Some(60), false)]);
+            slots_of(&[(B, Some(0), true), (A, Some(50), false), (A, None, false), (A, Some(60), false)]);
         assert_eq!(admit(&world, A, 349), Err(TurnedAway::PeerPlaces { limit: 3 }));
         assert_eq!(
             admit(&world, A, 350),
@@ -192,6 +192,6 @@ mod tests {
             "not the client of the other, however long that is idle"
         );
         world.1[1].dead.set(true);
-        assert_eq!(admit(&world, A, 350), Ok(None), "one that was cut has no place");
+        assert_eq!(admit(&world, A, 350), Ok(None), "one that was cut has no slot");
     }
 }
