@@ -307,7 +307,7 @@ fn an_allocator_that_starves_goes_on_when_there_is_something() {
 
 /// Waiters of a starving allocator look again: what they wait for may not come.
 #[test]
-fn those_who_wait_are_told_that_there_is_nothing() {
+fn waits_end_when_no_bucket_can_be_made_ready() {
     run(|rt| async move {
         let core = core(&rt).await;
         pin_all(&core);
