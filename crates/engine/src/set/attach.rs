@@ -52,10 +52,8 @@ pub(super) async fn attach(
     }
     if cache.index.tree().dirty_sectors(inode) > Sectors::ZERO {
         mark(Mark::KnownDirty);
-        if backing.ensure_dirty(|| cache.device.check()).await? {
+        if backing.begin_dirty(&cache.device).await? {
             mark(Mark::DirtyKeysOfClean);
-            let device = backing.disk().info().name.to_string();
-            cache.device.emit(SetEvent::State { device, state: "dirty" });
         }
     } else if backing.state() == BackingState::Dirty {
         mark(Mark::DirtyWithoutKeys);
@@ -411,7 +409,7 @@ async fn detach_drained(
     let now = cache.rt.wall_seconds() as u32;
     cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
     cache.alloc.walks().request();
-    cache.device.emit(SetEvent::State { device: backing.disk().info().name.to_string(), state: "no cache" });
+    backing.emit_state(BackingState::None, &cache.device);
     Ok(())
 }
 
