@@ -104,7 +104,7 @@ fn buckets_add_up_and_a_walk_is_timed() {
 }
 
 #[test]
-fn what_reaches_the_backing_device_is_told_apart() {
+fn backing_requests_are_traced_with_their_purpose() {
     with(async |rig| {
         rig.set("writeback_running", "0").await;
         rig.write(0, 8).await;

@@ -17,8 +17,6 @@ mod priorities;
 mod refill;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod waits;
 mod walks;
 
 use std::cell::{Cell, Ref, RefCell, RefMut};

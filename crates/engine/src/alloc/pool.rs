@@ -238,3 +238,6 @@ impl Pool {
         self.settling.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests;

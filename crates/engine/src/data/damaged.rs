@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_overwritten_is_not_damaged_any_more() {
+    fn an_overwritten_block_counts_as_damaged_no_longer() {
         let overwritten = |at: u64, sectors, generation| {
             let mut blocks = DamagedBlocks::default();
             for start in [16, 24, 48] {

@@ -11,7 +11,7 @@ use format::{BackingState, BackingSuper, CacheMode, RegistrationNr, Sector, Sect
 use io::sync::{Mutex, Permit};
 use io::{Buffer, Disk, IoError, JoinHandle, Purpose};
 
-use super::{BusyGuard, FlushGate, Meter, MeteredIo, SUPERBLOCK_SECTOR, Tick, read_backing};
+use super::{BusyGuard, CacheDevice, FlushGate, Meter, MeteredIo, SUPERBLOCK_SECTOR, Tick, read_backing};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::events::{Events, SetEvent};
@@ -364,6 +364,24 @@ impl BackingDevice {
         }
         self.update_locked(lock, |sb| sb.set_state(BackingState::Clean)).await?;
         Ok(true)
+    }
+
+    /// Sets the state in the superblock to dirty before the first dirty key, unless the set has failed. Reports the change
+    /// with an event of the set; see [`BackingDevice::emit_state`]. Returns whether the state has changed.
+    #[cold]
+    pub(crate) async fn begin_dirty(self: &Rc<Self>, cache: &CacheDevice) -> Result<bool, EngineError> {
+        let changed = self.ensure_dirty(|| cache.check()).await?;
+        if changed {
+            self.emit_state(BackingState::Dirty, cache);
+        }
+        Ok(changed)
+    }
+
+    /// Reports a new state of the device with an event of the set. Events of the device itself are taken from its volume, and
+    /// the set has no volume of a device that is being attached or was detached.
+    pub(crate) fn emit_state(&self, state: BackingState, cache: &CacheDevice) {
+        let device = self.disk.info().name.to_string();
+        cache.emit(SetEvent::State { device, state: state.name() });
     }
 
     /// Counts a failed request, and disables the device at the limit (semantics section 14.1). A request that failed

@@ -85,7 +85,7 @@ mod tests {
 
     /// Ten extents of three words and the header are 272 bytes.
     #[test]
-    fn what_sets_amount_to_fits_to_the_last_byte() {
+    fn the_estimate_of_a_set_fits_to_the_last_byte() {
         assert!(Merged::of_set(10).fits(272));
         assert!(!Merged::of_set(10).fits(271));
     }

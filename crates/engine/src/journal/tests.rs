@@ -203,7 +203,7 @@ fn an_entry_takes_keys_to_its_last_byte() {
 /// Keys leave a block for a new root and one for priorities for each pinned leaf, but may always use half of the ring.
 /// Roots that can wait leave half of that reserve.
 #[test]
-fn what_frees_the_ring_has_its_blocks() {
+fn keys_leave_room_in_the_ring_for_roots_and_priorities() {
     run(|rt| async move {
         let j = journal(&TestDisk::new(8192), &rt);
         let mut pinned = 0;

@@ -130,7 +130,7 @@ mod tests {
 
     /// 1 ms for each request, and 1 ms for each MiB of 2048 sectors: each rule where both sides are equal, and beside it.
     #[test]
-    fn what_costs_as_much_is_not_worth_it() {
+    fn a_gap_at_equal_cost_is_not_bridged() {
         let at = |request_ms: f64, known| {
             let costs = Costs::of(request_ms, 0.0, 1.0);
             Bridging::new(Bridge::Auto, Sectors(4096), costs, known)

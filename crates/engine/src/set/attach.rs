@@ -10,14 +10,15 @@ use std::rc::Rc;
 use format::{BackingState, BackingSuper, Inode, RegistrationNr, Sectors, Uuid, UuidEntry};
 use io::Disk;
 
-use super::Core;
+use super::components::Components;
+use super::members::Attaching;
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::device::BackingDevice;
 use crate::error::EngineError;
 use crate::events::SetEvent;
 use crate::index::{Durability, MAX_POSITION, NotLoaded};
 use crate::refusal::{DeviceRefusal, Refusal};
-use crate::volume::{Blocks, Volume};
+use crate::volume::{Blocks, Cache, Volume};
 
 /// The slot of a device in the UUID table.
 struct UuidSlot {
@@ -28,37 +29,40 @@ struct UuidSlot {
 }
 
 /// Registers a backing device; see [`CacheSet::register`](super::CacheSet::register).
-pub(super) async fn register(core: &Rc<Core>, disk: Disk) -> Result<Rc<Volume>, EngineError> {
-    let theirs = core.clone();
+pub(super) async fn register(components: &Rc<Components>, disk: Disk) -> Result<Rc<Volume>, EngineError> {
+    let theirs = components.clone();
     let registered = async move {
         let backing = BackingDevice::open(disk).await?;
         attach(&theirs, backing).await
     };
-    core.cache.tasks.to_the_end(registered).await
+    components.cache.tasks.to_the_end(registered).await
 }
 
-pub(crate) async fn attach(core: &Rc<Core>, backing: Rc<BackingDevice>) -> Result<Rc<Volume>, EngineError> {
-    let (slot, _attaching) = claim_slot(core, &backing).await?;
+/// Attaches a backing device, and starts the writeback of its volume.
+pub(super) async fn attach(
+    components: &Rc<Components>,
+    backing: Rc<BackingDevice>,
+) -> Result<Rc<Volume>, EngineError> {
+    let Components { cache, members, .. } = &**components;
+    let (slot, _attaching) = claim_slot(components, &backing).await?;
     let inode = slot.inode;
-    refuse_dirty_outside(core, inode, &backing).await?;
+    refuse_dirty_outside(cache, inode, &backing).await?;
     if slot.new.is_none() {
-        drop_copies_behind_end(core, inode, &backing).await?;
-        number_registration(core, inode, &backing).await?;
+        drop_copies_behind_end(cache, inode, &backing).await?;
+        number_registration(cache, inode, &backing).await?;
     }
-    if core.cache.index.tree().dirty_sectors(inode) > Sectors::ZERO {
+    if cache.index.tree().dirty_sectors(inode) > Sectors::ZERO {
         mark(Mark::KnownDirty);
-        if backing.ensure_dirty(|| core.cache.device.check()).await? {
+        if backing.begin_dirty(&cache.device).await? {
             mark(Mark::DirtyKeysOfClean);
-            let device = backing.disk().info().name.to_string();
-            core.cache.device.emit(SetEvent::State { device, state: "dirty" });
         }
     } else if backing.state() == BackingState::Dirty {
         mark(Mark::DirtyWithoutKeys);
     }
-    let volume = Volume::cached(&core.cache, inode, backing.clone());
-    core.cache.backings.add(inode, backing);
-    core.add(volume.clone());
-    crate::writeback::start(&volume, &core.cache);
+    let volume = Volume::cached(cache, inode, backing.clone());
+    cache.backings.add(inode, backing);
+    members.add(volume.clone());
+    crate::writeback::start(&volume, cache);
     Ok(volume)
 }
 
@@ -66,17 +70,18 @@ pub(crate) async fn attach(core: &Rc<Core>, backing: Rc<BackingDevice>) -> Resul
 /// attach the device until the guard is dropped. The lock of the UUID table is not held during the write to the
 /// device, because a device that hangs must not block others.
 async fn claim_slot(
-    core: &Rc<Core>,
+    components: &Components,
     backing: &Rc<BackingDevice>,
 ) -> Result<(UuidSlot, Attaching), EngineError> {
-    let config = core.cache.uuids.lock().await;
-    core.cache.device.check().inspect_err(|_| mark(Mark::RefusedByFailedSet))?;
-    refuse_misfits(core, backing)?;
-    let attaching = Attaching::begin(core, backing.uuid());
-    let slot = slot_for(core, backing).await?;
+    let Components { cache, members, .. } = components;
+    let config = cache.uuids.lock().await;
+    cache.device.check().inspect_err(|_| mark(Mark::RefusedByFailedSet))?;
+    refuse_misfits(components, backing)?;
+    let attaching = members.begin_attach(backing.uuid());
+    let slot = slot_for(components, backing).await?;
     drop(config);
     if let Some(number) = slot.new {
-        let set_uuid = core.uuid();
+        let set_uuid = components.uuid();
         backing
             .update(|sb| {
                 sb.set_set_uuid(set_uuid);
@@ -92,14 +97,14 @@ async fn claim_slot(
 /// An older copy of the cache device does not have this number. (The first registration gets its number from
 /// [`slot_for`].)
 async fn number_registration(
-    core: &Rc<Core>,
+    cache: &Cache,
     inode: Inode,
     backing: &Rc<BackingDevice>,
 ) -> Result<(), EngineError> {
-    let config = core.cache.uuids.lock().await;
+    let config = cache.uuids.lock().await;
     // Both numbers are valid until the superblock has the new one.
-    let (before, number) = (backing.registration(), RegistrationNr::from_random(core.cache.rt.random()));
-    let renewed = core.cache.uuids.update_if_room(|u| u[inode.0 as usize].register(number, before)).await?;
+    let (before, number) = (backing.registration(), RegistrationNr::from_random(cache.rt.random()));
+    let renewed = cache.uuids.update_if_room(|u| u[inode.0 as usize].register(number, before)).await?;
     drop(config);
     if !renewed {
         // A full cache must start, because only its volumes can make it empty. The old numbers stay valid.
@@ -107,7 +112,7 @@ async fn number_registration(
     }
     // The device is served in spite of the error: only the later restore of an older copy would not be detected.
     if let Err(e) = backing.update(|sb| register_as(sb, number)).await {
-        core.cache.device.emit(SetEvent::DeviceError { error: e });
+        cache.device.emit(SetEvent::DeviceError { error: e });
     }
     Ok(())
 }
@@ -120,50 +125,51 @@ fn register_as(superblock: &mut BackingSuper, number: RegistrationNr) {
 
 /// Whether the cache device is older than the last registration of this backing device, because one of them was
 /// restored from an older copy.
-fn is_rolled_back(core: &Rc<Core>, backing: &BackingDevice) -> bool {
-    let of_another_set = backing.set_uuid() != core.uuid();
+fn is_rolled_back(components: &Components, backing: &BackingDevice) -> bool {
+    let of_another_set = backing.set_uuid() != components.uuid();
     // Without a slot there is no number to compare. A slot without numbers was made by a kernel, which does not
     // number registrations. A device without a number does not match a slot with numbers, unless the slot also
     // lists "no number" as the one before.
-    let unknown = core.cache.uuids.slot_of(backing.uuid()).is_some_and(|inode| {
-        let numbers = core.cache.uuids.entries()[inode.0 as usize].registrations();
+    let unknown = components.cache.uuids.slot_of(backing.uuid()).is_some_and(|inode| {
+        let numbers = components.cache.uuids.entries()[inode.0 as usize].registrations();
         numbers.iter().any(Option::is_some) && !numbers.contains(&backing.registration())
     });
     unknown && !of_another_set && !bug(Bug::OlderCacheBelieved)
 }
 
 /// The error for a device whose dirty data is in a newer state of the cache device.
-fn refuse_rolled_back<T>(core: &Rc<Core>, backing: &BackingDevice) -> Result<T, EngineError> {
-    let cache = core.cache.device.place().device.clone();
-    refuse(backing, DeviceRefusal::DirtyInOtherState { set: core.uuid(), cache })
+fn refuse_rolled_back<T>(components: &Components, backing: &BackingDevice) -> Result<T, EngineError> {
+    let cache = components.cache.device.place().device.clone();
+    refuse(backing, DeviceRefusal::DirtyInOtherState { set: components.uuid(), cache })
 }
 
 /// Refuses a device that does not fit the set according to the superblocks and to the devices that are attached.
-fn refuse_misfits(core: &Rc<Core>, backing: &BackingDevice) -> Result<(), EngineError> {
+fn refuse_misfits(components: &Components, backing: &BackingDevice) -> Result<(), EngineError> {
+    let Components { cache, members, .. } = components;
     let state = backing.state();
-    if core.volumes().iter().any(|v| v.backing_uuid() == Some(backing.uuid())) {
+    if members.has_device(backing.uuid()) {
         mark(Mark::RefusedTwice);
-        let (device, set) = (backing.uuid(), core.uuid());
+        let (device, set) = (backing.uuid(), components.uuid());
         return refuse(backing, DeviceRefusal::Attached { device, set });
     }
-    if core.attaching.borrow().contains(&backing.uuid()) {
-        let (device, set) = (backing.uuid(), core.uuid());
+    if members.is_attaching(backing.uuid()) {
+        let (device, set) = (backing.uuid(), components.uuid());
         return refuse(backing, DeviceRefusal::BeingAttached { device, set });
     }
     // The slot of a flash-only volume has its data. A device with its UUID would read and change this data.
-    let of_volume = core.cache.uuids.slot_of(backing.uuid());
-    if of_volume.is_some_and(|inode| core.cache.uuids.entries()[inode.0 as usize].is_flash_only()) {
-        let (device, set) = (backing.uuid(), core.uuid());
+    let of_volume = cache.uuids.slot_of(backing.uuid());
+    if of_volume.is_some_and(|inode| cache.uuids.entries()[inode.0 as usize].is_flash_only()) {
+        let (device, set) = (backing.uuid(), components.uuid());
         return refuse(backing, DeviceRefusal::UuidOfVolume { device, set });
     }
-    if backing.set_uuid() != core.uuid() && matches!(state, BackingState::Clean | BackingState::Dirty) {
+    if backing.set_uuid() != components.uuid() && matches!(state, BackingState::Clean | BackingState::Dirty) {
         mark(Mark::RefusedOtherSet);
-        let (found, expected) = (backing.set_uuid(), core.uuid());
+        let (found, expected) = (backing.set_uuid(), components.uuid());
         return refuse(backing, DeviceRefusal::InOtherSet { state, found, expected });
     }
-    if backing.block_sectors() < core.cache.geometry.block_sectors {
+    if backing.block_sectors() < cache.geometry.block_sectors {
         mark(Mark::RefusedBlockSize);
-        let (least, found) = (core.cache.geometry.block_sectors, backing.block_sectors());
+        let (least, found) = (cache.geometry.block_sectors, backing.block_sectors());
         return refuse(backing, DeviceRefusal::BlockSize { least, found });
     }
     if (backing.data_offset() + backing.data_sectors()) > MAX_POSITION {
@@ -173,14 +179,15 @@ fn refuse_misfits(core: &Rc<Core>, backing: &BackingDevice) -> Result<(), Engine
 }
 
 /// The slot of this device: its present slot or a new one. The caller holds the lock of the UUID table.
-async fn slot_for(core: &Rc<Core>, backing: &BackingDevice) -> Result<UuidSlot, EngineError> {
+async fn slot_for(components: &Components, backing: &BackingDevice) -> Result<UuidSlot, EngineError> {
+    let cache = &components.cache;
     let state = backing.state();
-    let now = core.cache.rt.wall_seconds() as u32;
-    let rolled_back = is_rolled_back(core, backing);
+    let now = cache.rt.wall_seconds() as u32;
+    let rolled_back = is_rolled_back(components, backing);
     if rolled_back && state == BackingState::Dirty {
-        return refuse_rolled_back(core, backing);
+        return refuse_rolled_back(components, backing);
     }
-    if let Some(inode) = core.cache.uuids.slot_of(backing.uuid()) {
+    if let Some(inode) = cache.uuids.slot_of(backing.uuid()) {
         let usable = !rolled_back && !matches!(state, BackingState::None | BackingState::Stale);
         if usable || bug(Bug::StaleSlotReused) {
             mark(Mark::KnownSlot);
@@ -188,44 +195,44 @@ async fn slot_for(core: &Rc<Core>, backing: &BackingDevice) -> Result<UuidSlot, 
         }
         // The device was served without this state of the cache, so the cached data of it is invalid.
         mark(Mark::SlotOfStale);
-        core.cache.index.invalidate_slot(inode);
-        core.cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
-        core.cache.alloc.walks().request();
+        cache.index.invalidate_slot(inode);
+        cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
+        cache.alloc.walks().request();
     }
     if state == BackingState::Dirty {
         mark(Mark::RefusedUnknownDirty);
-        let (set, device) = (core.uuid(), backing.uuid());
+        let (set, device) = (components.uuid(), backing.uuid());
         return refuse(backing, DeviceRefusal::DirtyInOtherCache { set, device });
     }
     mark(Mark::NewSlot);
-    let Some(inode) = free_slot_after_walk(core).await? else {
+    let Some(inode) = free_slot_after_walk(cache).await? else {
         mark(Mark::RefusedNoSlot);
-        let slots = core.cache.uuids.entries().len();
+        let slots = cache.uuids.entries().len();
         return refuse(backing, DeviceRefusal::NoSlot { slots });
     };
-    let number = RegistrationNr::from_random(core.cache.rt.random());
+    let number = RegistrationNr::from_random(cache.rt.random());
     let mut entry = UuidEntry::backing(backing.uuid(), backing.label_bytes(), now);
     // The old number belongs to another set or to an invalid slot.
     entry.register(number, None);
-    core.cache.uuids.update(|u| u[inode.0 as usize] = entry).await?;
+    cache.uuids.update(|u| u[inode.0 as usize] = entry).await?;
     Ok(UuidSlot { inode, new: Some(number) })
 }
 
 /// A free slot. If there is none, walks the index first: before a walk, an invalid slot counts as used, because the
 /// index may still have keys of it. The caller holds the lock of the UUID table during the walk.
-async fn free_slot_after_walk(core: &Rc<Core>) -> Result<Option<Inode>, EngineError> {
-    let free = || core.cache.uuids.free_slot(|inode| core.cache.index.is_invalid_slot(inode));
+async fn free_slot_after_walk(cache: &Cache) -> Result<Option<Inode>, EngineError> {
+    let free = || cache.uuids.free_slot(|inode| cache.index.is_invalid_slot(inode));
     if let Some(inode) = free() {
         return Ok(Some(inode));
     }
-    crate::gc::collect(&core.cache.gc).await?;
+    crate::gc::collect(&cache.gc).await?;
     Ok(free())
 }
 
 /// Refuses a device if the cache has dirty data for sectors outside its data area, which could never be written
 /// back: the device was truncated, or is an incomplete copy.
 async fn refuse_dirty_outside(
-    core: &Rc<Core>,
+    cache: &Cache,
     inode: Inode,
     backing: &BackingDevice,
 ) -> Result<(), EngineError> {
@@ -233,9 +240,9 @@ async fn refuse_dirty_outside(
     let end = start + backing.data_sectors();
     for (from, inside) in [(format::Sector(0), true), (end, false)] {
         let found = loop {
-            let next = core.cache.index.tree().next_dirty(inode, from, &core.cache.alloc.buckets());
+            let next = cache.index.tree().next_dirty(inode, from, &cache.alloc.buckets());
             match next {
-                Err(NotLoaded(id)) => core.cache.index.load_leaf(id).await?,
+                Err(NotLoaded(id)) => cache.index.load_leaf(id).await?,
                 Ok(found) => break found,
             }
         };
@@ -253,7 +260,7 @@ async fn refuse_dirty_outside(
 ///
 /// The device has lost these sectors. If it grows again they have other contents, so the clean copies must not come back.
 async fn drop_copies_behind_end(
-    core: &Rc<Core>,
+    cache: &Cache,
     inode: Inode,
     backing: &BackingDevice,
 ) -> Result<(), EngineError> {
@@ -262,12 +269,12 @@ async fn drop_copies_behind_end(
     }
     let (mut from, mut newest) = (backing.data_offset() + backing.data_sectors(), None);
     loop {
-        let next = core.cache.index.tree().next_mapped(inode, from);
+        let next = cache.index.tree().next_mapped(inode, from);
         match next {
-            Err(NotLoaded(id)) => core.cache.index.load_leaf(id).await?,
+            Err(NotLoaded(id)) => cache.index.load_leaf(id).await?,
             Ok(None) => break,
             Ok(Some((start, end))) => {
-                let change = core.cache.index.change(inode, start, end, None, Durability::Journaled);
+                let change = cache.index.change(inode, start, end, None, Durability::Journaled);
                 newest = Some(change.await?);
                 from = end;
             }
@@ -275,68 +282,71 @@ async fn drop_copies_behind_end(
     }
     if let Some(newest) = newest {
         mark(Mark::CopiesBehindEnd);
-        core.cache.journal.commit(newest).await?;
+        cache.journal.commit(newest).await?;
     }
     Ok(())
 }
 
 /// Creates a flash-only volume; see [`CacheSet::create_volume`](super::CacheSet::create_volume).
 pub(super) async fn create_volume(
-    core: &Rc<Core>,
+    components: &Rc<Components>,
     uuid: Uuid,
     size: Sectors,
     label: &str,
 ) -> Result<Rc<Volume>, EngineError> {
-    let (theirs, label) = (core.clone(), label.to_owned());
-    core.cache.tasks.to_the_end(async move { create_volume_now(&theirs, uuid, size, &label).await }).await
+    let (theirs, label) = (components.clone(), label.to_owned());
+    let create = async move { create_volume_now(&theirs, uuid, size, &label).await };
+    components.cache.tasks.to_the_end(create).await
 }
 
 async fn create_volume_now(
-    core: &Rc<Core>,
+    components: &Components,
     uuid: Uuid,
     size: Sectors,
     label: &str,
 ) -> Result<Rc<Volume>, EngineError> {
-    let size = Blocks::of(&core.cache.geometry).whole(size);
+    let cache = &components.cache;
+    let size = Blocks::of(&cache.geometry).whole(size);
     if size == Sectors::ZERO || size.0 > MAX_POSITION.0 {
         return Err(Refusal::VolumeSize { most: MAX_POSITION, size }.into());
     }
-    let _config = core.cache.uuids.lock().await;
-    let Some(inode) = free_slot_after_walk(core).await? else {
-        return Err(Refusal::NoSlot { slots: core.cache.uuids.entries().len() }.into());
+    let _config = cache.uuids.lock().await;
+    let Some(inode) = free_slot_after_walk(cache).await? else {
+        return Err(Refusal::NoSlot { slots: cache.uuids.entries().len() }.into());
     };
     let Some(bytes) = format::superblock::label_bytes(label) else {
         return Err(Refusal::LabelTooLong { bytes: label.len() }.into());
     };
-    let entry = UuidEntry::volume(uuid, bytes, size, core.cache.rt.wall_seconds() as u32);
-    core.cache.uuids.update(|u| u[inode.0 as usize] = entry).await?;
-    let volume = Volume::flash_only(&core.cache, inode, size, label.to_owned());
-    core.add(volume.clone());
+    let entry = UuidEntry::volume(uuid, bytes, size, cache.rt.wall_seconds() as u32);
+    cache.uuids.update(|u| u[inode.0 as usize] = entry).await?;
+    let volume = Volume::flash_only(cache, inode, size, label.to_owned());
+    components.members.add(volume.clone());
     Ok(volume)
 }
 
 /// Deletes a flash-only volume; see [`CacheSet::delete_volume`](super::CacheSet::delete_volume).
-pub(super) async fn delete_volume(core: &Rc<Core>, inode: Inode) -> Result<(), EngineError> {
-    let theirs = core.clone();
-    core.cache.tasks.to_the_end(async move { delete_volume_now(&theirs, inode).await }).await
+pub(super) async fn delete_volume(components: &Rc<Components>, inode: Inode) -> Result<(), EngineError> {
+    let theirs = components.clone();
+    components.cache.tasks.to_the_end(async move { delete_volume_now(&theirs, inode).await }).await
 }
 
-async fn delete_volume_now(core: &Rc<Core>, inode: Inode) -> Result<(), EngineError> {
-    let volume = core.volume_of(inode).filter(|v| v.is_flash_only());
+async fn delete_volume_now(components: &Components, inode: Inode) -> Result<(), EngineError> {
+    let Components { cache, members, .. } = components;
+    let volume = members.volume_of(inode).filter(|v| v.is_flash_only());
     let Some(volume) = volume else {
         return Err(Refusal::NotFlashOnly { inode }.into());
     };
     volume.stop().await?;
-    let _config = core.cache.uuids.lock().await;
+    let _config = cache.uuids.lock().await;
     // Another caller may have deleted the volume meanwhile. Then the slot may be that of a new volume.
-    if !core.volumes().iter().any(|v| Rc::ptr_eq(v, &volume)) {
+    if !members.volumes().iter().any(|v| Rc::ptr_eq(v, &volume)) {
         return Err(Refusal::Deleted { inode }.into());
     }
-    let now = core.cache.rt.wall_seconds() as u32;
-    core.cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
-    core.cache.index.invalidate_slot(inode);
-    core.remove(&volume);
-    core.cache.alloc.walks().request();
+    let now = cache.rt.wall_seconds() as u32;
+    cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
+    cache.index.invalidate_slot(inode);
+    members.remove(&volume);
+    cache.alloc.walks().request();
     Ok(())
 }
 
@@ -352,7 +362,8 @@ pub(super) async fn begin_detach(volume: &Rc<Volume>) -> Result<Detaching, Engin
 }
 
 /// Stops a volume and releases its backing device; see [`CacheSet::release`](super::CacheSet::release).
-pub(super) async fn release(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), EngineError> {
+pub(super) async fn release(components: &Components, volume: &Rc<Volume>) -> Result<(), EngineError> {
+    let Components { cache, members, .. } = components;
     let stopped = volume.stop().await;
     let Some(inode) = volume.inode() else { return stopped };
     if let Some(backing) = volume.backing() {
@@ -360,33 +371,33 @@ pub(super) async fn release(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), 
         // Copies in leaves that are not written yet count as durable when the device has left. If a flush fails, the leaves
         // are written without them.
         if !bug(Bug::ReleaseFlushesClientsOnly) && backing.settle_content().await.is_err() {
-            core.cache.index.write_all_leaves().await?;
+            cache.index.write_all_leaves().await?;
         }
     }
-    core.cache.journal.commit_keys().await?;
-    core.cache.device.settle_overwrites().await?;
+    cache.journal.commit_keys().await?;
+    cache.device.settle_overwrites().await?;
     // A miss that is still being inserted could replace data that the next owner of the device writes by old data.
     volume.ranges().invalidate_misses();
     if let Some(backing) = volume.backing() {
         // An update may have begun after the stop.
         backing.updates_ended().await;
     }
-    core.remove_with_device(volume, inode);
+    members.remove_with_device(volume, inode);
     Ok(())
 }
 
 /// Detaches a backing device; see [`CacheSet::detach`](super::CacheSet::detach).
-pub(super) async fn detach(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), EngineError> {
-    let (theirs, volume) = (core.clone(), volume.clone());
-    core.cache.tasks.to_the_end(async move { detach_now(&theirs, &volume).await }).await
+pub(super) async fn detach(components: &Rc<Components>, volume: &Rc<Volume>) -> Result<(), EngineError> {
+    let (theirs, volume) = (components.clone(), volume.clone());
+    components.cache.tasks.to_the_end(async move { detach_now(&theirs, &volume).await }).await
 }
 
-async fn detach_now(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), EngineError> {
+async fn detach_now(components: &Components, volume: &Rc<Volume>) -> Result<(), EngineError> {
     let (Some(inode), Some(backing)) = (volume.inode(), volume.backing()) else {
         return Err(Refusal::NotAttached { volume: volume.label_or_name() }.into());
     };
     volume.begin_detach();
-    let result = detach_drained(core, volume, inode, &backing).await;
+    let result = detach_drained(components, volume, inode, &backing).await;
     if result.is_err() {
         // The volume is served as before. If it lost its cache meanwhile, there is nothing to cancel.
         volume.cancel_detach();
@@ -397,22 +408,23 @@ async fn detach_now(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), EngineEr
 /// Detaches a volume that takes no new dirty data: waits until its dirty data is written back, then removes it from
 /// the set.
 async fn detach_drained(
-    core: &Rc<Core>,
+    components: &Components,
     volume: &Rc<Volume>,
     inode: Inode,
     backing: &Rc<BackingDevice>,
 ) -> Result<(), EngineError> {
+    let Components { cache, members, .. } = components;
     let guard = loop {
         if !bug(Bug::DetachWithDirtyData) {
             volume.drained().await?;
         }
         let guard = volume.block_all().await;
-        core.cache.device.check()?;
+        cache.device.check()?;
         if volume.inode() != Some(inode) {
             return Err(Refusal::NotAttached { volume: volume.label_or_name() }.into());
         }
         // A write that chose the cache before the detach began may have ended only now.
-        if core.cache.index.tree().dirty_sectors(inode) == Sectors::ZERO || bug(Bug::DetachWithDirtyData) {
+        if cache.index.tree().dirty_sectors(inode) == Sectors::ZERO || bug(Bug::DetachWithDirtyData) {
             break guard;
         }
     };
@@ -425,39 +437,18 @@ async fn detach_drained(
         .await?;
     // The lock is taken only here: the steps before wait for this backing device without a limit. Holders of the lock
     // wait for the cache device, and in a walk at most 5 s for a backing device that does not answer.
-    let _config = core.cache.uuids.lock().await;
+    let _config = cache.uuids.lock().await;
     // From here on the device has no cache. If the update of the slot below fails, the slot is still invalid,
     // because the superblock of the device does not name the set.
-    core.cache.index.invalidate_slot(inode);
+    cache.index.invalidate_slot(inode);
     volume.detached();
-    core.remove_with_device(volume, inode);
+    members.remove_with_device(volume, inode);
     drop(guard);
-    let now = core.cache.rt.wall_seconds() as u32;
-    core.cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
-    core.cache.alloc.walks().request();
-    core.cache
-        .device
-        .emit(SetEvent::State { device: backing.disk().info().name.to_string(), state: "no cache" });
+    let now = cache.rt.wall_seconds() as u32;
+    cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
+    cache.alloc.walks().request();
+    backing.emit_state(BackingState::None, &cache.device);
     Ok(())
-}
-
-/// Keeps other callers from attaching a device until it is dropped.
-struct Attaching {
-    core: Rc<Core>,
-    device: Uuid,
-}
-
-impl Attaching {
-    fn begin(core: &Rc<Core>, device: Uuid) -> Attaching {
-        core.attaching.borrow_mut().insert(device);
-        Attaching { core: core.clone(), device }
-    }
-}
-
-impl Drop for Attaching {
-    fn drop(&mut self) {
-        self.core.attaching.borrow_mut().remove(&self.device);
-    }
 }
 
 /// Keeps a volume from taking new dirty data. When the last guard is dropped, the volume takes dirty data again, unless

@@ -2,11 +2,13 @@
 //!
 //! [`CacheSet`] is the interface for the crates above: opening (registering) a cache device, attaching and detaching
 //! backing devices, creating and deleting volumes, stopping. The operations are in `open` (with `recover` and
-//! `initialise`), `attach` and `stop`; the shared state is in `core`; `memory` reserves the memory of a set.
+//! `initialise`), `attach` and `stop`. `components` has the components that `open` has connected, `members` the volumes.
+//! `memory` reserves the memory of a set.
 
 mod attach;
-mod core;
+mod components;
 mod initialise;
+mod members;
 mod memory;
 mod open;
 mod recover;
@@ -17,17 +19,14 @@ use std::rc::Rc;
 use format::{Inode, Sectors, Uuid};
 use io::Disk;
 
-use self::core::Core;
-pub use self::core::EngineCounters;
+use self::components::Components;
 pub use attach::Detaching;
 pub use open::SetOptions;
 
 #[cfg(test)]
 use crate::device::BackingDevice;
-use crate::device::ErrorLimits;
 use crate::error::EngineError;
 use crate::events::{Resolution, SetEvent};
-use crate::gc::GcSettings;
 use crate::refusal::Refusal;
 use crate::scrub::{DamagedRange, ScrubFigures, ScrubReport};
 use crate::volume::{Cache, Volume};
@@ -36,7 +35,7 @@ use crate::wipe::Wiped;
 /// A running cache set. It is cheap to clone, and runs until [`CacheSet::stop`].
 #[derive(Clone)]
 pub struct CacheSet {
-    core: Rc<Core>,
+    components: Rc<Components>,
 }
 
 /// A summary of a set's state.
@@ -72,6 +71,29 @@ pub struct SetStatus {
     pub io_errors: u64,
 }
 
+/// Counts of the engine's own work, for tests, benches and metrics.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct EngineCounters {
+    /// Btree nodes read after the start.
+    pub btree_reads: u64,
+    /// Leaves replaced by new nodes.
+    pub btree_rewrites: u64,
+    /// Priority chains written.
+    pub prio_writes: u64,
+    /// Walks of the index by the garbage collector.
+    pub gc_runs: u64,
+    /// Extents moved by the moving garbage collector.
+    pub moved_extents: u64,
+    /// Extents that were promoted: copied to another bucket because they were read.
+    pub promoted_extents: u64,
+    /// Writes that overwrote dirty data in place.
+    pub overwrites: u64,
+    /// The number of times that a new btree node had to wait for a bucket.
+    pub btree_waits: u64,
+    /// Buckets whose generation wrapped around.
+    pub gen_wraps: u64,
+}
+
 impl CacheSet {
     /// Opens (registers) a cache device: initialises it if it is new, otherwise recovers its state.
     ///
@@ -79,29 +101,29 @@ impl CacheSet {
     /// If a structure is damaged, unsupported or does not fit the device. In these cases nothing was written, except to
     /// a device that was being initialised.
     pub async fn open(cache: Disk, options: SetOptions) -> Result<CacheSet, EngineError> {
-        open::open(cache, options).await.map(|core| CacheSet { core })
+        open::open(cache, options).await.map(|components| CacheSet { components })
     }
 
     /// Attaches a device, for tests.
     #[cfg(test)]
     pub(crate) async fn attached(&self, backing: Rc<BackingDevice>) -> Result<Rc<Volume>, EngineError> {
-        attach::attach(&self.core, backing).await
+        attach::attach(&self.components, backing).await
     }
 
     /// Passes changed tunables on, for tests that change them directly.
     #[cfg(test)]
     pub(crate) fn tunables_changed(&self) {
-        self.core.tunables_changed();
+        self.components.tunables_changed();
     }
 
     /// What the volumes of the set share, for the figures.
     pub(crate) fn cache(&self) -> &Rc<Cache> {
-        &self.core.cache
+        &self.components.cache
     }
 
     /// UUID of the set.
     pub fn uuid(&self) -> Uuid {
-        self.core.uuid()
+        self.components.uuid()
     }
 
     /// Writes the label of the set to the superblock of the cache device.
@@ -112,69 +134,69 @@ impl CacheSet {
         let Some(bytes) = format::superblock::label_bytes(label) else {
             return Err(Refusal::LabelTooLong { bytes: label.len() }.into());
         };
-        let core = self.core.clone();
+        let cache = self.cache().clone();
         let store = async move {
-            let _config = core.cache.uuids.lock().await;
-            core.cache.device.check()?;
-            core.cache.device.change_superblock(|sb| sb.set_label(bytes));
-            core.cache.device.write_superblock().await
+            let _config = cache.uuids.lock().await;
+            cache.device.check()?;
+            cache.device.change_superblock(|sb| sb.set_label(bytes));
+            cache.device.write_superblock().await
         };
-        self.core.cache.tasks.to_the_end(store).await
+        self.cache().tasks.to_the_end(store).await
     }
 
     /// A summary of the set's state.
     pub fn status(&self) -> SetStatus {
-        let core = &self.core;
-        let buckets = core.cache.alloc.buckets();
-        let tree = core.cache.index.tree();
+        let cache = self.cache();
+        let buckets = cache.alloc.buckets();
+        let tree = cache.index.tree();
         SetStatus {
             set_uuid: self.uuid(),
-            label: core.cache.device.superblock().label(),
-            device: core.cache.device.place().device.to_string(),
-            bucket_sectors: core.cache.geometry.bucket_sectors,
-            nbuckets: core.cache.geometry.nbuckets,
+            label: cache.device.superblock().label(),
+            device: cache.device.place().device.to_string(),
+            bucket_sectors: cache.geometry.bucket_sectors,
+            nbuckets: cache.geometry.nbuckets,
             in_use_percent: buckets.in_use_percent() as u8,
             cached_sectors: buckets.live_total(),
             dirty: tree.all_dirty().filter(|(_, n)| *n > Sectors::ZERO).collect(),
             btree_nodes: tree.node_count(),
             index_bytes: tree.loaded_bytes(),
-            journal_free: core.cache.journal.free_buckets(),
-            journal_written: core.cache.journal.written(),
-            failed: core.cache.device.failure(),
-            io_errors: core.cache.device.error_count(),
+            journal_free: cache.journal.free_buckets(),
+            journal_written: cache.journal.written(),
+            failed: cache.device.failure(),
+            io_errors: cache.device.error_count(),
         }
     }
 
     /// Calls `f` with the statistics of all devices of the set together, which have the views of the kernel.
     pub fn with_stats<T>(&self, f: impl FnOnce(&mut crate::stats::CacheStats) -> T) -> T {
-        let stats = &mut *self.core.cache.stats.borrow_mut();
-        stats.tick(self.core.cache.rt.now());
+        let cache = self.cache();
+        let stats = &mut *cache.stats.borrow_mut();
+        stats.tick(cache.rt.now());
         f(stats)
     }
 
     /// Zeroes the totals of the set: the statistics, and the counts of keys that were written back (`clear_stats`).
     pub fn clear_stats(&self) {
-        self.core.cache.stats.borrow_mut().clear_total();
-        self.core.cache.device.counters().clear_for_set();
+        self.cache().stats.borrow_mut().clear_total();
+        self.cache().device.counters().clear_for_set();
     }
 
     /// Zeroes the counts of the cache device: the data written to it, and its errors (`clear_stats` of the cache
     /// device).
     pub fn clear_device_stats(&self) {
-        self.core.cache.device.counters().clear_for_cache_device();
-        self.core.cache.device.clear_errors();
+        self.cache().device.counters().clear_for_cache_device();
+        self.cache().device.clear_errors();
     }
 
     /// Counts of what was written to the cache device and of the keys that were written back.
     pub fn set_counters(&self) -> crate::stats::SetCounters {
-        *self.core.cache.device.counters()
+        *self.cache().device.counters()
     }
 
     /// Counts of the engine's own work.
     pub fn counters(&self) -> EngineCounters {
-        let core = &self.core;
-        let (alloc, index, gc) =
-            (core.cache.alloc.counters(), core.cache.index.counters(), core.cache.gc.counters());
+        let cache = self.cache();
+        let (alloc, index, gc) = (cache.alloc.counters(), cache.index.counters(), cache.gc.counters());
         EngineCounters {
             prio_writes: alloc.prio_writes,
             gen_wraps: alloc.gen_wraps,
@@ -184,38 +206,38 @@ impl CacheSet {
             gc_runs: gc.walks,
             moved_extents: gc.moved,
             promoted_extents: gc.promoted,
-            overwrites: core.cache.overwrites(),
+            overwrites: cache.overwrites(),
         }
     }
 
     /// Size of a block.
     pub fn block_sectors(&self) -> Sectors {
-        self.core.cache.geometry.block_sectors
+        self.cache().geometry.block_sectors
     }
 
     /// Whether cached data has checksums.
     pub fn has_checksums(&self) -> bool {
-        self.core.cache.data.has_checksums()
+        self.cache().data.has_checksums()
     }
 
     /// Counts of checksums.
     pub fn checksum_counters(&self) -> crate::data::ChecksumCounters {
-        self.core.cache.data.counters()
+        self.cache().data.counters()
     }
 
     /// How much of the live data can be verified. In a large set it is counted at most every ten seconds.
     pub fn checksum_coverage(&self) -> crate::data::ChecksumCoverage {
-        self.core.cache.data.coverage()
+        self.cache().data.coverage()
     }
 
     /// The damaged dirty data, by slot and position.
     pub fn damaged(&self) -> Vec<DamagedRange> {
-        crate::scrub::damaged_ranges(&self.core.scrubber)
+        crate::scrub::damaged_ranges(&self.components.scrubber)
     }
 
     /// The buckets that have this data, ascending. After a restart [`CacheSet::read_again`] finds it by them.
     pub fn damaged_buckets(&self) -> Vec<format::BucketNr> {
-        crate::scrub::damaged_buckets(&self.core.scrubber)
+        crate::scrub::damaged_buckets(&self.components.scrubber)
     }
 
     /// Reads the live data of these buckets and compares it with its checksums, so that damage which was known before a restart
@@ -224,7 +246,7 @@ impl CacheSet {
     /// # Errors
     /// If the set has no checksums, or fails or is stopped.
     pub async fn read_again(&self, buckets: Vec<format::BucketNr>) -> Result<(), EngineError> {
-        crate::scrub::read_again(&self.core.scrubber, buckets).await
+        crate::scrub::read_again(&self.components.scrubber, buckets).await
     }
 
     /// Accepts or drops damaged dirty data: that of a slot or of all slots, in a range of its volume or all of it. Returns the
@@ -239,9 +261,9 @@ impl CacheSet {
         range: Option<(format::Sector, Sectors)>,
         decision: Resolution,
     ) -> Result<Sectors, EngineError> {
-        let scrubber = self.core.scrubber.clone();
+        let scrubber = self.components.scrubber.clone();
         let resolve = async move { crate::scrub::resolve(&scrubber, of, range, decision).await };
-        self.core.cache.tasks.to_the_end(resolve).await
+        self.cache().tasks.to_the_end(resolve).await
     }
 
     /// Reads all live data in the cache and compares it with its checksums. Begins where an unfinished scrub has ended.
@@ -250,43 +272,43 @@ impl CacheSet {
     /// # Errors
     /// If the set has no checksums, or fails or is stopped.
     pub async fn scrub(&self) -> Result<ScrubReport, EngineError> {
-        crate::scrub::scrub(&self.core.scrubber).await
+        crate::scrub::scrub(&self.components.scrubber).await
     }
 
     /// The scrub under way, and the last ones.
     pub fn scrub_figures(&self) -> ScrubFigures {
-        ScrubFigures::of(&self.core.scrubber)
+        ScrubFigures::of(&self.components.scrubber)
     }
 
     /// Flushes sent to the cache device.
     pub fn cache_flushes(&self) -> u64 {
-        self.core.cache.device.flush_count()
+        self.cache().device.flush_count()
     }
 
     /// Every volume of the set: cached devices and flash-only ones.
     pub fn volumes(&self) -> Vec<Rc<Volume>> {
-        self.core.volumes()
+        self.components.members.volumes()
     }
 
     /// The events of the set since the last call.
     pub fn take_events(&self) -> Vec<SetEvent> {
-        self.core.cache.device.events().take()
+        self.cache().device.events().take()
     }
 
     /// Waits until [`CacheSet::take_events`] returns an event.
     pub async fn events_arrived(&self) {
-        self.core.cache.device.events().arrived().await;
+        self.cache().device.events().arrived().await;
     }
 
     /// The failure that has disabled the set, if there was one.
     pub fn failure(&self) -> Option<EngineError> {
-        self.core.cache.device.check().err()
+        self.cache().device.check().err()
     }
 
     /// Walks the index now: drops stale keys and joins small leaves.
     pub async fn gc(&self) -> Result<(), EngineError> {
-        let gc = self.core.cache.gc.clone();
-        self.core.cache.tasks.to_the_end(async move { crate::gc::collect(&gc).await }).await
+        let gc = self.cache().gc.clone();
+        self.cache().tasks.to_the_end(async move { crate::gc::collect(&gc).await }).await
     }
 
     /// Overwrites with zeros all sectors that no volume of the set needs, durably. Dropping the future cancels the
@@ -296,35 +318,35 @@ impl CacheSet {
     /// If the device fails a request, or the set fails or is stopped: some of the data is left, and another wipe
     /// removes it.
     pub async fn wipe(&self) -> Result<Wiped, EngineError> {
-        crate::wipe::wipe(&self.core.cache, &self.core.wiper).await
+        crate::wipe::wipe(self.cache(), &self.components.wiper).await
     }
 
     /// The number of buckets that the wipe under way has finished, and of all its buckets.
     pub fn wipe_progress(&self) -> (u32, u32) {
-        self.core.wiper.progress()
+        self.components.wiper.progress()
     }
 
     /// The number of live dirty sectors of a slot.
     pub fn dirty_sectors(&self, inode: Inode) -> Sectors {
-        self.core.cache.index.tree().dirty_sectors(inode)
+        self.cache().index.tree().dirty_sectors(inode)
     }
 
     /// UUID and label of the backing device or flash-only volume that has a slot.
     pub fn slot(&self, inode: Inode) -> Option<(Uuid, String)> {
-        let entries = self.core.cache.uuids.entries();
+        let entries = self.cache().uuids.entries();
         entries.get(inode.0 as usize).filter(|e| e.is_live()).map(|e| (e.uuid, e.label()))
     }
 
     /// The slot of the backing device or flash-only volume with this UUID.
     pub fn slot_of(&self, uuid: Uuid) -> Option<Inode> {
-        self.core.cache.uuids.slot_of(uuid)
+        self.cache().uuids.slot_of(uuid)
     }
 
     /// The backing devices that have dirty data in the cache and are not registered: label or, without one, UUID, and the
     /// dirty data.
     pub fn dirty_without_volume(&self) -> Vec<(String, Sectors)> {
         let registered: Vec<Inode> = self.volumes().iter().filter_map(|v| v.inode()).collect();
-        let entries = self.core.cache.uuids.entries();
+        let entries = self.cache().uuids.entries();
         let named = |inode: Inode| {
             let entry = entries.get(inode.0 as usize)?;
             let label = entry.label();
@@ -337,12 +359,12 @@ impl CacheSet {
 
     /// The value of a tunable of the set, by the kernel's name.
     pub fn get(&self, name: &str) -> Option<String> {
-        self.core.cache.tunables.borrow().get(name).ok()
+        self.cache().tunables.borrow().get(name).ok()
     }
 
     /// A copy of all tunables of the set.
     pub fn tunables(&self) -> crate::tunables::SetTunables {
-        self.core.cache.tunables.borrow().clone()
+        self.cache().tunables.borrow().clone()
     }
 
     /// Sets a tunable of the set, by the kernel's name. Tunables that the superblock stores are also written there.
@@ -350,23 +372,24 @@ impl CacheSet {
     /// # Errors
     /// If the name is unknown, the value is invalid, or the superblock cannot be written.
     pub async fn set(&self, name: &str, value: &str) -> Result<(), EngineError> {
-        let core = &self.core;
-        let mut next = core.cache.tunables.borrow().clone();
+        let components = &self.components;
+        let mut next = self.cache().tunables.borrow().clone();
         next.set(name, value).map_err(Refusal::from)?;
         if !next.synchronous {
             return Err(Refusal::NotSynchronous.into());
         }
         let stored = {
-            let old = core.cache.tunables.borrow();
+            let old = self.cache().tunables.borrow();
             (old.discard, old.cache_replacement_policy) != (next.discard, next.cache_replacement_policy)
         };
         if stored {
-            let (core, name, value) = (core.clone(), name.to_owned(), value.to_owned());
-            self.core.cache.tasks.to_the_end(async move { core.store_tunable(&name, &value).await }).await?;
+            let (components, name, value) = (components.clone(), name.to_owned(), value.to_owned());
+            let store = async move { components.store_tunable(&name, &value).await };
+            self.cache().tasks.to_the_end(store).await?;
         } else {
-            core.set_tunable(name, value)?;
+            components.set_tunable(name, value)?;
         }
-        core.tunables_changed();
+        components.tunables_changed();
         Ok(())
     }
 
@@ -376,7 +399,7 @@ impl CacheSet {
     /// # Errors
     /// If the device belongs to another set, has dirty data that this cache does not know, or does not fit the set.
     pub async fn register(&self, disk: Disk) -> Result<Rc<Volume>, EngineError> {
-        attach::register(&self.core, disk).await
+        attach::register(&self.components, disk).await
     }
 
     /// Creates a flash-only volume of `size`, rounded down to whole blocks.
@@ -389,7 +412,7 @@ impl CacheSet {
         size: Sectors,
         label: &str,
     ) -> Result<Rc<Volume>, EngineError> {
-        attach::create_volume(&self.core, uuid, size, label).await
+        attach::create_volume(&self.components, uuid, size, label).await
     }
 
     /// Deletes a flash-only volume with its data.
@@ -397,7 +420,7 @@ impl CacheSet {
     /// # Errors
     /// If the slot is not that of a flash-only volume.
     pub async fn delete_volume(&self, inode: Inode) -> Result<(), EngineError> {
-        attach::delete_volume(&self.core, inode).await
+        attach::delete_volume(&self.components, inode).await
     }
 
     /// The first and longer part of a detach, which can be cancelled: the volume takes no new dirty data, and its dirty
@@ -416,7 +439,7 @@ impl CacheSet {
     /// # Errors
     /// If answered writes cannot be made durable; the volume is stopped in this case, too.
     pub async fn release(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
-        attach::release(&self.core, volume).await
+        attach::release(&self.components, volume).await
     }
 
     /// Detaches a backing device after writing all its dirty data back. The volume stays up and serves the device
@@ -425,7 +448,7 @@ impl CacheSet {
     /// # Errors
     /// If data cannot be written back; the device then stays attached.
     pub async fn detach(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
-        attach::detach(&self.core, volume).await
+        attach::detach(&self.components, volume).await
     }
 
     /// Stops the volumes and the set. Every answered write is durable afterwards.
@@ -433,53 +456,13 @@ impl CacheSet {
     /// # Errors
     /// If a write or flush failed; data whose flush was answered before is durable in this case, too.
     pub async fn stop(&self) -> Result<(), EngineError> {
-        stop::stop(&self.core).await
+        stop::stop(&self.components).await
     }
 
     /// Ends the set as a process crash does: writes nothing and waits for nothing. The caller has dropped the tasks of
     /// the runtime; this function drops the references that would keep the set alive.
     pub fn abandon(self) {
-        stop::abandon(&self.core);
-    }
-}
-
-impl Core {
-    fn set_tunable(&self, name: &str, value: &str) -> Result<(), EngineError> {
-        Ok(self.cache.tunables.borrow_mut().set(name, value).map_err(Refusal::from)?)
-    }
-
-    /// Writes a tunable to the superblock, then sets it.
-    async fn store_tunable(&self, name: &str, value: &str) -> Result<(), EngineError> {
-        let _config = self.cache.uuids.lock().await;
-        self.cache.device.check()?;
-        let mut next = self.cache.tunables.borrow().clone();
-        next.set(name, value).map_err(Refusal::from)?;
-        self.cache.device.change_superblock(|sb| {
-            sb.set_discard(next.discard);
-            sb.set_replacement(next.cache_replacement_policy);
-        });
-        self.cache.device.write_superblock().await?;
-        // Other tunables may have been set meanwhile, so only this one is set.
-        self.set_tunable(name, value)?;
-        self.cache.alloc.eviction().set_policy(self.cache.tunables.borrow().policy());
-        Ok(())
-    }
-
-    /// Passes the tunables to the components that have their own copies.
-    pub(crate) fn tunables_changed(&self) {
-        let t = self.cache.tunables.borrow();
-        self.cache.journal.set_delay(io::Nanos::from_ms(u64::from(t.journal_delay_ms)));
-        self.cache.gc.set(GcSettings { packs: t.copy_gc_enabled, always_rewrites: t.gc_always_rewrite });
-        self.cache.alloc.eviction().set_policy(t.policy());
-        self.cache
-            .device
-            .set_error_limits(ErrorLimits { limit: t.io_error_limit, halflife: t.io_error_halflife });
-        self.cache.congestion().set_thresholds(t.congested_read_threshold_us, t.congested_write_threshold_us);
-        for v in self.volumes().iter() {
-            v.set_cutoff_writeback(t.cutoff_writeback);
-        }
-        self.cache.index.set_memory_limit(usize::try_from(t.btree_cache_limit).unwrap_or(usize::MAX));
-        self.cache.alloc.walks().recheck();
+        stop::abandon(&self.components);
     }
 }
 

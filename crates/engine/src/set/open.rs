@@ -10,7 +10,7 @@ use std::rc::Rc;
 use format::{FooterLayout, Inode};
 use io::{CrashLogRef, Disk, MemoryBudget, Reservation};
 
-use super::core::Core;
+use super::components::Components;
 use super::initialise::initialise;
 use super::recover::{Recovered, recover};
 use crate::alloc::{Allocator, Eviction, refill_task};
@@ -49,7 +49,7 @@ pub struct SetOptions {
 }
 
 /// Opens a cache device; see [`CacheSet::open`](super::CacheSet::open).
-pub(super) async fn open(cache: Disk, options: SetOptions) -> Result<Rc<Core>, EngineError> {
+pub(super) async fn open(cache: Disk, options: SetOptions) -> Result<Rc<Components>, EngineError> {
     let crash_log = options.crash_log.clone();
     let opened = open_device(cache, options).await;
     // A device that failed a request may have lost data that an earlier process wrote and did not flush, unless it
@@ -63,7 +63,7 @@ pub(super) async fn open(cache: Disk, options: SetOptions) -> Result<Rc<Core>, E
     opened
 }
 
-async fn open_device(cache: Disk, options: SetOptions) -> Result<Rc<Core>, EngineError> {
+async fn open_device(cache: Disk, options: SetOptions) -> Result<Rc<Components>, EngineError> {
     let mut superblock = read_cache(&cache).await?;
     let place = Place { device: cache.info().name.clone(), set: superblock.set_uuid().to_string() };
     let footers = superblock.checksum_key().and_then(|_| FooterLayout::of(superblock.geometry()));
@@ -87,34 +87,35 @@ async fn open_device(cache: Disk, options: SetOptions) -> Result<Rc<Core>, Engin
     let mut r = recover(&device, &options, &mut memory).await?;
     events.append(&mut r.events);
     let old_uuids = r.old_uuids;
-    let core = assemble(device, r, options, memory)?;
+    let components = assemble(device, r, options, memory)?;
+    let cache = &components.cache;
     for e in events {
-        core.cache.device.emit(e);
+        cache.device.emit(e);
     }
-    core.tunables_changed();
-    invalidate_unreachable_slots(&core);
-    let (ready, for_prios) = core.cache.alloc.prime();
+    components.tunables_changed();
+    invalidate_unreachable_slots(cache);
+    let (ready, for_prios) = cache.alloc.prime();
     // No more buckets are needed: the buckets of the old priorities are free after the new ones are written.
     let needed = for_prios + usize::from(bug(Bug::StartWantsOneMore));
     if ready < needed {
         mark(Mark::NoBuckets);
-        let device = core.cache.device.place().device.clone();
+        let device = cache.device.place().device.clone();
         return Err(NoSpace::Start { device, ready, needed }.into());
     }
-    core.cache.data.erase_footers(core.cache.alloc.ready_buckets()).await?;
+    cache.data.erase_footers(cache.alloc.ready_buckets()).await?;
     {
-        let _lock = core.cache.uuids.lock().await;
-        core.cache.device.write_superblock().await?;
+        let _lock = cache.uuids.lock().await;
+        cache.device.write_superblock().await?;
     }
-    start_tasks(&core);
+    start_tasks(&components);
     if old_uuids {
         // Journal entries of this version imply slots of 128 bytes, so the table is written first (format section
         // 7).
-        let _lock = core.cache.uuids.lock().await;
-        core.cache.uuids.update(|_| ()).await?;
+        let _lock = cache.uuids.lock().await;
+        cache.uuids.update(|_| ()).await?;
     }
-    start_volumes(&core);
-    Ok(core)
+    start_volumes(&components);
+    Ok(components)
 }
 
 /// The tunables of a set; those that the superblock stores are taken from there.
@@ -132,7 +133,7 @@ fn assemble(
     r: Recovered,
     options: SetOptions,
     memory: Reservation,
-) -> Result<Rc<Core>, EngineError> {
+) -> Result<Rc<Components>, EngineError> {
     let rt = device.disk().runtime().clone();
     let geometry = device.geometry();
     let tunables = with_stored(options.tunables, &device);
@@ -180,71 +181,74 @@ fn assemble(
         stats: RefCell::new(CacheStats::new(now)),
         shared: Shared::new(congestion),
     };
-    let core = Rc::new(Core::new(Rc::new(cache), memory));
-    let weak = Rc::downgrade(&core);
-    core.scrubber.set_volumes(move |inode| weak.upgrade()?.volume_of(inode));
-    watch(&core);
-    Ok(core)
+    let components = Rc::new(Components::new(Rc::new(cache), memory));
+    let members = Rc::downgrade(&components.members);
+    components.scrubber.set_volumes(move |inode| members.upgrade()?.volume_of(inode));
+    watch(&components);
+    Ok(components)
 }
 
 /// Makes the cache device wake the tasks of the set when it fails. The device belongs to the set and must not keep it alive.
-fn watch(core: &Rc<Core>) {
-    let weak = Rc::downgrade(core);
-    core.cache.device.watch_flushes();
-    core.cache.device.set_wake(move || {
-        if let Some(core) = weak.upgrade() {
-            core.wake_all();
+fn watch(components: &Rc<Components>) {
+    let device = &components.cache.device;
+    device.watch_flushes();
+    let weak = Rc::downgrade(components);
+    device.set_wake(move || {
+        if let Some(components) = weak.upgrade() {
+            components.wake_all();
         }
     });
 }
 
 /// Invalidates the slots that no device can have any more; a walk of the index removes their keys.
-fn invalidate_unreachable_slots(core: &Rc<Core>) {
-    let uuids = core.cache.uuids.entries();
+fn invalidate_unreachable_slots(cache: &Cache) {
+    let uuids = cache.uuids.entries();
     let live = |i: Inode| uuids.get(i.0 as usize).is_some_and(|u| u.is_live());
-    let tree = core.cache.index.tree();
+    let tree = cache.index.tree();
     for (i, u) in uuids.iter().enumerate() {
         if u.is_invalidated() {
             mark(Mark::InvalidSlot);
-            core.cache.index.invalidate_slot(Inode(i as u32));
+            cache.index.invalidate_slot(Inode(i as u32));
         }
     }
     for (inode, _) in tree.all_dirty().filter(|(i, _)| !live(*i)) {
         mark(Mark::UnreachableDirty);
-        core.cache.index.invalidate_slot(inode);
+        cache.index.invalidate_slot(inode);
     }
-    if !core.cache.index.invalid_slots().is_empty() {
-        core.cache.alloc.walks().request();
+    if !cache.index.invalid_slots().is_empty() {
+        cache.alloc.walks().request();
     }
 }
 
-fn start_tasks(core: &Rc<Core>) {
-    let c = core.clone();
-    core.cache.tasks.spawn(Work::Journal, async move {
-        if let Err(e) = c.cache.journal.run().await {
-            c.cache.device.fail(e);
+fn start_tasks(components: &Rc<Components>) {
+    let cache = &components.cache;
+    // This task keeps the components alive until the set is stopped.
+    let kept = components.clone();
+    cache.tasks.spawn(Work::Journal, async move {
+        if let Err(e) = kept.cache.journal.run().await {
+            kept.cache.device.fail(e);
         }
     });
     for _ in 0..LEAF_WRITERS {
-        core.cache.tasks.spawn(Work::Leaves, leaf_writer_task(core.cache.index.clone()));
+        cache.tasks.spawn(Work::Leaves, leaf_writer_task(cache.index.clone()));
     }
-    core.cache.tasks.spawn(Work::Leaves, reclaim_task(core.cache.index.clone()));
-    core.cache.tasks.spawn(Work::Leaves, write_old_leaves_task(core.cache.index.clone()));
-    core.cache.tasks.spawn(Work::Leaves, evict_task(core.cache.index.clone()));
-    core.cache.tasks.spawn(Work::Allocator, refill_task(core.cache.alloc.clone()));
-    if core.cache.data.has_checksums() {
-        core.cache.tasks.spawn(Work::Allocator, footer_task(core.cache.data.clone()));
+    cache.tasks.spawn(Work::Leaves, reclaim_task(cache.index.clone()));
+    cache.tasks.spawn(Work::Leaves, write_old_leaves_task(cache.index.clone()));
+    cache.tasks.spawn(Work::Leaves, evict_task(cache.index.clone()));
+    cache.tasks.spawn(Work::Allocator, refill_task(cache.alloc.clone()));
+    if cache.data.has_checksums() {
+        cache.tasks.spawn(Work::Allocator, footer_task(cache.data.clone()));
     }
-    if core.cache.data.has_checksums() {
-        core.cache.tasks.spawn(Work::Gc, scrub_task(core.scrubber.clone()));
+    if cache.data.has_checksums() {
+        cache.tasks.spawn(Work::Gc, scrub_task(components.scrubber.clone()));
     }
-    core.cache.tasks.spawn(Work::Gc, gc::gc_task(core.cache.gc.clone()));
-    core.cache.tasks.spawn(Work::Gc, gc::pack_task(core.cache.gc.clone()));
+    cache.tasks.spawn(Work::Gc, gc::gc_task(cache.gc.clone()));
+    cache.tasks.spawn(Work::Gc, gc::pack_task(cache.gc.clone()));
 }
 
-fn start_volumes(core: &Rc<Core>) {
-    let slots: Vec<(Inode, format::UuidEntry)> = core
-        .cache
+fn start_volumes(components: &Components) {
+    let cache = &components.cache;
+    let slots: Vec<(Inode, format::UuidEntry)> = cache
         .uuids
         .entries()
         .iter()
@@ -254,7 +258,7 @@ fn start_volumes(core: &Rc<Core>) {
         .collect();
     for (inode, slot) in slots {
         mark(Mark::FlashVolume);
-        let volume = Volume::flash_only(&core.cache, inode, slot.sectors, slot.label());
-        core.add(volume);
+        let volume = Volume::flash_only(cache, inode, slot.sectors, slot.label());
+        components.members.add(volume);
     }
 }

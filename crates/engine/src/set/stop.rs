@@ -4,49 +4,50 @@
 //! has nothing left to replay. So the last entry of a stop has no keys and needs no older entry. A start that replays
 //! keys therefore follows a crash, a stop by a kernel, or a stop whose journal had no room for that entry.
 
-use super::Core;
+use super::components::Components;
 use crate::error::EngineError;
 use crate::journal::Urgency;
 
 /// Stops the volumes and the set; see [`CacheSet::stop`](super::CacheSet::stop).
-pub(super) async fn stop(core: &Core) -> Result<(), EngineError> {
-    core.wiper.stop();
-    core.scrubber.stop();
-    core.cache.gc.stop_packing();
+pub(super) async fn stop(components: &Components) -> Result<(), EngineError> {
+    let Components { cache, members, .. } = components;
+    components.wiper.stop();
+    components.scrubber.stop();
+    cache.gc.stop_packing();
     let mut stopped = Ok(());
-    for v in core.volumes() {
+    for v in members.volumes() {
         stopped = stopped.and(v.stop().await);
     }
     // Insertions of misses, promotions and packing end, so no key changes any more.
-    core.cache.tasks.all_ended().await;
+    cache.tasks.all_ended().await;
     // A device that cannot be flushed must not keep the data of other devices from becoming durable.
-    for b in core.cache.backings.all() {
+    for b in cache.backings.all() {
         stopped = stopped.and(b.settle_direct_writes().await.map_err(EngineError::from));
     }
     let result = async {
-        core.cache.device.check()?;
-        core.cache.data.write_all_footers().await;
-        core.cache.index.write_all_leaves().await?;
-        core.cache.journal.commit_keys().await?;
-        core.cache.device.settle_overwrites().await?;
-        if core.cache.journal.wants_last_entry() {
-            core.cache.journal.commit_roots(|| Urgency::Frees, |_| ()).await?;
+        cache.device.check()?;
+        cache.data.write_all_footers().await;
+        cache.index.write_all_leaves().await?;
+        cache.journal.commit_keys().await?;
+        cache.device.settle_overwrites().await?;
+        if cache.journal.wants_last_entry() {
+            cache.journal.commit_roots(|| Urgency::Frees, |_| ()).await?;
         }
         Ok(())
     };
     let result = result.await;
-    core.cache.device.stop();
-    core.cache.journal.stop();
-    core.wake_all();
+    cache.device.stop();
+    cache.journal.stop();
+    components.wake_all();
     // Volumes and set have references to each other.
-    core.clear();
+    members.clear();
     stopped.and(result)
 }
 
 /// Ends the set as a process crash does; see [`CacheSet::abandon`](super::CacheSet::abandon).
-pub(super) fn abandon(core: &Core) {
-    for v in core.volumes() {
+pub(super) fn abandon(components: &Components) {
+    for v in components.members.volumes() {
         v.detached();
     }
-    core.clear();
+    components.members.clear();
 }

@@ -23,7 +23,7 @@ fn a_new_set_has_priorities_of_its_metadata() {
         for (nbuckets, bucket_sectors) in [(1024, 16), (3000, 8)] {
             let device = Watching::new(nbuckets * bucket_sectors);
             let set = open_set(&device, &rt, (bucket_sectors, false), SetOptions::default()).await;
-            let cache = &set.core.cache;
+            let cache = set.cache();
             let (g, first) = (&cache.geometry, cache.geometry.first_dynamic());
             let (disk, place) = (cache.device.disk(), cache.device.place());
             let reader = Reader { disk, place, geometry: g, magic: cache.device.magic() };
@@ -49,7 +49,7 @@ fn a_new_set_has_priorities_of_its_metadata() {
 fn a_new_set_has_one_journal_entry_that_names_its_metadata() {
     run(|rt| async move {
         let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
-        let cache = &set.core.cache;
+        let cache = set.cache();
         let (g, disk) = (&cache.geometry, cache.device.disk());
         let first = g.first_dynamic().0;
         let ptr = |bucket| Ptr::new(0, g.bucket_start(BucketNr(bucket)), Gen(1));
@@ -89,7 +89,7 @@ fn a_caller_waits_for_the_next_event_of_a_set() {
         set.take_events();
         let arrived = std::pin::pin!(set.events_arrived());
         assert!(matches!(select(arrived, rt.sleep(MINUTE)).await, Either::Right(())), "there is no event");
-        set.core.cache.device.emit(SetEvent::Initialised);
+        set.cache().device.emit(SetEvent::Initialised);
         set.events_arrived().await;
         assert_eq!(set.take_events().len(), 1);
     });
@@ -103,9 +103,9 @@ fn references(set: &CacheSet) -> Vec<(&'static str, References)> {
         let weak: Weak<T> = Rc::downgrade(component);
         Box::new(move || weak.strong_count())
     }
-    let cache = &set.core.cache;
+    let cache = set.cache();
     vec![
-        ("set", of(&set.core)),
+        ("set", of(&set.components)),
         ("cache", of(cache)),
         ("device", of(&cache.device)),
         ("journal", of(&cache.journal)),
@@ -163,7 +163,7 @@ fn the_label_of_a_set_is_written_to_its_superblock() {
         let is_superblock =
             |r: &(io::Op, format::Sector, Sectors)| matches!(r.0, io::Op::Write { .. }) && r.1.0 == 8;
         assert!(disk.requests.take().iter().any(is_superblock));
-        let sector = set.core.cache.device.superblock().encode();
+        let sector = set.cache().device.superblock().encode();
         let raw = format::superblock::RawSuperblock::from_prefix(&sector).unwrap();
         assert_eq!(raw.check_cache(Sectors(16_384), 512).unwrap().label(), "fast");
         assert!(set.set_label(&"x".repeat(33)).await.is_err());
@@ -179,7 +179,7 @@ fn a_failed_set_changes_no_superblock() {
         let (disk, hdd) = (Watching::new(16_384), TestDisk::new(2048));
         let set = open_set(&disk, &rt, (16, false), SetOptions::default()).await;
         let backing = backing_device(&hdd, &rt);
-        let volume = attach::attach(&set.core, backing.clone()).await.unwrap();
+        let volume = attach::attach(&set.components, backing.clone()).await.unwrap();
         volume.set("label", "old").await.unwrap();
         let superblock = || (backing.label(), backing.cache_mode());
         let before = superblock();
@@ -209,7 +209,7 @@ fn no_task_outlives_a_failure() {
         rt.sleep(MINUTE).await;
         let components = references(&set);
         let why = EngineError::from(Refusal::SetFailed);
-        set.core.cache.device.fail(EngineError::Disabled { set: "a set".into(), why: Arc::new(why) });
+        set.cache().device.fail(EngineError::Disabled { set: "a set".into(), why: Arc::new(why) });
         rt.sleep(MINUTE).await;
         set.abandon();
         assert_nothing_is_left(components);
@@ -223,7 +223,7 @@ fn a_policy_whose_caller_has_given_up_is_used() {
         let device = Watching::new(16_384);
         let set = open_set(&device, &rt, (16, false), SetOptions::default()).await;
         set.set("replacement", "cost_benefit").await.unwrap();
-        let observes = || set.core.cache.alloc.eviction().observes();
+        let observes = || set.cache().alloc.eviction().observes();
         assert!(observes(), "it takes the place of lru");
         device.disk().hold(true);
         let storing = std::pin::pin!(set.set("cache_replacement_policy", "fifo"));

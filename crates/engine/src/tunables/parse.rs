@@ -110,7 +110,7 @@ mod tests {
 
     /// A value could not be typed as it was printed: `10 s`, `4.0 MiB`, `2048 sectors/s`.
     #[test]
-    fn what_is_printed_can_be_typed() {
+    fn a_printed_value_can_be_typed() {
         for (text, unit, value) in [
             ("10", Unit::Seconds, Some(10)),
             ("10s", Unit::Seconds, Some(10)),

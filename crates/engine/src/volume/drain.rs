@@ -9,7 +9,6 @@ use format::{BackingState, Sectors};
 use super::Volume;
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
-use crate::events::SetEvent;
 use crate::refusal::{Cause, Refusal};
 
 /// Stops a volume; see [`Volume::stop`].
@@ -63,8 +62,7 @@ pub(super) async fn mark_clean(volume: &Volume) -> Result<(), EngineError> {
             cache.journal.commit(cleaned).await?;
         }
         if backing.ensure_clean(|| is_clean() && is_durable()).await? {
-            let device = backing.disk().info().name.to_string();
-            cache.device.emit(SetEvent::State { device, state: "clean" });
+            backing.emit_state(BackingState::Clean, &cache.device);
         }
     }
     Ok(())

@@ -10,7 +10,6 @@ use format::{BackingState, BackingSuper, Sectors};
 use super::Target;
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::EngineError;
-use crate::events::SetEvent;
 use crate::refusal::Refusal;
 use crate::tunables::StopWhenFailed;
 
@@ -42,8 +41,7 @@ pub(super) async fn cache_lost(target: Target<'_>) -> Result<(), EngineError> {
         }
     };
     backing.update(changed).await?;
-    let state = if backing.state() == BackingState::None { "no cache" } else { "inconsistent" };
-    cache.device.emit(SetEvent::State { device: backing.disk().info().name.to_string(), state });
+    backing.emit_state(backing.state(), &cache.device);
     volume.detached();
     Ok(())
 }

@@ -12,12 +12,13 @@ use io::{Buffer, Nanos};
 
 use super::backing::{flush_has_failed, is_usable, read_settled};
 use super::blocks::widened;
-use super::hit::{CachedExtent, ReadData, ReadStart, accept, blocks_of_data, hit_ended, verify_and_accept};
-use super::pieces::read_parts;
+use super::hit::{
+    CachedExtent, ReadData, ReadStart, ReadTimes, accept, blocks_of_data, hit_ended, verify_and_accept,
+};
+use super::pieces::{LookUp, read_parts};
 use super::request::Read;
 use super::{RangeGuard, Target};
 use crate::canary::{Bug, bug};
-use crate::device::ReadEpoch;
 use crate::error::EngineError;
 use crate::index::{IndexSegment, Kind, NotLoaded};
 use crate::policy::bypass::{BypassReason, Decision};
@@ -53,6 +54,24 @@ impl Again {
     }
 }
 
+/// The progress of a read from its arrival to its answer.
+struct ReadProgress {
+    arrived: Nanos,
+    /// Has a value after the first look-up that was too old, or that had to wait.
+    again: Option<Box<Again>>,
+}
+
+impl ReadProgress {
+    fn again(&mut self) -> &mut Again {
+        self.again.get_or_insert_default()
+    }
+
+    /// The number of times that the data was not that of the look-up.
+    fn races(&self) -> u32 {
+        self.again.as_ref().map_or(0, |again| again.races)
+    }
+}
+
 /// Reads through the cache.
 pub(super) async fn read_cached(
     target: Target<'_>,
@@ -60,9 +79,9 @@ pub(super) async fn read_cached(
     mut buffer: Buffer,
 ) -> (Buffer, Result<(), EngineError>) {
     let Target { volume, cache, inode } = target;
-    let (sectors, arrived) = (read.sectors(), volume.rt.turn_time());
+    let sectors = read.sectors();
+    let mut progress = ReadProgress { arrived: volume.rt.turn_time(), again: None };
     cache.foreground_request();
-    let mut again: Option<Box<Again>> = None;
     loop {
         if let Err(e) = cache.device.check() {
             return (buffer, Err(e));
@@ -76,26 +95,27 @@ pub(super) async fn read_cached(
             buffer = done.buffer.unwrap_or_else(|| volume.rt.pool().take(read.end_bytes()));
             match hit_ended(target, extent, done.result) {
                 Ok(true) => {}
-                Ok(false) => return Box::pin(read_instead(target, read, buffer, arrived)).await,
+                Ok(false) => return Box::pin(read_instead(target, read, buffer, progress.arrived)).await,
                 Err(e) => return (buffer, Err(e)),
             }
-            let ended = volume.rt.turn_time();
+            let times = ReadTimes { began: &began, ended: volume.rt.turn_time() };
             let data = || ReadData::exact(&buffer, read.offset_bytes, sectors);
             let is_valid = if cache.data.has_checksums() {
-                match Box::pin(verify_and_accept(target, read, extent, (&began, ended), data())).await {
+                match Box::pin(verify_and_accept(target, read, extent, times, data())).await {
                     Ok(is_valid) => is_valid,
                     Err(e) => return (buffer, Err(e)),
                 }
             } else {
-                accept(target, read, extent, (&began, ended), data)
+                accept(target, read, extent, times, data)
             };
             if is_valid {
-                count_read(target, read, Outcome::Hit, arrived);
+                count_read(target, read, Outcome::Hit, progress.arrived);
                 return (buffer, Ok(()));
             }
-            count_race(target, &mut again);
+            count_race(target, &mut progress);
         } else {
-            let in_pieces = read_in_pieces(target, read, (first, epoch), buffer, (arrived, &mut again));
+            let first = first.map(|first| LookUp { first, epoch });
+            let in_pieces = read_in_pieces(target, read, first, buffer, &mut progress);
             let (b, answered) = Box::pin(in_pieces).await;
             buffer = b;
             match answered {
@@ -103,17 +123,17 @@ pub(super) async fn read_cached(
                 answered => return (buffer, answered.map(|_| ())),
             }
         }
-        if !again.get_or_insert_default().prepare(target, read) {
-            return Box::pin(read_instead(target, read, buffer, arrived)).await;
+        if !progress.again().prepare(target, read) {
+            return Box::pin(read_instead(target, read, buffer, progress.arrived)).await;
         }
     }
 }
 
 /// Counts a look-up that was too old when its data had been read.
 #[cold]
-fn count_race(target: Target<'_>, again: &mut Option<Box<Again>>) {
+fn count_race(target: Target<'_>, progress: &mut ReadProgress) {
     target.cache.device.counters().cache_read_races += 1;
-    again.get_or_insert_default().races += 1;
+    progress.again().races += 1;
 }
 
 /// Reads a request that is not one extent. Returns false if the request must look up (again) and read.
@@ -123,39 +143,38 @@ fn count_race(target: Target<'_>, again: &mut Option<Box<Again>>) {
 async fn read_in_pieces(
     target: Target<'_>,
     read: &Read,
-    (first, epoch): (Result<IndexSegment, NotLoaded>, ReadEpoch),
+    look_up: Result<LookUp, NotLoaded>,
     buffer: Buffer,
-    (arrived, again): (Nanos, &mut Option<Box<Again>>),
+    progress: &mut ReadProgress,
 ) -> (Buffer, Result<bool, EngineError>) {
     let Target { volume, cache, .. } = target;
-    let first = match first {
-        Ok(first) => first,
+    let look_up = match look_up {
+        Ok(look_up) => look_up,
         Err(NotLoaded(id)) => return (buffer, cache.index.load_leaf(id).await.map(|()| false)),
     };
     let flush_failed = flush_has_failed(volume);
     if flush_failed && !bug(Bug::FailedFlushIgnoredByReads) {
-        let again = again.get_or_insert_default();
+        let again = progress.again();
         if !again.waited {
             again.waited = true;
             // The read must not wait for itself.
             again.range = None;
-            for (start, end) in parts_of_backing(target, read, first) {
+            for (start, end) in parts_of_backing(target, read, look_up.first) {
                 volume.ranges.present_ended(start, end).await;
             }
             return (buffer, Ok(false));
         }
     }
-    let races = again.as_ref().map_or(0, |again| again.races);
-    let part = Read { inserts: races < MOST_RACES || bug(Bug::ReadsEvictEachOther), ..*read };
-    let (buffer, found) = read_parts(target, &part, (first, epoch), buffer).await;
+    let part = Read { inserts: progress.races() < MOST_RACES || bug(Bug::ReadsEvictEachOther), ..*read };
+    let (buffer, found) = read_parts(target, &part, look_up, buffer).await;
     let is_settled = flush_has_failed(volume) == flush_failed || bug(Bug::FailedFlushIgnoredByReads);
     let found = match found {
         Ok(found) => found.filter(|_| is_settled),
         Err(e) => return (buffer, Err(e)),
     };
     match found {
-        Some(found) => count_read(target, read, found, arrived),
-        None => count_race(target, again),
+        Some(found) => count_read(target, read, found, progress.arrived),
+        None => count_race(target, progress),
     }
     (buffer, Ok(found.is_some()))
 }
@@ -245,7 +264,7 @@ pub(super) async fn read_merged(
         cache.device.check()?;
         let epoch = cache.device.read_epoch();
         let first = cache.index.segment_loaded(inode, start, end).await?;
-        let (b, outcome) = read_parts(target, &read, (first, epoch), buffer).await;
+        let (b, outcome) = read_parts(target, &read, LookUp { first, epoch }, buffer).await;
         buffer = b;
         if outcome?.is_some() {
             return Ok(buffer);

@@ -322,7 +322,7 @@ async fn write_back(target: Target<'_>, write: &Write, kind: DataKind) -> Result
         && !bug(Bug::DirtyStateForgotten)
         && backing.state() != BackingState::Dirty
     {
-        begin_dirty_state(cache, backing).await?;
+        backing.begin_dirty(&cache.device).await?;
     }
     if super::overwrite::overwrites_in_place(cache)
         && let Some(ptr) = place_to_overwrite(target, write)
@@ -374,16 +374,6 @@ async fn write_back(target: Target<'_>, write: &Write, kind: DataKind) -> Result
     }
     volume.writeback.dirtied();
     Ok(newest)
-}
-
-/// Sets the state in the backing superblock to dirty before the first dirty key.
-#[cold]
-async fn begin_dirty_state(cache: &Cache, backing: &Rc<BackingDevice>) -> Result<(), EngineError> {
-    if backing.ensure_dirty(|| cache.device.check()).await? {
-        let device = backing.disk().info().name.to_string();
-        cache.device.emit(crate::events::SetEvent::State { device, state: "dirty" });
-    }
-    Ok(())
 }
 
 /// The outcome of a write whose pieces the cache device has written, or has failed to write. After an error no key of

@@ -175,40 +175,40 @@ async fn with_set(rt: &Handle) -> Rc<Cache> {
 #[test]
 fn a_chain_takes_the_place_of_the_one_before() {
     run(|rt| async move {
-        let core = with_set(&rt).await;
-        let _lock = core.alloc.prios.lock.lock().await;
+        let cache = with_set(&rt).await;
+        let _lock = cache.alloc.prios.lock.lock().await;
         for is_ours in [true, true, false] {
-            core.alloc.prios.is_ours.set(is_ours);
+            cache.alloc.prios.is_ours.set(is_ours);
             for b in 2000..2300 {
-                let generation = core.alloc.buckets().generation(BucketNr(b)).next();
-                core.alloc.buckets_mut().load(BucketNr(b), generation, b as u16);
+                let generation = cache.alloc.buckets().generation(BucketNr(b)).next();
+                cache.alloc.buckets_mut().load(BucketNr(b), generation, b as u16);
             }
-            let (old, seq) = (core.alloc.prios.buckets.borrow().clone(), core.alloc.prios.seq.get());
-            let before: Vec<_> = core.alloc.buckets().prios().collect();
-            let (ready, written) = (core.alloc.pool.ready_len(), core.alloc.counters().prio_writes);
-            write_prios(&core.alloc).await.unwrap();
+            let (old, seq) = (cache.alloc.prios.buckets.borrow().clone(), cache.alloc.prios.seq.get());
+            let before: Vec<_> = cache.alloc.buckets().prios().collect();
+            let (ready, written) = (cache.alloc.pool.ready_len(), cache.alloc.counters().prio_writes);
+            write_prios(&cache.alloc).await.unwrap();
 
-            let chain = core.alloc.prios.buckets.borrow().clone();
-            assert_eq!((chain.len(), old.len(), core.alloc.prios.seq.get()), (4, 4, seq + 1));
-            assert_eq!(core.alloc.counters().prio_writes, written + 1);
-            assert_eq!(core.alloc.pool.ready_len(), if is_ours { ready } else { ready - 4 });
+            let chain = cache.alloc.prios.buckets.borrow().clone();
+            assert_eq!((chain.len(), old.len(), cache.alloc.prios.seq.get()), (4, 4, seq + 1));
+            assert_eq!(cache.alloc.counters().prio_writes, written + 1);
+            assert_eq!(cache.alloc.pool.ready_len(), if is_ours { ready } else { ready - 4 });
             assert_eq!(
-                core.journal.roots().prio_bucket[usize::from(core.device.superblock().nr_this_dev())],
+                cache.journal.roots().prio_bucket[usize::from(cache.device.superblock().nr_this_dev())],
                 u64::from(chain[0].0)
             );
             let first = u64::from(chain[0].0);
             let reader = Reader {
-                magic: core.device.magic(),
-                ..reader(core.device.disk(), core.device.place(), &core.geometry)
+                magic: cache.device.magic(),
+                ..reader(cache.device.disk(), cache.device.place(), &cache.geometry)
             };
             let loaded = load_prios(&reader, first).await.unwrap();
             assert_eq!((&loaded.chain, loaded.seq), (&chain, seq + 1));
             // The last prio set names no further one.
-            let last = core.geometry.bucket_start(chain[3]);
-            let (buffer, _) = core.device.disk().read(last, rt.pool().take(4096)).await;
-            let header = parse_prio_set(buffer.as_slice(), core.device.magic(), &mut [prio(0); 1]).unwrap();
+            let last = cache.geometry.bucket_start(chain[3]);
+            let (buffer, _) = cache.device.disk().read(last, rt.pool().take(4096)).await;
+            let header = parse_prio_set(buffer.as_slice(), cache.device.magic(), &mut [prio(0); 1]).unwrap();
             assert_eq!((header.next_bucket, header.seq), (0, seq + 1));
-            let buckets = core.alloc.buckets();
+            let buckets = cache.alloc.buckets();
             for (b, p) in buckets.all().zip(&loaded.prios) {
                 let (prio, generation) = before[b.0 as usize];
                 let prio = if chain.contains(&b) { u16::MAX } else { prio };
@@ -222,7 +222,7 @@ fn a_chain_takes_the_place_of_the_one_before() {
                     if is_ours { (Use::Ready, generation) } else { (Use::Data, generation.next()) };
                 assert_eq!(now, expected, "{b}");
             }
-            assert!(core.alloc.prios.is_ours.get(), "this run wrote it");
+            assert!(cache.alloc.prios.is_ours.get(), "this run wrote it");
         }
     });
 }
@@ -231,19 +231,19 @@ fn a_chain_takes_the_place_of_the_one_before() {
 #[test]
 fn without_room_for_a_chain_nothing_changes() {
     run(|rt| async move {
-        let core = with_set(&rt).await;
-        let _lock = core.alloc.prios.lock.lock().await;
-        let all = core.alloc.pool.take_out(5000, |_| true);
-        core.alloc.pool.put_ready(all[..3].iter().copied());
-        let (chain, seq) = (core.alloc.prios.buckets.borrow().clone(), core.alloc.prios.seq.get());
-        let refused = write_prios(&core.alloc).await.unwrap_err().to_string();
+        let cache = with_set(&rt).await;
+        let _lock = cache.alloc.prios.lock.lock().await;
+        let all = cache.alloc.pool.take_out(5000, |_| true);
+        cache.alloc.pool.put_ready(all[..3].iter().copied());
+        let (chain, seq) = (cache.alloc.prios.buckets.borrow().clone(), cache.alloc.prios.seq.get());
+        let refused = write_prios(&cache.alloc).await.unwrap_err().to_string();
         assert!(refused.contains("no 4 buckets are free for priorities"), "{refused}");
-        assert_eq!((core.alloc.pool.ready_len(), core.alloc.prios.seq.get()), (3, seq));
-        assert_eq!(*core.alloc.prios.buckets.borrow(), chain);
-        assert!(all[..3].iter().all(|b| core.alloc.buckets().used(*b) == Use::Ready));
-        core.alloc.pool.put_ready([all[3]]);
-        write_prios(&core.alloc).await.unwrap();
-        assert_eq!(*core.alloc.prios.buckets.borrow(), all[..4]);
+        assert_eq!((cache.alloc.pool.ready_len(), cache.alloc.prios.seq.get()), (3, seq));
+        assert_eq!(*cache.alloc.prios.buckets.borrow(), chain);
+        assert!(all[..3].iter().all(|b| cache.alloc.buckets().used(*b) == Use::Ready));
+        cache.alloc.pool.put_ready([all[3]]);
+        write_prios(&cache.alloc).await.unwrap();
+        assert_eq!(*cache.alloc.prios.buckets.borrow(), all[..4]);
     });
 }
 
@@ -252,12 +252,12 @@ fn without_room_for_a_chain_nothing_changes() {
 fn a_chain_that_cannot_be_written_does_not_count() {
     run(|rt| async move {
         let device = Watching::new(4096 * 8);
-        let core = components(open_set(&device, &rt, (8, false), SetOptions::default()).await, &rt);
-        let _lock = core.alloc.prios.lock.lock().await;
-        let roots = core.journal.roots().prio_bucket;
+        let cache = components(open_set(&device, &rt, (8, false), SetOptions::default()).await, &rt);
+        let _lock = cache.alloc.prios.lock.lock().await;
+        let roots = cache.journal.roots().prio_bucket;
         device.refuses.set(|r| (r.sectors == Sectors(8)).then_some(5));
-        assert!(write_prios(&core.alloc).await.is_err());
-        assert!(core.device.is_failed());
-        assert_eq!(core.journal.roots().prio_bucket, roots);
+        assert!(write_prios(&cache.alloc).await.is_err());
+        assert!(cache.device.is_failed());
+        assert_eq!(cache.journal.roots().prio_bucket, roots);
     });
 }

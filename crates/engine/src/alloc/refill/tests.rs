@@ -24,20 +24,20 @@ async fn set_on(device: &Rc<Watching>, rt: &Handle, discard: bool) -> CacheSet {
     set
 }
 
-async fn core(rt: &Handle) -> Rc<Cache> {
+async fn cache(rt: &Handle) -> Rc<Cache> {
     components(set_on(&Watching::new(u64::from(NBUCKETS) * BUCKET), rt, false).await, rt)
 }
 
 /// Buckets that may be invalidated now.
-fn free(core: &Cache) -> Vec<BucketNr> {
-    let buckets = core.alloc.buckets();
+fn free(cache: &Cache) -> Vec<BucketNr> {
+    let buckets = cache.alloc.buckets();
     buckets.all().filter(|b| buckets.may_invalidate(*b)).collect()
 }
 
 /// Keeps every bucket from being invalidated.
-fn pin_all(core: &Cache) -> Vec<BucketNr> {
-    let all = free(core);
-    all.iter().for_each(|b| core.alloc.buckets_mut().pin(*b));
+fn pin_all(cache: &Cache) -> Vec<BucketNr> {
+    let all = free(cache);
+    all.iter().for_each(|b| cache.alloc.buckets_mut().pin(*b));
     all
 }
 
@@ -45,18 +45,18 @@ fn pin_all(core: &Cache) -> Vec<BucketNr> {
 #[test]
 fn empty_buckets_are_ready_at_once() {
     run(|rt| async move {
-        let core = core(&rt).await;
-        let ready = core.alloc.pool.ready_len();
-        let first: Vec<u32> = free(&core).iter().map(|b| b.0).collect();
-        fill_bucket(&core, first[0], 1, false);
-        fill_bucket(&core, first[1], 1, true);
-        core.alloc.buckets_mut().pin(BucketNr(first[2]));
-        let before = core.alloc.buckets().generations();
-        prime(&core.alloc, 3);
-        assert_eq!(core.alloc.pool.ready_len(), ready + 3);
-        let taken = core.alloc.pool.take_out(5000, |_| true);
+        let cache = cache(&rt).await;
+        let ready = cache.alloc.pool.ready_len();
+        let first: Vec<u32> = free(&cache).iter().map(|b| b.0).collect();
+        fill_bucket(&cache, first[0], 1, false);
+        fill_bucket(&cache, first[1], 1, true);
+        cache.alloc.buckets_mut().pin(BucketNr(first[2]));
+        let before = cache.alloc.buckets().generations();
+        prime(&cache.alloc, 3);
+        assert_eq!(cache.alloc.pool.ready_len(), ready + 3);
+        let taken = cache.alloc.pool.take_out(5000, |_| true);
         assert_eq!(taken[ready..], [first[3], first[4], first[5]].map(BucketNr));
-        let buckets = core.alloc.buckets();
+        let buckets = cache.alloc.buckets();
         for b in buckets.all() {
             let is_new = taken[ready..].contains(&b);
             let was = before[b.0 as usize];
@@ -70,26 +70,26 @@ fn empty_buckets_are_ready_at_once() {
 #[test]
 fn invalidated_buckets_get_new_generations() {
     run(|rt| async move {
-        let core = core(&rt).await;
-        let all = free(&core);
+        let cache = cache(&rt).await;
+        let all = free(&cache);
         let (around, others) = (&all[..3], &all[3..]);
-        around.iter().for_each(|b| core.alloc.buckets_mut().load(*b, Gen(255), 9));
-        others.iter().for_each(|b| core.alloc.buckets_mut().load(*b, Gen(9), 9));
-        assert_eq!(invalidate(&core.alloc, 0), []);
-        let picked = invalidate(&core.alloc, 10);
+        around.iter().for_each(|b| cache.alloc.buckets_mut().load(*b, Gen(255), 9));
+        others.iter().for_each(|b| cache.alloc.buckets_mut().load(*b, Gen(9), 9));
+        assert_eq!(invalidate(&cache.alloc, 0), []);
+        let picked = invalidate(&cache.alloc, 10);
         assert_eq!(picked, all[..10], "nothing is in them, so by number");
-        assert_eq!(core.alloc.counters().gen_wraps, 3);
+        assert_eq!(cache.alloc.counters().gen_wraps, 3);
         let generations = |bs: &[BucketNr]| -> Vec<u8> {
-            bs.iter().map(|b| core.alloc.buckets().generation(*b).0).collect()
+            bs.iter().map(|b| cache.alloc.buckets().generation(*b).0).collect()
         };
         assert_eq!(generations(&picked), [0, 0, 0, 10, 10, 10, 10, 10, 10, 10]);
-        assert!(picked.iter().all(|b| core.alloc.buckets().used(*b) == Use::Ready));
+        assert!(picked.iter().all(|b| cache.alloc.buckets().used(*b) == Use::Ready));
         // Buckets with the least live data are evicted first.
-        let rest = free(&core);
-        rest.iter().for_each(|b| fill_bucket(&core, b.0, if b.0 % 3 == 0 { 2 } else { 3 }, false));
+        let rest = free(&cache);
+        rest.iter().for_each(|b| fill_bucket(&cache, b.0, if b.0 % 3 == 0 { 2 } else { 3 }, false));
         let light: Vec<BucketNr> = rest.iter().filter(|b| b.0 % 3 == 0).copied().collect();
-        assert_eq!(invalidate(&core.alloc, light.len()), light);
-        assert_eq!(core.alloc.counters().gen_wraps, 3);
+        assert_eq!(invalidate(&cache.alloc, light.len()), light);
+        assert_eq!(cache.alloc.counters().gen_wraps, 3);
     });
 }
 
@@ -97,13 +97,13 @@ fn invalidated_buckets_get_new_generations() {
 #[test]
 fn the_last_bucket_is_found() {
     run(|rt| async move {
-        let core = core(&rt).await;
-        core.alloc.eviction().set_policy(PolicyEntry::stored(Replacement::Random));
-        let all = pin_all(&core);
-        assert_eq!(invalidate(&core.alloc, 1), []);
+        let cache = cache(&rt).await;
+        cache.alloc.eviction().set_policy(PolicyEntry::stored(Replacement::Random));
+        let all = pin_all(&cache);
+        assert_eq!(invalidate(&cache.alloc, 1), []);
         for b in all.iter().step_by(29) {
-            core.alloc.buckets_mut().unpin(*b);
-            assert_eq!(invalidate(&core.alloc, 2), [*b]);
+            cache.alloc.buckets_mut().unpin(*b);
+            assert_eq!(invalidate(&cache.alloc, 2), [*b]);
         }
     });
 }
@@ -112,31 +112,31 @@ fn the_last_bucket_is_found() {
 #[test]
 fn generations_are_durable_before_their_buckets_are_ready() {
     run(|rt| async move {
-        let core = core(&rt).await;
-        let (ready, expected) = (core.alloc.pool.ready_len(), free(&core)[..5].to_vec());
-        assert_eq!(refill(&core.alloc, 5).await.unwrap(), 5);
-        assert_eq!(core.alloc.pool.ready_len(), ready + 5);
-        let chain = core.alloc.prios.buckets.borrow()[0];
+        let cache = cache(&rt).await;
+        let (ready, expected) = (cache.alloc.pool.ready_len(), free(&cache)[..5].to_vec());
+        assert_eq!(refill(&cache.alloc, 5).await.unwrap(), 5);
+        assert_eq!(cache.alloc.pool.ready_len(), ready + 5);
+        let chain = cache.alloc.prios.buckets.borrow()[0];
         let reader = Reader {
-            disk: core.device.disk(),
-            place: core.device.place(),
-            geometry: &core.geometry,
-            magic: core.device.magic(),
+            disk: cache.device.disk(),
+            place: cache.device.place(),
+            geometry: &cache.geometry,
+            magic: cache.device.magic(),
         };
         let loaded = load_prios(&reader, chain.0.into()).await.unwrap();
         for b in &expected {
             let (on_device, now) =
-                (loaded.prios[b.0 as usize].generation, core.alloc.buckets().generation(*b));
+                (loaded.prios[b.0 as usize].generation, cache.alloc.buckets().generation(*b));
             assert_eq!(on_device, now, "{b}");
         }
-        core.alloc.generations_durable(|| false).await;
-        let taken = core.alloc.pool.take_out(5000, |b| expected.contains(&b));
+        cache.alloc.generations_durable(|| false).await;
+        let taken = cache.alloc.pool.take_out(5000, |b| expected.contains(&b));
         assert_eq!(taken, expected);
-        let writes = core.alloc.counters().prio_writes;
-        pin_all(&core);
-        assert_eq!(refill(&core.alloc, 5).await.unwrap(), 0);
-        assert_eq!(core.alloc.counters().prio_writes, writes, "nothing has changed");
-        assert!(core.alloc.prios.lock.try_lock().is_some(), "others may write");
+        let writes = cache.alloc.counters().prio_writes;
+        pin_all(&cache);
+        assert_eq!(refill(&cache.alloc, 5).await.unwrap(), 0);
+        assert_eq!(cache.alloc.counters().prio_writes, writes, "nothing has changed");
+        assert!(cache.alloc.prios.lock.try_lock().is_some(), "others may write");
     });
 }
 
@@ -145,24 +145,24 @@ fn generations_are_durable_before_their_buckets_are_ready() {
 fn generations_on_their_way_are_waited_for() {
     run(|rt| async move {
         let device = Watching::new(u64::from(NBUCKETS) * BUCKET);
-        let core = components(set_on(&device, &rt, false).await, &rt);
-        let ready = core.alloc.pool.ready_len();
+        let cache = components(set_on(&device, &rt, false).await, &rt);
+        let ready = cache.alloc.pool.ready_len();
         device.disk().hold(true);
-        let refills = core.clone();
+        let refills = cache.clone();
         let refills = rt.spawn(async move { refill(&refills.alloc, 3).await.unwrap() });
         device.disk().held(1, &rt).await;
-        let waiting = core.clone();
+        let waiting = cache.clone();
         let waiting = rt.spawn(async move { waiting.alloc.generations_durable(|| false).await });
         turns(&rt).await;
         assert!(waiting.try_take().is_none() && refills.try_take().is_none());
         assert!(
-            core.alloc.pool.ready_len() < ready,
+            cache.alloc.pool.ready_len() < ready,
             "one is taken for the priorities, and none is there yet"
         );
         device.disk().hold(false);
         assert_eq!(refills.await, 3);
         waiting.await;
-        assert_eq!(core.alloc.pool.ready_len(), ready + 3);
+        assert_eq!(cache.alloc.pool.ready_len(), ready + 3);
     });
 }
 
@@ -171,12 +171,12 @@ fn generations_on_their_way_are_waited_for() {
 fn discards_hold_up_no_priorities() {
     run(|rt| async move {
         let device = Watching::new(u64::from(NBUCKETS) * BUCKET);
-        let core = components(set_on(&device, &rt, true).await, &rt);
+        let cache = components(set_on(&device, &rt, true).await, &rt);
         device.holds.set(Some(Op::Discard));
-        let refills = core.clone();
+        let refills = cache.clone();
         let refills = rt.spawn(async move { refill(&refills.alloc, 3).await.unwrap() });
         device.disk().held(3, &rt).await;
-        assert!(core.alloc.prios.lock.try_lock().is_some());
+        assert!(cache.alloc.prios.lock.try_lock().is_some());
         device.holds.set(None);
         device.disk().hold(false);
         assert_eq!(refills.await, 3);
@@ -214,8 +214,8 @@ fn buckets_are_discarded_before_they_are_ready() {
         let log = Rc::new(Log::default());
         let crash_log = Some(CrashLogRef(log.clone()));
         let options = SetOptions { crash_log, ..SetOptions::default() };
-        let core = components(open_set(&device, &rt, (BUCKET, true), options).await, &rt);
-        core.alloc.prios.is_ours.set(true);
+        let cache = components(open_set(&device, &rt, (BUCKET, true), options).await, &rt);
+        cache.alloc.prios.is_ours.set(true);
         let resets = log.0.get();
         device.take(Op::Discard);
         for (refuses, is_bad) in [
@@ -224,21 +224,21 @@ fn buckets_are_discarded_before_they_are_ready() {
             (|r| (r.op == Op::Discard).then_some(5), true),
         ] {
             device.refuses.set(refuses);
-            let (ready, expected) = (core.alloc.pool.ready_len(), free(&core)[..4].to_vec());
-            core.device.events().take();
-            assert_eq!(refill(&core.alloc, 4).await.unwrap(), 4);
+            let (ready, expected) = (cache.alloc.pool.ready_len(), free(&cache)[..4].to_vec());
+            cache.device.events().take();
+            assert_eq!(refill(&cache.alloc, 4).await.unwrap(), 4);
             let places: Vec<(u64, u64)> =
                 expected.iter().map(|b| (u64::from(b.0) * BUCKET, BUCKET)).collect();
             assert_eq!(device.take(Op::Discard), places);
-            assert_eq!(core.alloc.pool.ready_len(), ready + 4);
+            assert_eq!(cache.alloc.pool.ready_len(), ready + 4);
             let invalid =
-                core.device.events().take().iter().any(|e| matches!(e, SetEvent::CrashLogInvalid { .. }));
+                cache.device.events().take().iter().any(|e| matches!(e, SetEvent::CrashLogInvalid { .. }));
             assert_eq!((invalid, log.0.get() - resets), (is_bad, u32::from(is_bad)));
-            assert!(!core.device.is_failed());
+            assert!(!cache.device.is_failed());
         }
         let other = Watching::new(u64::from(NBUCKETS) * BUCKET);
-        let core = components(set_on(&other, &rt, false).await, &rt);
-        refill(&core.alloc, 4).await.unwrap();
+        let cache = components(set_on(&other, &rt, false).await, &rt);
+        refill(&cache.alloc, 4).await.unwrap();
         assert_eq!(other.take(Op::Discard), []);
     });
 }
@@ -247,24 +247,24 @@ fn buckets_are_discarded_before_they_are_ready() {
 #[test]
 fn a_short_list_is_refilled() {
     run(|rt| async move {
-        let core = core(&rt).await;
-        let (total, batch) = (core.alloc.pool.reserves.total(), core.alloc.pool.batch);
-        assert_eq!(core.alloc.pool.ready_len(), total + batch);
-        let take = || core.alloc.pool.try_take(Purpose::Data, &mut core.alloc.buckets_mut());
+        let cache = cache(&rt).await;
+        let (total, batch) = (cache.alloc.pool.reserves.total(), cache.alloc.pool.batch);
+        assert_eq!(cache.alloc.pool.ready_len(), total + batch);
+        let take = || cache.alloc.pool.try_take(Purpose::Data, &mut cache.alloc.buckets_mut());
         for _ in 0..batch / 2 {
             take().unwrap();
         }
         turns(&rt).await;
-        assert_eq!(core.alloc.pool.ready_len(), total + batch / 2, "not short yet");
-        let packing = core.clone();
+        assert_eq!(cache.alloc.pool.ready_len(), total + batch / 2, "not short yet");
+        let packing = cache.clone();
         let packing = rt.spawn(async move { packing.alloc.walks.changed().await });
         turns(&rt).await;
         assert!(packing.try_take().is_none());
         take().unwrap();
         turns(&rt).await;
-        assert_eq!(core.alloc.pool.ready_len(), total + batch);
+        assert_eq!(cache.alloc.pool.ready_len(), total + batch);
         assert!(packing.try_take().is_some(), "packing may be due");
-        assert!(!core.alloc.pool.starved.get());
+        assert!(!cache.alloc.pool.starved.get());
     });
 }
 
@@ -273,46 +273,46 @@ fn a_short_list_is_refilled() {
 #[test]
 fn an_allocator_that_starves_goes_on_when_there_is_something() {
     run(|rt| async move {
-        let core = core(&rt).await;
-        let all = pin_all(&core);
-        let taken = core.alloc.pool.take_out(5000, |_| true);
-        let walks = || core.tasks.times().borrow().gc_durations.count();
+        let cache = cache(&rt).await;
+        let all = pin_all(&cache);
+        let taken = cache.alloc.pool.take_out(5000, |_| true);
+        let walks = || cache.tasks.times().borrow().gc_durations.count();
         let begun = walks();
-        core.alloc.kick();
+        cache.alloc.kick();
         turns(&rt).await;
-        assert!(core.alloc.pool.starved.get());
-        assert_eq!((walks(), core.alloc.walks.is_wanted()), (begun, false), "no walk was asked for");
+        assert!(cache.alloc.pool.starved.get());
+        assert_eq!((walks(), cache.alloc.walks.is_wanted()), (begun, false), "no walk was asked for");
 
         // The first bucket is 96 generations ahead of its oldest pointer.
         for b in &all[..1] {
-            core.alloc.buckets_mut().load(*b, Gen(0), 9);
-            core.alloc.buckets_mut().raise(*b, Gen(96));
-            core.alloc.buckets_mut().unpin(*b);
+            cache.alloc.buckets_mut().load(*b, Gen(0), 9);
+            cache.alloc.buckets_mut().raise(*b, Gen(96));
+            cache.alloc.buckets_mut().unpin(*b);
         }
-        core.alloc.pool.put_ready(taken[..20].iter().copied());
-        assert_eq!((free(&core).len(), core.alloc.buckets().reclaimable()), (0, 1));
-        core.alloc.kick();
+        cache.alloc.pool.put_ready(taken[..20].iter().copied());
+        assert_eq!((free(&cache).len(), cache.alloc.buckets().reclaimable()), (0, 1));
+        cache.alloc.kick();
         turns(&rt).await;
         assert!(walks() > begun, "a walk was asked for");
-        core.alloc.kick();
+        cache.alloc.kick();
         turns(&rt).await;
-        assert_eq!((core.alloc.pool.ready_len(), core.alloc.pool.starved.get()), (21, true));
-        all[1..].iter().for_each(|b| core.alloc.buckets_mut().unpin(*b));
-        core.alloc.kick();
+        assert_eq!((cache.alloc.pool.ready_len(), cache.alloc.pool.starved.get()), (21, true));
+        all[1..].iter().for_each(|b| cache.alloc.buckets_mut().unpin(*b));
+        cache.alloc.kick();
         turns(&rt).await;
-        let full = core.alloc.pool.reserves.total() + core.alloc.pool.batch;
-        assert_eq!((core.alloc.pool.ready_len(), core.alloc.pool.starved.get()), (full, false));
+        let full = cache.alloc.pool.reserves.total() + cache.alloc.pool.batch;
+        assert_eq!((cache.alloc.pool.ready_len(), cache.alloc.pool.starved.get()), (full, false));
     });
 }
 
 /// Waiters of a starving allocator look again: what they wait for may not come.
 #[test]
-fn those_who_wait_are_told_that_there_is_nothing() {
+fn waits_end_when_no_bucket_can_be_made_ready() {
     run(|rt| async move {
-        let core = core(&rt).await;
-        pin_all(&core);
-        core.alloc.pool.take_out(5000, |_| true);
-        let waiting = core.clone();
+        let cache = cache(&rt).await;
+        pin_all(&cache);
+        cache.alloc.pool.take_out(5000, |_| true);
+        let waiting = cache.clone();
         let waits = rt.spawn(async move {
             waiting.alloc.wait(Purpose::Data, || waiting.alloc.pool.starved.get()).await;
         });
@@ -325,12 +325,12 @@ fn those_who_wait_are_told_that_there_is_nothing() {
 #[test]
 fn a_set_that_cannot_write_priorities_fails() {
     run(|rt| async move {
-        let core = core(&rt).await;
-        core.alloc.pool.take_out(5000, |_| true);
-        core.alloc.kick();
+        let cache = cache(&rt).await;
+        cache.alloc.pool.take_out(5000, |_| true);
+        cache.alloc.kick();
         turns(&rt).await;
-        assert!(core.device.is_failed());
-        let why = core.device.check().unwrap_err().to_string();
+        assert!(cache.device.is_failed());
+        let why = cache.device.check().unwrap_err().to_string();
         assert!(why.contains("buckets are free for priorities"), "{why}");
     });
 }
@@ -339,17 +339,17 @@ fn a_set_that_cannot_write_priorities_fails() {
 #[test]
 fn a_stop_ends_the_refilling() {
     run(|rt| async move {
-        let core = core(&rt).await;
-        let task = rt.spawn(refill_task(core.alloc.clone()));
+        let cache = cache(&rt).await;
+        let task = rt.spawn(refill_task(cache.alloc.clone()));
         turns(&rt).await;
         assert!(task.try_take().is_none());
-        core.device.stop();
-        core.alloc.kick();
+        cache.device.stop();
+        cache.alloc.kick();
         turns(&rt).await;
         assert!(task.try_take().is_some());
-        core.alloc.pool.take_out(5000, |_| true);
-        let late = rt.spawn(refill_task(core.alloc.clone()));
+        cache.alloc.pool.take_out(5000, |_| true);
+        let late = rt.spawn(refill_task(cache.alloc.clone()));
         turns(&rt).await;
-        assert!(late.try_take().is_some() && !core.device.is_failed());
+        assert!(late.try_take().is_some() && !cache.device.is_failed());
     });
 }

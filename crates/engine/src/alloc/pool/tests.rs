@@ -3,6 +3,7 @@
 use std::pin::pin;
 use std::rc::Rc;
 
+use format::Sectors;
 use io::sync::{Either, select};
 
 use super::*;

@@ -1,0 +1,101 @@
+//! The volumes of a set, and the devices that are being attached to it.
+//!
+//! Owns both lists. Invariant: the load of a volume is part of the cache as long as the volume is in the list.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use format::{Inode, Uuid};
+
+use crate::volume::{Cache, Volume};
+
+/// The volumes of a set, and the devices that are being attached to it.
+pub(super) struct Members {
+    cache: Rc<Cache>,
+    volumes: RefCell<Vec<Rc<Volume>>>,
+    /// UUIDs of the devices that are being attached.
+    attaching: RefCell<BTreeSet<Uuid>>,
+}
+
+impl Members {
+    pub(super) fn new(cache: Rc<Cache>) -> Members {
+        Members { cache, volumes: RefCell::default(), attaching: RefCell::default() }
+    }
+
+    /// Every volume of the set.
+    pub(super) fn volumes(&self) -> Vec<Rc<Volume>> {
+        self.volumes.borrow().clone()
+    }
+
+    /// The volume of a slot.
+    pub(super) fn volume_of(&self, inode: Inode) -> Option<Rc<Volume>> {
+        self.volumes.borrow().iter().find(|v| v.inode() == Some(inode)).cloned()
+    }
+
+    /// Whether the volume of a backing device is in the set.
+    pub(super) fn has_device(&self, device: Uuid) -> bool {
+        self.volumes.borrow().iter().any(|v| v.backing_uuid() == Some(device))
+    }
+
+    /// Whether a device is being attached.
+    pub(super) fn is_attaching(&self, device: Uuid) -> bool {
+        self.attaching.borrow().contains(&device)
+    }
+
+    /// Keeps other callers from attaching a device until the guard is dropped.
+    pub(super) fn begin_attach(self: &Rc<Self>, device: Uuid) -> Attaching {
+        self.attaching.borrow_mut().insert(device);
+        Attaching { members: self.clone(), device }
+    }
+
+    /// Adds a volume to the set.
+    pub(super) fn add(&self, volume: Rc<Volume>) {
+        // A volume that is opened after a change of the cutoff has the default limit.
+        volume.set_cutoff_writeback(self.cache.tunables.borrow().cutoff_writeback);
+        self.cache.add_load(volume.load().clone());
+        self.volumes.borrow_mut().push(volume);
+    }
+
+    /// Removes a volume from the set.
+    pub(super) fn remove(&self, volume: &Rc<Volume>) {
+        self.cache.remove_load(volume.load());
+        self.volumes.borrow_mut().retain(|v| !Rc::ptr_eq(v, volume));
+    }
+
+    /// Removes the volume in this slot and its backing device from the set.
+    pub(super) fn remove_with_device(&self, volume: &Rc<Volume>, inode: Inode) {
+        self.remove(volume);
+        // The slot may have another device by now.
+        if let Some(backing) = volume.backing() {
+            self.cache.backings.remove(inode, &backing);
+        }
+    }
+
+    /// Removes all volumes and devices, because they and the set hold references to each other.
+    pub(super) fn clear(&self) {
+        for v in self.volumes.take() {
+            self.cache.remove_load(v.load());
+        }
+        self.cache.backings.clear();
+    }
+
+    /// Wakes every task of a volume that waits.
+    pub(super) fn wake(&self) {
+        for v in self.volumes.borrow().iter() {
+            v.wake();
+        }
+    }
+}
+
+/// Keeps other callers from attaching a device until it is dropped.
+pub(super) struct Attaching {
+    members: Rc<Members>,
+    device: Uuid,
+}
+
+impl Drop for Attaching {
+    fn drop(&mut self) {
+        self.members.attaching.borrow_mut().remove(&self.device);
+    }
+}
