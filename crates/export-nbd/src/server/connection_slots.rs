@@ -71,14 +71,14 @@ impl ConnectionSlots {
         let limit = options.max_connections_per_peer.max(1);
         if own >= limit && limit < options.max_connections {
             let idle = longest_idle(living().filter(|p| p.who() == who), now, options);
-            return idle.map(Some).ok_or(TurnedAway::PeerPlaces { limit });
+            return idle.map(Some).ok_or(TurnedAway::PeerSlots { limit });
         }
         if living().count() < options.max_connections {
             return Ok(None);
         }
         let weaker = living().filter(|p| p.who() == who || of(p.who()) > own + 1);
         let idle = longest_idle(weaker, now, options);
-        idle.map(Some).ok_or(TurnedAway::Places { limit: options.max_connections })
+        idle.map(Some).ok_or(TurnedAway::Slots { limit: options.max_connections })
     }
 }
 
@@ -174,10 +174,10 @@ mod tests {
     fn the_longest_idle_gives_way_and_unused_ones_first() {
         let world =
             slots_of(&[(A, Some(5), false), (A, None, false), (A, Some(100), true), (B, Some(200), false)]);
-        assert_eq!(admit(&world, B, 109), Err(TurnedAway::Places { limit: 4 }), "no client is idle for long");
+        assert_eq!(admit(&world, B, 109), Err(TurnedAway::Slots { limit: 4 }), "no client is idle for long");
         assert_eq!(admit(&world, B, 110), Ok(Some(2)));
         world.1[2].idle.set(None);
-        assert_eq!(admit(&world, B, 304), Err(TurnedAway::Places { limit: 4 }));
+        assert_eq!(admit(&world, B, 304), Err(TurnedAway::Slots { limit: 4 }));
         assert_eq!(admit(&world, B, 305), Ok(Some(0)));
     }
 
@@ -185,7 +185,7 @@ mod tests {
     fn a_peer_with_many_slots_displaces_only_its_own_clients() {
         let world =
             slots_of(&[(B, Some(0), true), (A, Some(50), false), (A, None, false), (A, Some(60), false)]);
-        assert_eq!(admit(&world, A, 349), Err(TurnedAway::PeerPlaces { limit: 3 }));
+        assert_eq!(admit(&world, A, 349), Err(TurnedAway::PeerSlots { limit: 3 }));
         assert_eq!(
             admit(&world, A, 350),
             Ok(Some(1)),

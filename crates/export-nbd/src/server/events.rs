@@ -54,12 +54,12 @@ pub enum TurnedAway {
     /// The server is being stopped.
     Stopping,
     /// All connection slots are taken by clients that are active or were active recently.
-    Places {
+    Slots {
         /// Number of connection slots.
         limit: usize,
     },
     /// The peer has as many connection slots as one peer may have.
-    PeerPlaces {
+    PeerSlots {
         /// Number of connection slots of one peer.
         limit: usize,
     },
@@ -71,8 +71,10 @@ impl fmt::Display for TurnedAway {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             TurnedAway::Stopping => f.write_str("the server is being stopped"),
-            TurnedAway::Places { limit } => write!(f, "all {limit} places are taken"),
-            TurnedAway::PeerPlaces { limit } => write!(f, "it has all {limit} places that one peer may have"),
+            TurnedAway::Slots { limit } => write!(f, "all {limit} connection slots are taken"),
+            TurnedAway::PeerSlots { limit } => {
+                write!(f, "it has all {limit} connection slots that one peer may have")
+            }
             TurnedAway::Memory(e) => e.fmt(f),
         }
     }

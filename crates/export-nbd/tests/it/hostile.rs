@@ -154,7 +154,7 @@ fn idle_sessions_of_one_peer_leave_places_for_others() {
     let world = World::new([&RamVolume::new("disk", 1 << 20).shared()]);
     let idle: Vec<_> = (0..64).map(|_| world.connect_raw_as(MALLORY)).collect();
     assert_eq!(idle.iter().filter(|c| !c.is_closed()).count(), 48);
-    assert_eq!(world.last_event(), "turned away: it has all 48 places that one peer may have");
+    assert_eq!(world.last_event(), "turned away: it has all 48 connection slots that one peer may have");
     let alice = world.connect_as(ALICE, "disk", true);
     assert_eq!(alice.read(0, 512), Ok(vec![0; 512]));
     world.advance(Nanos::from_secs(10));

@@ -86,7 +86,7 @@ fn too_many_clients_are_turned_away() {
     let clients: Vec<_> = (0..3).map(|_| world.connect("disk", true, false)).collect();
     let extra = world.connect_raw();
     assert!(extra.is_closed());
-    assert_eq!(world.last_event(), "turned away: all 3 places are taken");
+    assert_eq!(world.last_event(), "turned away: all 3 connection slots are taken");
     clients[0].pipe.vanish();
     world.run();
     assert_eq!(world.connect("disk", true, false).read(0, 512), Ok(vec![0; 512]));

@@ -272,11 +272,14 @@ mod tests {
         for id in 0..1000 {
             let end = ConnectionEnd::Handshake(HandshakeEnd::WithoutTls);
             log.take(&ConnectionEvent::Closed { id, peer, end });
-            log.take(&ConnectionEvent::TurnedAway { peer, why: TurnedAway::Places { limit: 64 } });
+            log.take(&ConnectionEvent::TurnedAway { peer, why: TurnedAway::Slots { limit: 64 } });
             log.take(&ConnectionEvent::Closed { id, peer, end: ConnectionEnd::Goodbye });
         }
         assert_eq!(heard.borrow().len(), 10);
-        assert_eq!(heard.borrow()[1], "nbd: a client was refused (user 1000): all 64 places are taken");
+        assert_eq!(
+            heard.borrow()[1],
+            "nbd: a client was refused (user 1000): all 64 connection slots are taken"
+        );
         log.end();
         assert_eq!(heard.borrow()[10], "nbd: 1990 more warnings about clients were omitted");
     }
