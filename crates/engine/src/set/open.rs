@@ -101,7 +101,6 @@ async fn open_device(cache: Disk, options: SetOptions) -> Result<Rc<Core>, Engin
         let device = core.cache.device.place().device.clone();
         return Err(NoSpace::Start { device, ready, needed }.into());
     }
-    core.cache.data.erase_footers(core.cache.alloc.ready_buckets()).await?;
     {
         let _lock = core.cache.uuids.lock().await;
         core.cache.device.write_superblock().await?;
