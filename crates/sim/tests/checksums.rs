@@ -62,6 +62,8 @@ pub fn damaged_dirty_data_is_neither_served_nor_written_back() {
         scenario.boot_and_stop(move |b| async move {
             open(&b).await;
             assert!(b.clients[0].write(100, 50, true).await);
+            // The footers are on the device.
+            b.stop().await;
         });
         scenario.boot(move |b| async move {
             open(&b).await;
