@@ -103,10 +103,8 @@ table! {
         ChangeDuringLookUpUnnoticed,
         /// A footer that the device does not return counts as durably absent.
         MissingFooterTakenForAbsent,
-        /// A bucket that keeps its generation is used again although an old footer of it may be on the device.
-        OldFooterLeftAtStart,
-        /// A bucket gets the generation with which an earlier process used it before a crash.
-        GenerationUsedTwice,
+        /// A footer is written although the generation of its bucket is not durable.
+        FooterBeforeGeneration,
         /// A read uses the data of a bucket that was reused during the read.
         StaleGenerationRead,
         /// A read miss that a write overlapped is inserted over the newer data.

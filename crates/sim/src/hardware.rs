@@ -84,13 +84,22 @@ impl Hardware {
 
     /// Turns checksums on in the superblock of the cache device, if it is valid and has none.
     pub fn turn_checksums_on(&self) {
+        self.set_checksum_key(Some(CHECKSUM_KEY));
+    }
+
+    /// Turns checksums off in the superblock of the cache device: the next process ignores footers, as a kernel does.
+    pub fn turn_checksums_off(&self) {
+        self.set_checksum_key(None);
+    }
+
+    fn set_checksum_key(&self, key: Option<FooterKey>) {
         let image = self.cache.image();
         let head = image.read_vec(SUPERBLOCK, Sectors(8));
         let checked = RawSuperblock::from_prefix(&head).and_then(|raw| raw.check_cache(image.size(), 512));
         if let Ok(mut superblock) = checked
-            && superblock.checksum_key().is_none()
+            && superblock.checksum_key() != key
         {
-            superblock.set_checksum_key(Some(CHECKSUM_KEY));
+            superblock.set_checksum_key(key);
             self.cache.put_durably(SUPERBLOCK, &superblock.encode());
         }
     }

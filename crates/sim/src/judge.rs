@@ -5,7 +5,7 @@
 
 use std::io;
 
-use format::Sectors;
+use format::{BucketNr, FooterId, FooterLayout, Gen, RawSuperblock, Sector, Sectors, parse_footer};
 use inspect::extract::Extracted;
 use inspect::{
     CheckOptions, ExtractError, ExtractOptions, Extraction, Finding, Invariant, Mode, ReadAt, SetView,
@@ -19,7 +19,8 @@ use crate::violation::Violation;
 /// Checks the structures of a set.
 ///
 /// Any finding worse than a notice is an error. So is clean data that differs from the backing device (durability contract
-/// 9), dirty data of a device whose superblock says clean (6), and any data that does not have the checksum of a footer.
+/// 9), dirty data of a device whose superblock says clean (6), any data that does not have the checksum of a footer, and a
+/// footer whose generation is newer than the stored one of its bucket ([`check_footers`]).
 ///
 /// One finding is permitted, because the format has no protection against it: a power loss may tear the last bset of a btree
 /// node. Then no data may be lost without that bset, and the contents are judged without it.
@@ -51,8 +52,34 @@ pub fn check(cache: &Image, backings: &[Image]) -> Result<u64, Violation> {
             return Err(Violation::DirtyButClean { sectors, report: Box::new(report) });
         }
     }
+    check_footers(cache)?;
     let slots = report.summary.iter().flat_map(|s| &s.devices);
     Ok(slots.filter_map(|d| d.data.as_ref()).map(|data| data.verified_blocks).sum())
+}
+
+/// Checks that no valid footer has a generation that is newer than the stored one of its bucket.
+///
+/// Keys do not count: a bucket that loses them has the stored generation again. A kernel, which ignores footers, could then use
+/// the bucket with the generation of the footer.
+fn check_footers(cache: &Image) -> Result<(), Violation> {
+    let head = cache.read_vec(Sector(8), Sectors(8));
+    let checked = RawSuperblock::from_prefix(&head).and_then(|raw| raw.check_cache(cache.size(), 512));
+    let Ok(superblock) = checked else { return Ok(()) };
+    let g = superblock.geometry();
+    let (Some(key), Some(layout)) = (superblock.checksum_key(), FooterLayout::of(g)) else { return Ok(()) };
+    let view = SetView::open(cache, Mode::BestEffort).map_err(Box::new)?;
+    for bucket in (g.first_dynamic().0..g.nbuckets).map(BucketNr) {
+        let (at, size) = layout.place(g.bucket_start(bucket));
+        let bytes = cache.read_vec(at, size);
+        let id = FooterId { set_uuid: superblock.set_uuid(), bucket, generation: Gen(bytes[40]) };
+        let stored = view.gens.state(bucket).stored.map(|(generation, _)| generation);
+        if let Some(stored) = stored.filter(|s| id.generation.age_of(*s) > 0)
+            && parse_footer(&layout, key, id, &bytes).is_ok()
+        {
+            return Err(Violation::FooterAhead { bucket, footer: id.generation, stored });
+        }
+    }
+    Ok(())
 }
 
 fn is_torn_bset(f: &Finding) -> bool {

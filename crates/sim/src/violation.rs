@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use engine::EngineError;
-use format::Sectors;
+use format::{BucketNr, Gen, Sectors};
 use inspect::extract::Lost;
 use inspect::{ExtractError, Finding, OpenError, SetReport};
 
@@ -46,6 +46,18 @@ pub enum Violation {
         damaged: u64,
         /// The report of the check.
         report: Box<SetReport>,
+    },
+    /// A footer is on the device, and the generation of its bucket is not durable.
+    #[error(
+        "bucket {bucket}: the footer has generation {footer:?}, the prio chain {stored:?}, which is older"
+    )]
+    FooterAhead {
+        /// The bucket.
+        bucket: BucketNr,
+        /// The generation of the footer.
+        footer: Gen,
+        /// The generation in the prio chain.
+        stored: Gen,
     },
     /// A superblock says clean, and the cache has dirty data of the device.
     #[error("{sectors} dirty sectors of a device that says clean; {report}")]

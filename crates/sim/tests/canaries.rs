@@ -74,8 +74,6 @@ const RARE: &[Bug] = &[
     Bug::OverwrittenInWriteback,
     Bug::StaleGenerationRead,
     Bug::FooterBeforeOverwrite,
-    Bug::OldFooterLeftAtStart,
-    Bug::GenerationUsedTwice,
     Bug::WipedTakenForDamaged,
     Bug::FooterOverData,
     Bug::WritebackFlushUnknownToCopies,
@@ -91,6 +89,7 @@ const RARE: &[Bug] = &[
 const SCENARIOS: &[(Bug, fn())] = &[
     (Bug::FooterBeforeOverwrite, checksums::a_footer_waits_for_data_that_was_overwritten_in_place),
     (Bug::FooterLeftAtOverwrite, checksums::data_that_is_overwritten_in_place_does_not_count_as_damaged),
+    (Bug::FooterBeforeGeneration, checksums::data_of_a_kernel_does_not_count_as_damaged),
     (Bug::FooterOverData, scrub::a_footer_is_not_written_over_data_of_a_kernel),
     (
         Bug::MissingFooterTakenForAbsent,

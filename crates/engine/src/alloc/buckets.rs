@@ -42,8 +42,8 @@ pub(crate) const GEN_AGE_LIMIT: u8 = 96;
 const MOVING: u8 = 1;
 /// Mark: a wipe is under way, and the bucket may have data to which nothing refers.
 const TO_WIPE: u8 = 2;
-/// Mark: an earlier process may have used the bucket with its next generation, which is left out.
-const SKIPS_GENERATION: u8 = 4;
+/// Mark: no durable prio chain has the generation of the bucket.
+const UNSTORED: u8 = 4;
 /// Mark: the bucket has data, or had some of its generation, in the place of a footer. A kernel fills buckets to their end.
 const NO_FOOTER: u8 = 8;
 
@@ -56,7 +56,7 @@ struct Bucket {
     used: Use,
     /// Pins of open buckets and of writes to the bucket under way. Reads do not pin.
     pins: u16,
-    /// Bits: [`MOVING`], [`TO_WIPE`], [`SKIPS_GENERATION`], [`NO_FOOTER`].
+    /// Bits: [`MOVING`], [`TO_WIPE`], [`UNSTORED`], [`NO_FOOTER`].
     marks: u8,
     live_sectors: u32,
     dirty_sectors: u32,
@@ -220,8 +220,7 @@ impl Buckets {
     /// Whether the bucket may be invalidated now: it is reclaimable, and its oldest pointer is not too old.
     pub(crate) fn may_invalidate(&self, b: BucketNr) -> bool {
         let x = self.get(b);
-        let skipped = u8::from(x.marks & SKIPS_GENERATION != 0);
-        x.reclaimable() && x.generation.0.wrapping_sub(x.oldest.0) < GEN_AGE_LIMIT - skipped
+        x.reclaimable() && x.generation.0.wrapping_sub(x.oldest.0) < GEN_AGE_LIMIT
     }
 
     pub(crate) fn reclaimable(&self) -> u32 {
@@ -255,6 +254,7 @@ impl Buckets {
         self.change(b, |x| {
             x.generation = generation;
             x.oldest = generation;
+            x.marks &= !UNSTORED;
         });
         self.priorities.set(b, prio);
     }
@@ -262,7 +262,11 @@ impl Buckets {
     /// Raises the generation of a bucket to that of a pointer that was found (format section 5).
     pub(crate) fn raise(&mut self, b: BucketNr, pointer: Gen) {
         self.change(b, |x| {
-            x.generation = x.generation.raised_by(pointer);
+            let raised = x.generation.raised_by(pointer);
+            if raised != x.generation {
+                x.marks |= UNSTORED;
+            }
+            x.generation = raised;
             if x.oldest.age_of(pointer) > 0 {
                 x.oldest = pointer;
             }
@@ -385,12 +389,24 @@ impl Buckets {
         }
     }
 
-    /// Makes each bucket without data leave out its next generation. Called at the start: an earlier process may have used
-    /// an empty bucket with the next generation, and lost its keys and the generation in a crash.
-    pub(crate) fn skip_next_generations(&mut self) {
-        for x in self.table.iter_mut().filter(|x| x.reclaimable() && x.live_sectors == 0) {
-            x.marks |= SKIPS_GENERATION;
+    /// Whether a durable prio chain has the generation of the bucket.
+    pub(crate) fn is_stored(&self, b: BucketNr) -> bool {
+        self.get(b).marks & UNSTORED == 0
+    }
+
+    /// Records that a chain with these generations is durable. Returns the buckets with live data whose present generation was
+    /// not durable before.
+    pub(crate) fn stored(&mut self, chain: impl Iterator<Item = Gen>) -> Vec<BucketNr> {
+        let mut with_data = Vec::new();
+        for ((x, generation), b) in self.table.iter_mut().zip(chain).zip(0..) {
+            if x.marks & UNSTORED != 0 && x.generation == generation {
+                x.marks &= !UNSTORED;
+                if x.used == Use::Data && x.live_sectors > 0 {
+                    with_data.push(BucketNr(b));
+                }
+            }
         }
+        with_data
     }
 
     /// Invalidates a bucket: every pointer to it becomes stale. It may be written again after the new generation is
@@ -400,12 +416,9 @@ impl Buckets {
         let before = self.generation(b);
         self.change(b, |x| {
             x.generation = x.generation.next();
-            if x.marks & SKIPS_GENERATION != 0 {
-                x.generation = x.generation.next();
-            }
             x.live_sectors = 0;
             x.used = Use::Ready;
-            x.marks &= !(SKIPS_GENERATION | NO_FOOTER);
+            x.marks = (x.marks | UNSTORED) & !NO_FOOTER;
         });
         self.priorities.set(b, PRIO_INITIAL);
         self.priorities.age_slowly(b, false);
@@ -443,6 +456,7 @@ impl Buckets {
             assert!(x.used == Use::Metadata, "bucket {b} is not metadata");
             x.generation = x.generation.next();
             x.used = Use::Data;
+            x.marks |= UNSTORED;
         });
         self.priorities.set(b, 0);
     }

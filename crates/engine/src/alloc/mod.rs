@@ -22,7 +22,7 @@ mod walks;
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::rc::Rc;
 
-use format::{BucketNr, Gen, Geometry, Ptr, Sectors};
+use format::{BucketNr, BucketPrio, Gen, Geometry, Ptr, Sectors};
 use io::Nanos;
 use io::sync::Permit;
 
@@ -37,6 +37,7 @@ pub(crate) use prio::{LoadedPrios, apply_prios, load_prios};
 pub(crate) use refill::refill_task;
 pub(crate) use walks::WalkRequests;
 
+use crate::canary::{Bug, bug};
 use crate::device::CacheDevice;
 use crate::error::EngineError;
 use crate::journal::Journal;
@@ -322,6 +323,43 @@ impl Allocator {
         if self.prios.is_ours() { Ok(()) } else { prio::write_prios(self).await }
     }
 
+    /// Makes the generation of a bucket durable if it is not, so that every later start knows it. A bucket that was ready at the
+    /// start, or of which a key in journal or index had a newer generation than the prio chain, is used before its generation is
+    /// durable. The refill task writes the chain. Returns whether the generation is durable: it is not if buckets or the journal
+    /// are short, or the set stops or fails.
+    pub(crate) async fn store_generation(&self, b: BucketNr) -> bool {
+        if self.is_stored(b) || !self.may_store() {
+            return self.is_stored(b);
+        }
+        self.prios.want();
+        self.pool.wanted.notify_all();
+        let is_over = || !self.prios.is_wanted() || self.device.is_stopping() || self.device.check().is_err();
+        self.pool.wanted.wait_until(is_over).await;
+        self.is_stored(b)
+    }
+
+    /// Whether the generation of a bucket is durable.
+    pub(crate) fn is_stored(&self, b: BucketNr) -> bool {
+        self.buckets.borrow().is_stored(b) || bug(Bug::FooterBeforeGeneration)
+    }
+
+    /// Records that a chain with these generations is durable. Reports the buckets whose footers waited for it.
+    fn stored(&self, chain: &[BucketPrio]) {
+        let buckets = &mut *self.buckets.borrow_mut();
+        let waited = buckets.stored(chain.iter().map(|p| p.generation));
+        waited.into_iter().filter(|b| buckets.pins(*b) == 0).for_each(|b| self.idle.add(b));
+        self.prios.end_request();
+        self.pool.wanted.notify_all();
+    }
+
+    /// Whether a further prio chain leaves the reserves of btree nodes and of the next chain, and the journal has room for the
+    /// entry that names it.
+    fn may_store(&self) -> bool {
+        let reserves = &self.pool.reserves;
+        let left = self.pool.ready_len().checked_sub(reserves.prio);
+        left.is_some_and(|left| left >= reserves.below(Purpose::Moving)) && self.journal.has_room_to_spare()
+    }
+
     /// The buckets of the newest prio chain.
     pub(crate) fn prio_chain(&self) -> Vec<BucketNr> {
         self.prios.buckets()
@@ -365,11 +403,6 @@ impl Allocator {
         self.idle.want();
     }
 
-    /// Makes each bucket without data leave out its next generation.
-    pub(crate) fn skip_next_generations(&self) {
-        self.buckets.borrow_mut().skip_next_generations();
-    }
-
     /// Pins a bucket of data that still has this generation and no other pins. Returns whether it did.
     pub(crate) fn pin_idle(&self, b: BucketNr, generation: Gen) -> bool {
         let buckets = &mut *self.buckets.borrow_mut();
@@ -409,11 +442,6 @@ impl Allocator {
     /// Records that a walk of the index ended, with the oldest generation of a pointer to each bucket.
     pub(crate) fn finish_gc(&self, oldest: &[Gen]) {
         self.buckets.borrow_mut().finish_gc(oldest);
-    }
-
-    /// The ready buckets.
-    pub(crate) fn ready_buckets(&self) -> Vec<BucketNr> {
-        self.pool.ready()
     }
 
     /// The buckets whose last write has ended.

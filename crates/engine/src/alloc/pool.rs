@@ -126,11 +126,6 @@ impl Pool {
         self.ready.borrow().len()
     }
 
-    /// The ready buckets, in the order in which they will be taken.
-    pub(crate) fn ready(&self) -> Vec<BucketNr> {
-        self.ready.borrow().iter().copied().collect()
-    }
-
     /// The number of buckets that the refill task should make ready now.
     pub(crate) fn missing(&self) -> usize {
         let target = self.reserves.total() + self.batch;

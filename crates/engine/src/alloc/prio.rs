@@ -31,6 +31,8 @@ pub(super) struct PrioChain {
     pub(super) seq: Cell<u64>,
     /// Whether this run has written the chain, so that it has the present generations of its buckets.
     pub(super) is_ours: Cell<bool>,
+    /// Whether a task waits for a chain with the present generations.
+    wanted: Cell<bool>,
     /// Held from the invalidation of buckets until prio sets with their generations are durable.
     pub(super) lock: Mutex,
 }
@@ -42,6 +44,7 @@ impl PrioChain {
             buckets: RefCell::new(loaded.chain),
             seq: Cell::new(loaded.seq),
             is_ours: Cell::new(false),
+            wanted: Cell::new(false),
             lock: Mutex::default(),
         }
     }
@@ -52,6 +55,19 @@ impl PrioChain {
 
     pub(super) fn is_ours(&self) -> bool {
         self.is_ours.get()
+    }
+
+    /// Requests a chain. The refill task writes it or refuses, and ends the request.
+    pub(super) fn want(&self) {
+        self.wanted.set(true);
+    }
+
+    pub(super) fn is_wanted(&self) -> bool {
+        self.wanted.get()
+    }
+
+    pub(super) fn end_request(&self) {
+        self.wanted.set(false);
     }
 
     pub(super) fn buckets(&self) -> Vec<BucketNr> {
@@ -186,6 +202,7 @@ pub(super) async fn write_prios(alloc: &Allocator) -> Result<(), EngineError> {
     if !early {
         retire_chain(alloc, chain);
     }
+    alloc.stored(&prios);
     alloc.count(|c| c.prio_writes += 1);
     Ok(())
 }

@@ -33,10 +33,12 @@ fn invalidate(alloc: &Allocator, wanted: usize) -> Vec<BucketNr> {
     picked
 }
 
+/// Makes up to `wanted` buckets ready; returns how many. Also ends a request for a prio chain.
 async fn refill(alloc: &Allocator, wanted: usize) -> Result<usize, EngineError> {
     let prios = alloc.prios.hold().await;
-    let picked = invalidate(alloc, wanted);
+    let picked = if wanted > 0 { invalidate(alloc, wanted) } else { Vec::new() };
     if picked.is_empty() {
+        store_if_requested(alloc).await?;
         return Ok(0);
     }
     alloc.pool.invalidated();
@@ -72,14 +74,29 @@ async fn refill(alloc: &Allocator, wanted: usize) -> Result<usize, EngineError> 
     Ok(n)
 }
 
-/// Keeps the list of ready buckets full.
+/// Writes a prio chain if a task has requested one and there is room for it. The caller holds the permit of the chain.
+async fn store_if_requested(alloc: &Allocator) -> Result<(), EngineError> {
+    if alloc.prios.is_wanted() && alloc.may_store() {
+        return write_prios(alloc).await;
+    }
+    if alloc.prios.is_wanted() {
+        alloc.prios.end_request();
+        alloc.pool.wanted.notify_all();
+    }
+    Ok(())
+}
+
+/// Keeps the list of ready buckets full, and writes the prio chains that other tasks request.
 pub(crate) async fn refill_task(alloc: Rc<Allocator>) {
     loop {
-        alloc.pool.wanted.wait_until(|| alloc.device.is_stopping() || alloc.pool.missing() > 0).await;
+        let has_work = || alloc.pool.missing() > 0 || alloc.prios.is_wanted();
+        alloc.pool.wanted.wait_until(|| alloc.device.is_stopping() || has_work()).await;
         if alloc.device.is_stopping() {
             return;
         }
-        match refill(&alloc, alloc.pool.missing()).await {
+        let missing = alloc.pool.missing();
+        match refill(&alloc, missing).await {
+            Ok(0) if missing == 0 => {}
             Ok(0) => {
                 // Nothing can be invalidated now: generations that ran ahead need a walk of the index, dirty data
                 // needs writeback. Either wakes this task.

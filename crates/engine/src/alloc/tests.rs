@@ -88,7 +88,7 @@ struct Row {
     slow: bool,
     moving: bool,
     to_wipe: bool,
-    skips: bool,
+    unstored: bool,
     live: u64,
     dirty: u64,
 }
@@ -96,7 +96,7 @@ struct Row {
 impl Row {
     fn may_invalidate(&self) -> bool {
         let behind = self.generation.wrapping_sub(self.oldest);
-        self.used == Use::Data && self.dirty == 0 && self.pins == 0 && behind < 96 - u8::from(self.skips)
+        self.used == Use::Data && self.dirty == 0 && self.pins == 0 && behind < 96
     }
 
     fn holds(&self) -> Holds {
@@ -131,7 +131,7 @@ impl Table {
             slow: false,
             moving: false,
             to_wipe: false,
-            skips: false,
+            unstored: false,
             live: 0,
             dirty: 0,
         };
@@ -149,10 +149,10 @@ impl Table {
         let is_data = r.used == Use::Data;
         match what {
             0 if r.may_invalidate() => {
-                let next = r.generation.wrapping_add(1 + u8::from(r.skips));
+                let next = r.generation.wrapping_add(1);
                 assert_eq!(buckets.invalidate(b), next < r.generation);
                 r.generation = next;
-                (r.used, r.prio, r.live, r.slow, r.skips) = (Use::Ready, 32768, 0, false, false);
+                (r.used, r.prio, r.live, r.slow, r.unstored) = (Use::Ready, 32768, 0, false, true);
                 self.invalidated += 1;
             }
             1 | 2 if r.used == Use::Ready => {
@@ -162,7 +162,7 @@ impl Table {
             3 if r.used == Use::Metadata => {
                 buckets.free_metadata(b);
                 r.generation = r.generation.wrapping_add(1);
-                (r.used, r.prio) = (Use::Data, 0);
+                (r.used, r.prio, r.unstored) = (Use::Data, 0, true);
             }
             4 if r.used == Use::Metadata => {
                 buckets.make_ready(b);
@@ -198,7 +198,7 @@ impl Table {
             }
             12 if r.used != Use::Reserved => {
                 buckets.load(b, Gen(n as u8), n as u16 * 500);
-                (r.generation, r.oldest, r.prio) = (n as u8, n as u8, n as u16 * 500);
+                (r.generation, r.oldest, r.prio, r.unstored) = (n as u8, n as u8, n as u16 * 500, false);
             }
             13 => {
                 buckets.touch(ptr);
@@ -221,7 +221,9 @@ impl Table {
                 let pointer = r.generation.wrapping_add(n as u8).wrapping_sub(32);
                 buckets.raise(b, Gen(pointer));
                 let older = |a: u8, b: u8| (1..=Gen::MAX_AGE).contains(&b.wrapping_sub(a));
+                let before = r.generation;
                 r.generation = if older(pointer, r.generation) { r.generation } else { pointer };
+                r.unstored |= r.generation != before;
                 r.oldest = if older(pointer, r.oldest) { pointer } else { r.oldest };
             }
             _ => {}
@@ -247,9 +249,17 @@ impl Table {
                 self.rows.iter_mut().filter(|r| r.used != Use::Reserved).for_each(|r| r.to_wipe = true);
             }
             22 => {
-                buckets.skip_next_generations();
-                let empty = |r: &&mut Row| r.used == Use::Data && r.dirty == 0 && r.pins == 0 && r.live == 0;
-                self.rows.iter_mut().filter(empty).for_each(|r| r.skips = true);
+                // The chain has an older generation of every third bucket.
+                let older = |n: usize| n.is_multiple_of(3);
+                let chain = self.rows.iter().enumerate();
+                let chain = chain.map(|(n, r)| Gen(r.generation.wrapping_sub(u8::from(older(n)))));
+                let mut waited = Vec::new();
+                for (n, r) in self.rows.iter().enumerate().filter(|(n, r)| r.unstored && !older(*n)) {
+                    waited.extend((r.used == Use::Data && r.live > 0).then_some(BucketNr(n as u32)));
+                }
+                assert_eq!(buckets.stored(chain), waited);
+                let rows = self.rows.iter_mut().enumerate();
+                rows.filter(|(n, _)| !older(*n)).for_each(|(_, r)| r.unstored = false);
             }
             21 => {
                 let oldest: Vec<Gen> = self.rows.iter().map(|r| Gen(r.generation.wrapping_sub(3))).collect();
@@ -279,6 +289,7 @@ impl Table {
             assert_eq!(buckets.may_invalidate(b), r.may_invalidate(), "{b}: {r:?}");
             let reclaimable = r.used == Use::Data && r.dirty == 0 && r.pins == 0;
             assert_eq!(buckets.is_reclaimable(b), reclaimable, "{b}");
+            assert_eq!(buckets.is_stored(b), !r.unstored, "{b}");
         }
         let to_wipe = self.rows.iter().filter(|r| r.to_wipe).count();
         assert_eq!((buckets.to_wipe(), buckets.len()), (to_wipe as u32, NBUCKETS));

@@ -5,7 +5,6 @@
 use std::rc::Rc;
 
 use format::{BlockSums, BucketNr, FooterId, Gen, Ptr, Sectors, encode_footer, parse_footer};
-use io::IoError;
 
 use super::sums::{BucketSums, FooterState, ReadSum, SumsTable};
 use super::{CachedData, Checksums};
@@ -13,7 +12,7 @@ use crate::alloc::Buckets;
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 
-/// The number of footers that are written or replaced by zeros at the same time, at a start and a stop.
+/// The number of footers that a stop writes at the same time.
 const AT_ONCE: usize = 64;
 
 /// Writes the footers of buckets whose last write has ended.
@@ -52,38 +51,16 @@ impl CachedData {
         }
     }
 
-    /// Prevents that a footer of an earlier process counts for new data: that process may have written a footer of a
-    /// generation that was not durable, and no durable key for its data. Replaces the footers of the buckets that are ready
-    /// at the start by zeros, which are durable before any key of new data in these buckets, because a flush precedes the
-    /// key. The other buckets without data leave out a generation.
-    pub(crate) async fn erase_footers(&self, buckets: Vec<BucketNr>) -> Result<(), IoError> {
-        let Some(sums) = &self.sums else { return Ok(()) };
-        if !bug(Bug::GenerationUsedTwice) {
-            self.alloc.skip_next_generations();
-        }
-        if bug(Bug::OldFooterLeftAtStart) {
-            return Ok(());
-        }
-        let disk = self.device.disk();
-        let bytes = sums.layout.block_sectors().bytes() as usize;
-        for some in buckets.chunks(AT_ONCE) {
-            let erase = |bucket: &BucketNr| {
-                let (sector, _) = sums.layout.place(self.device.geometry().bucket_start(*bucket));
-                let zeros = disk.runtime().pool().zeroed(bytes);
-                disk.start_write(sector, sums.layout.block_sectors(), zeros, 0, false)
-            };
-            let writes: Vec<_> = some.iter().map(erase).collect();
-            for write in writes {
-                write.await.result?;
-            }
-        }
-        self.device.wrote();
-        Ok(())
-    }
-
-    /// Writes the footer of a bucket if it needs one ([`Self::begin_footer`]). The device counts a write that fails.
+    /// Writes the footer of a bucket if it is due ([`Self::due_footer`]) and the generation of the bucket is durable or can be made
+    /// durable. The device counts a write that fails.
+    ///
+    /// Without a durable generation, the bucket could lose its keys and have the generation before it at the next start. A kernel,
+    /// which ignores footers, would then fill it with the generation of the footer.
     async fn write_footer(&self, bucket: BucketNr, last: bool) {
         let Some(sums) = &self.sums else { return };
+        if self.due_footer(sums, bucket, last).is_none() || !self.alloc.store_generation(bucket).await {
+            return;
+        }
         if let Some(generation) = self.begin_footer(sums, bucket, last) {
             let id = FooterId { set_uuid: sums.set_uuid, bucket, generation };
             let _ = self.put_footer(sums, id, (FooterState::Absent, false)).await;
@@ -143,10 +120,10 @@ impl CachedData {
         }
     }
 
-    /// Begins the write of a footer if the device has none, no write to the bucket is under way, and it has live data.
+    /// Whether a footer is to be written: the device has none, no write to the bucket is under way, and it has live data.
     /// Returns the generation of the bucket. A bucket that was reopened gets its footer only at a stop (`last`): otherwise each
     /// overwriting in place could cost two more requests.
-    fn begin_footer(&self, sums: &Checksums, bucket: BucketNr, last: bool) -> Option<Gen> {
+    fn due_footer(&self, sums: &Checksums, bucket: BucketNr, last: bool) -> Option<Gen> {
         let buckets = self.alloc.buckets();
         let mut table = sums.table.borrow_mut();
         if buckets.pins(bucket) > 0 || !has_room(&buckets, bucket) {
@@ -160,8 +137,16 @@ impl CachedData {
         let is_due = |e: &&mut BucketSums| {
             e.footer == FooterState::Absent && (last || !e.reopened) && e.sums.known() > 0
         };
-        let entry = table.get_mut(bucket, generation).filter(is_due)?;
-        entry.footer = FooterState::Changing;
+        table.get_mut(bucket, generation).filter(is_due).map(|_| generation)
+    }
+
+    /// Begins the write of a footer that is due.
+    fn begin_footer(&self, sums: &Checksums, bucket: BucketNr, last: bool) -> Option<Gen> {
+        let generation = self.due_footer(sums, bucket, last)?;
+        if !self.alloc.is_stored(bucket) {
+            return None;
+        }
+        sums.table.borrow_mut().get_mut(bucket, generation)?.footer = FooterState::Changing;
         Some(generation)
     }
 
@@ -204,8 +189,11 @@ impl CachedData {
             return Ok(0);
         }
         let id = sums.id(&self.alloc, first.at);
-        let learnt = sums.table.borrow_mut().learn(found, replaces);
-        match learnt {
+        let is_stored = self.alloc.store_generation(id.bucket).await;
+        if !self.alloc.buckets().is_current(first.at) {
+            return Ok(0);
+        }
+        match sums.learn(found, replaces, is_stored) {
             None => Ok(0),
             Some((FooterState::Written, 0)) => Ok(0),
             Some((before @ FooterState::Written, new)) => {
@@ -256,6 +244,14 @@ impl Checksums {
         }
         table.overwrites(at, new);
         true
+    }
+
+    /// Learns checksums ([`SumsTable::learn`]). A footer that may be on the device cannot follow if `is_stored` is false; then
+    /// nothing is learnt.
+    fn learn(&self, found: &[ReadSum], replaces: bool, is_stored: bool) -> Option<(FooterState, u64)> {
+        let table = &mut *self.table.borrow_mut();
+        let footer = table.of_ptr(found.first()?.at)?.footer;
+        if footer == FooterState::Written && !is_stored { None } else { table.learn(found, replaces) }
     }
 
     /// Puts what the device has returned in the place of a footer into the table.

@@ -9,7 +9,7 @@
 //!
 //! Invariants: a footer on the device, valid for the present generation of its bucket, never has a checksum that the
 //! durable data of a durable key does not match; while a footer may be on the device, no block of the bucket is
-//! overwritten.
+//! overwritten; no valid footer on the device has a generation that is newer than that in the durable prio chain.
 
 mod damaged;
 mod footers;

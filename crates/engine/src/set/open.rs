@@ -102,7 +102,6 @@ async fn open_device(cache: Disk, options: SetOptions) -> Result<Rc<Components>,
         let device = cache.device.place().device.clone();
         return Err(NoSpace::Start { device, ready, needed }.into());
     }
-    cache.data.erase_footers(cache.alloc.ready_buckets()).await?;
     {
         let _lock = cache.uuids.lock().await;
         cache.device.write_superblock().await?;

@@ -353,3 +353,53 @@ fn a_stop_ends_the_refilling() {
         assert!(late.try_take().is_some() && !cache.device.is_failed());
     });
 }
+
+/// Generations of a start are not durable. On request the refill task stores them, if that leaves the reserves of btree nodes and
+/// of the next chain. The buckets with data are reported, because their footers have waited.
+#[test]
+fn generations_are_stored_on_request() {
+    run(|rt| async move {
+        let set = open_set(
+            &Watching::new(u64::from(NBUCKETS) * BUCKET),
+            &rt,
+            (BUCKET, false),
+            SetOptions::default(),
+        )
+        .await;
+        let core = components(set, &rt);
+        let alloc = &core.alloc;
+        alloc.idle.want();
+        let mut ready = alloc.pool.take_out(5000, |_| true);
+        let (with_data, pinned, empty) = (ready.remove(0), ready.remove(0), ready.remove(0));
+        for b in [with_data, pinned, empty] {
+            alloc.buckets_mut().take(b, false);
+            assert!(!alloc.is_stored(b));
+        }
+        fill_bucket(&core, with_data.0, 3, true);
+        fill_bucket(&core, pinned.0, 3, true);
+        alloc.pin(pinned);
+        let chain = core.geometry.prio_buckets as usize;
+        let rest = ready.split_off(alloc.pool.reserves.below(Purpose::Moving) + chain - 1);
+        alloc.pool.put_ready(ready);
+        let written = alloc.counters().prio_writes;
+        assert!(!alloc.store_generation(with_data).await, "there is no room");
+        assert_eq!(alloc.counters().prio_writes, written);
+        alloc.pool.put_ready(rest);
+        assert!(alloc.store_generation(empty).await);
+        assert_eq!(alloc.counters().prio_writes, written + 1);
+        assert!([with_data, pinned, empty].iter().all(|b| alloc.is_stored(*b)));
+        assert_eq!(alloc.idle.take(), [with_data]);
+        assert!(alloc.store_generation(with_data).await && !alloc.prios.is_wanted());
+        assert_eq!(alloc.counters().prio_writes, written + 1, "all are stored");
+        let reader = Reader {
+            disk: core.device.disk(),
+            place: core.device.place(),
+            geometry: &core.geometry,
+            magic: core.device.magic(),
+        };
+        let first = alloc.prios.buckets.borrow()[0];
+        let loaded = load_prios(&reader, first.0.into()).await.unwrap();
+        let now = alloc.buckets().generation(with_data);
+        assert_eq!(loaded.prios[with_data.0 as usize].generation, now);
+    });
+}

@@ -2,7 +2,7 @@
 
 use format::superblock::CacheFormat;
 use format::{CacheSuper, FooterKey, Inode, Replacement, Sector, Uuid};
-use io::{Disk, Handle, Nanos, WriteFlags};
+use io::{Disk, Handle, Nanos, Op, WriteFlags};
 
 use super::super::{SumsTable, Verdict};
 use super::*;
@@ -29,7 +29,11 @@ struct Fixture {
 impl Fixture {
     async fn open(rt: &Handle) -> Fixture {
         let backing = backing_device(&TestDisk::new(8192), rt);
-        Fixture::of(rt, (Sectors(1), Sectors(16)), backing, SetOptions::default()).await
+        let f = Fixture::of(rt, (Sectors(1), Sectors(16)), backing, SetOptions::default()).await;
+        // Otherwise the first footer waits for a prio chain.
+        let _prios = f.cache.alloc.hold_prios().await;
+        f.cache.alloc.own_prios().await.unwrap();
+        f
     }
 
     /// A set with blocks and buckets of these sizes, and one volume.
@@ -126,6 +130,40 @@ impl Fixture {
         self.device.disk().late(1, rt).await;
         verifying
     }
+}
+
+/// The buckets that are ready at the start have generations that are not durable. The first footer waits for a prio chain; the
+/// next one does not.
+#[test]
+fn a_footer_waits_for_the_generation_of_its_bucket() {
+    run(|rt| async move {
+        let backing = backing_device(&TestDisk::new(8192), &rt);
+        let f = Fixture::of(&rt, (Sectors(1), Sectors(16)), backing, SetOptions::default()).await;
+        let written = || (f.cache.alloc.counters().prio_writes, f.cache.data.counters().footers_written);
+        assert_eq!(written(), (0, 0));
+        for n in 1..3 {
+            let ptr = f.write(&rt, 100 * n, DATA, 1).await;
+            rt.sleep(Nanos::from_secs(1)).await;
+            assert_eq!(written(), (1, n));
+            assert!(f.cache.alloc.is_stored(Allocator::buckets(&f.cache.alloc).bucket_of(ptr)));
+        }
+    });
+}
+
+/// The prio chain cannot be written, so no footer is.
+#[test]
+fn a_bucket_whose_generation_cannot_be_stored_gets_no_footer() {
+    run(|rt| async move {
+        let backing = backing_device(&TestDisk::new(8192), &rt);
+        let f = Fixture::of(&rt, (Sectors(1), Sectors(16)), backing, SetOptions::default()).await;
+        assert_eq!(f.cache.geometry.meta_sectors, Sectors(16));
+        f.device.refuses.set(|r| (matches!(r.op, Op::Write { .. }) && r.sectors == Sectors(16)).then_some(5));
+        f.write(&rt, 0, DATA, 1).await;
+        rt.sleep(Nanos::from_secs(1)).await;
+        assert!(f.cache.device.is_failed());
+        f.cache.data.write_all_footers().await;
+        assert_eq!(f.cache.data.counters().footers_written, 0);
+    });
 }
 
 /// The data of the bucket is dropped during the write of its footer. The bucket gets no other use before the write has ended,
