@@ -15,6 +15,7 @@
 mod backing_super;
 mod bits;
 mod cache_super;
+mod evidence;
 mod journal;
 mod nodes;
 mod overlay;
