@@ -13,6 +13,7 @@ use inspect::view::{Slot, SlotKind};
 use inspect::{DeviceSuper, PieceKind, ReadAt, SetView, read_superblock};
 
 use crate::bits::{self, Extent};
+use crate::evidence::Evidence;
 use crate::reason::Unrepairable;
 use crate::work::{Doubt, Work};
 
@@ -85,7 +86,7 @@ fn rebuilt(work: &Work<'_>, i: usize) -> Result<NewSuperblock, Unrepairable> {
         .filter(|(_, slot)| slot.kind == SlotKind::Cached && !others.contains(&slot.uuid))
         .map(|(inode, slot)| (*inode, slot))
         .collect();
-    let (inode, slot, evidence) = choose(&view, &work.cache, backing, &slots)?;
+    let (inode, slot, evidence) = choose(work, &view, backing, &slots)?;
     let live = view.live(inode);
     let dirty = live.filter(|(_, kind)| *kind == PieceKind::Dirty).count() > 0;
     let first = view.live(inode).map(|(piece, _)| piece.start).min();
@@ -131,6 +132,24 @@ fn rebuilt(work: &Work<'_>, i: usize) -> Result<NewSuperblock, Unrepairable> {
     Ok((superblock, action, uncertain))
 }
 
+/// Refuses the only slot that is left, without clean data that confirms it, if another device could have it or the slot is a guess.
+fn refuse_guess(work: &Work<'_>, inode: Inode) -> Result<(), Unrepairable> {
+    if work.backings.iter().filter(|b| read_superblock(*b).is_err()).count() > 1 {
+        return Err(format!(
+            "several devices have no superblock, and no clean data says which of them has slot {inode}"
+        )
+        .into());
+    }
+    let is_guess = |doubt: &Doubt| matches!(doubt, Doubt::Slots(same) if !same.contains(&inode));
+    if work.doubts.iter().any(is_guess) {
+        return Err(format!(
+            "slot {inode} is rebuilt from an older copy, and no clean data confirms that this is its device"
+        )
+        .into());
+    }
+    Ok(())
+}
+
 /// The UUIDs of the backing devices whose superblock is valid.
 fn given(work: &Work<'_>) -> BTreeSet<Uuid> {
     let each = work.backings.iter().filter_map(|b| match read_superblock(b) {
@@ -142,17 +161,16 @@ fn given(work: &Work<'_>) -> BTreeSet<Uuid> {
 
 /// Chooses the slot of a device by its clean data, which both devices have.
 fn choose<'s>(
+    work: &Work<'_>,
     view: &SetView,
-    cache: &dyn ReadAt,
     backing: &dyn ReadAt,
     slots: &[(Inode, &'s Slot)],
 ) -> Result<(Inode, &'s Slot, String), Unrepairable> {
     let mut fitting = Vec::new();
     for (inode, slot) in slots {
-        let (same, differing) = compare(view, cache, backing, *inode);
-        // After a crash some clean extents may differ.
-        if differing * 10 <= same || same + differing == 0 {
-            fitting.push((*inode, *slot, same, differing));
+        let evidence = Evidence::of(view, &work.cache, backing, *inode);
+        if evidence.fits() {
+            fitting.push((*inode, *slot, evidence.same, evidence.differing));
         }
     }
     let confirmed: Vec<_> = fitting.iter().filter(|(_, _, same, _)| *same > 0).collect();
@@ -162,7 +180,10 @@ fn choose<'s>(
             slot,
             format!("{same} of {} clean extents have the data of the device", same + differing),
         )),
-        ([], [(inode, slot, _, _)]) => Ok((*inode, slot, ONLY_SLOT.into())),
+        ([], [(inode, slot, _, _)]) => {
+            refuse_guess(work, *inode)?;
+            Ok((*inode, slot, ONLY_SLOT.into()))
+        }
         ([], []) if slots.is_empty() => Err("the UUID table has no slot without its device".into()),
         ([], []) => {
             Err("no slot has clean data that is on this device, so it is not certain that it is of this set"
@@ -174,26 +195,3 @@ fn choose<'s>(
 
 /// The evidence for a slot if there is no clean data.
 const ONLY_SLOT: &str = "the only slot without its device";
-
-/// Most extents that are compared.
-const COMPARED: usize = 4096;
-
-/// The number of clean extents that have, and have not, the bytes of the device.
-fn compare(view: &SetView, cache: &dyn ReadAt, backing: &dyn ReadAt, inode: Inode) -> (u64, u64) {
-    let (mut same, mut differing) = (0, 0);
-    let clean = view.live(inode).filter(|(_, kind)| *kind == PieceKind::Clean).take(COMPARED);
-    for (piece, _) in clean {
-        let Some(ptr) = piece.ptr else { continue };
-        let bytes = usize::try_from(piece.len.bytes()).unwrap_or(0);
-        let (mut a, mut b) = (vec![0; bytes], vec![0; bytes]);
-        if cache.read_at(ptr.offset(), &mut a).is_err() || backing.read_at(piece.start, &mut b).is_err() {
-            differing += 1;
-        } else if a == b {
-            // Zeros are on every device.
-            same += u64::from(a.iter().any(|byte| *byte != 0));
-        } else {
-            differing += 1;
-        }
-    }
-    (same, differing)
-}

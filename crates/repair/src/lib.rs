@@ -15,6 +15,9 @@
 mod backing_super;
 mod bits;
 mod cache_super;
+mod evidence;
+mod fields;
+mod guard;
 mod journal;
 mod nodes;
 mod overlay;
@@ -27,10 +30,11 @@ mod undo;
 mod uuids;
 mod work;
 
+pub use guard::Guard;
 pub use overlay::{Change, Overlay};
 pub use plan::{Plan, Report, plan};
 pub use salvage::{
     MapLine, Part, Reason, Salvage, SalvageError, SalvageOptions, SalvageTarget, Salvaged, State,
 };
-pub use undo::{Undo, UndoError, UndoneDevice};
+pub use undo::{IfUsed, Undo, UndoError, UndoneDevice};
 pub use work::Step;

@@ -2,9 +2,13 @@
 //!
 //! Owns the bytes of the file, and the writing of changes and of what they replaced. The file is complete and synced before the
 //! first change. Layout, little endian: magic, version, number of devices; for each device the length and bytes of its path, its
-//! size in sectors, and the number of changes; for each change the first sector, the number of sectors, and the bytes before and
-//! after; at the end a checksum of all.
+//! size in sectors, and the number of changes; for each change the first sector, the number of bytes, and the bytes before and
+//! after; then the guard (`guard`); at the end a checksum of all. A file of version 1 has no guard.
+//!
+//! Invariant: a set that was used after the repair is not changed, unless the caller wants that. The bytes from before the repair are
+//! those of another time then.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -15,9 +19,13 @@ use format::{Sector, Sectors};
 use inspect::{FileSource, OpenFileError, ReadAt, ReadError};
 use thiserror::Error;
 
+use crate::fields::{number, take};
+use crate::guard::Guard;
 use crate::overlay::Change;
 
-const MAGIC: &[u8; 16] = b"ubcache undo 1\n\0";
+const MAGIC: &[u8; 16] = b"ubcache undo 2\n\0";
+/// The magic of a file without a guard.
+const MAGIC_1: &[u8; 16] = b"ubcache undo 1\n\0";
 
 /// The changes of one device.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,6 +43,8 @@ pub struct UndoneDevice {
 pub struct Undo {
     /// The devices that change.
     pub devices: Vec<UndoneDevice>,
+    /// What the repair leaves of the set, to notice that the set was used since; `None` in files of older versions.
+    pub guard: Option<Guard>,
 }
 
 /// An undo file that cannot be used, or a change that failed.
@@ -76,6 +86,19 @@ pub enum UndoError {
         /// The first sector of the range that differs.
         at: Sector,
     },
+    /// The set was used after the repair.
+    #[error(
+        "{path}: expected {expected}, as the repair left it, found {found}: the set was used since, and the undo file has bytes of \
+         an older state; nothing was written; to write them anyway, repeat with --force"
+    )]
+    Used {
+        /// The cache device.
+        path: String,
+        /// What the repair left.
+        expected: String,
+        /// What the device has.
+        found: String,
+    },
     /// A device has another size.
     #[error(
         "{path}: expected {expected} sectors, found {found}: this is another device; nothing was written"
@@ -93,6 +116,118 @@ pub enum UndoError {
 fn failed(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> UndoError {
     let path = path.display().to_string();
     move |reason| UndoError::Io { path, doing, reason }
+}
+
+/// What to do if the set was used after the repair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IfUsed {
+    /// Nothing is written.
+    Refuse,
+    /// The repair is taken back.
+    Revert,
+}
+
+/// Which bytes of a change replace the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Direction {
+    Apply,
+    Revert,
+}
+
+impl Direction {
+    /// The bytes that are replaced, and those that replace them.
+    fn of(self, change: &Change) -> (&[u8], &[u8]) {
+        match self {
+            Direction::Apply => (&change.before, &change.after),
+            Direction::Revert => (&change.after, &change.before),
+        }
+    }
+}
+
+impl UndoneDevice {
+    fn open(&self) -> Result<FileSource, UndoError> {
+        Ok(FileSource::open(&self.path)?)
+    }
+
+    /// Whether the device has in each sector the bytes from before or from after the repair. A sector that cannot be read may have been
+    /// under way to the device when the power failed: it can be written.
+    ///
+    /// # Errors
+    /// If the device has other bytes or another size.
+    pub fn check_revert(&self, device: &dyn ReadAt) -> Result<(), UndoError> {
+        self.check(device, Direction::Revert)
+    }
+
+    fn check(&self, device: &dyn ReadAt, direction: Direction) -> Result<(), UndoError> {
+        let path = || self.path.display().to_string();
+        if device.sectors() != self.sectors {
+            let (expected, found) = (self.sectors, device.sectors());
+            return Err(UndoError::Size { path: path(), expected, found });
+        }
+        for change in &self.changes {
+            let (from, to) = direction.of(change);
+            let mut now = vec![0; from.len()];
+            let is_read = match device.read_at(change.at, &mut now) {
+                Ok(()) => true,
+                Err(_) if direction == Direction::Revert => false,
+                Err(e) => return Err(e.into()),
+            };
+            // An interrupted write may have changed some sectors.
+            let sectors = now.chunks_mut(512).zip(from.chunks(512)).zip(to.chunks(512));
+            for (at, ((now, from), to)) in (change.at.0..).map(Sector).zip(sectors) {
+                if !is_read && device.read_at(at, now).is_err() {
+                    continue;
+                }
+                if *now != *from && *now != *to {
+                    return Err(UndoError::Changed { path: path(), at });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A device as the repair left it, whichever changes were taken back and whichever of their sectors can be read.
+struct Repaired<'a> {
+    device: &'a dyn ReadAt,
+    sectors: BTreeMap<u64, &'a [u8]>,
+}
+
+impl<'a> Repaired<'a> {
+    fn new(device: &'a dyn ReadAt, changes: impl Iterator<Item = &'a Change>) -> Repaired<'a> {
+        let sectors = changes.flat_map(|change| (change.at.0..).zip(change.after.chunks(512))).collect();
+        Repaired { device, sectors }
+    }
+}
+
+impl ReadAt for Repaired<'_> {
+    fn read_at(&self, at: Sector, into: &mut [u8]) -> Result<(), ReadError> {
+        let end = at.0.saturating_add(Sectors::from_bytes_ceil(into.len() as u64).0);
+        if self.sectors.range(at.0..end).next().is_none() {
+            return self.device.read_at(at, into);
+        }
+        for (sector, part) in (at.0..).zip(into.chunks_mut(512)) {
+            match self.sectors.get(&sector).and_then(|bytes| bytes.get(..part.len())) {
+                Some(bytes) => part.copy_from_slice(bytes),
+                None => self.device.read_at(Sector(sector), part)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn sectors(&self) -> Sectors {
+        self.device.sectors()
+    }
+
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn next_data(&self, from: Sector) -> Sector {
+        let changed = self.sectors.range(from.0..).next().map(|(sector, _)| Sector(*sector));
+        let data = self.device.next_data(from);
+        changed.map_or(data, |changed| data.min(changed))
+    }
 }
 
 impl Undo {
@@ -125,13 +260,14 @@ impl Undo {
         let found = |found| UndoError::NotAnUndoFile { path: path.display().to_string(), found };
         let body = bytes.len().checked_sub(8).and_then(|n| bytes.split_at_checked(n));
         let (body, sum) = body.ok_or_else(|| found("a shorter file"))?;
-        if !body.starts_with(MAGIC) {
+        let (magic, rest) = body.split_at_checked(MAGIC.len()).unwrap_or_default();
+        if magic != MAGIC && magic != MAGIC_1 {
             return Err(found("another file"));
         }
         if sum != crc64(body).to_le_bytes() {
             return Err(found("a wrong checksum"));
         }
-        decode(body.get(MAGIC.len()..).unwrap_or_default()).ok_or_else(|| found("a list that ends too early"))
+        decode(rest, magic == MAGIC).ok_or_else(|| found("a list that ends too early"))
     }
 
     /// Writes the changes to the devices and syncs them.
@@ -139,44 +275,52 @@ impl Undo {
     /// # Errors
     /// If a device has other bytes than the plan was made for, before anything is written; or if a device fails.
     pub fn apply(&self) -> Result<(), UndoError> {
-        self.write(|change| (&change.before, &change.after))
+        for device in &self.devices {
+            device.check(&device.open()?, Direction::Apply)?;
+        }
+        self.write(Direction::Apply)
     }
 
     /// Writes back what the repair replaced, and syncs the devices. Devices that the repair did not change yet stay as they are.
     ///
     /// # Errors
-    /// If a device has neither the bytes from before nor those from after the repair, before anything is written; or if a device
-    /// fails.
-    pub fn revert(&self) -> Result<(), UndoError> {
-        self.write(|change| (&change.after, &change.before))
+    /// Those of [`Undo::check_revert`], before anything is written; or if a device fails.
+    pub fn revert(&self, used: IfUsed) -> Result<(), UndoError> {
+        self.check_revert(used)?;
+        self.write(Direction::Revert)
     }
 
-    /// Replaces the first bytes of each change by the second. A range that has the second ones already may stay.
-    fn write(&self, of: impl Fn(&Change) -> (&Vec<u8>, &Vec<u8>)) -> Result<(), UndoError> {
+    /// Whether [`Undo::revert`] may write. Reads only.
+    ///
+    /// # Errors
+    /// If a device has neither the bytes from before nor those from after the repair, or the set was used since.
+    pub fn check_revert(&self, used: IfUsed) -> Result<(), UndoError> {
         for device in &self.devices {
-            let source = FileSource::open(&device.path)?;
-            let path = || device.path.display().to_string();
-            if source.sectors() != device.sectors {
-                let (expected, found) = (device.sectors, source.sectors());
-                return Err(UndoError::Size { path: path(), expected, found });
-            }
-            for change in &device.changes {
-                let (from, to) = of(change);
-                let mut now = vec![0; from.len()];
-                source.read_at(change.at, &mut now)?;
-                // An interrupted write may have changed some sectors.
-                let sectors = now.chunks(512).zip(from.chunks(512)).zip(to.chunks(512));
-                if let Some(n) = sectors.into_iter().position(|((now, from), to)| now != from && now != to) {
-                    let at = Sector(change.at.0 + u64::try_from(n).unwrap_or(0));
-                    return Err(UndoError::Changed { path: path(), at });
-                }
-            }
+            device.check_revert(&device.open()?)?;
         }
+        match (&self.guard, used) {
+            (Some(guard), IfUsed::Refuse) => self.check_unused(guard, &FileSource::open(&guard.path)?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the set is as the repair left it. Changes that were taken back already do not count.
+    fn check_unused(&self, guard: &Guard, cache: &dyn ReadAt) -> Result<(), UndoError> {
+        let changes = self.devices.iter().filter(|d| d.path == guard.path).flat_map(|d| &d.changes);
+        let found = Guard::of(&guard.path, &Repaired::new(cache, changes));
+        if found == *guard {
+            return Ok(());
+        }
+        let (expected, found) = (guard.to_string(), found.to_string());
+        Err(UndoError::Used { path: guard.path.display().to_string(), expected, found })
+    }
+
+    fn write(&self, direction: Direction) -> Result<(), UndoError> {
         for device in &self.devices {
             let file = OpenOptions::new().write(true).open(&device.path);
             let file = file.map_err(failed(&device.path, "cannot be opened for writing"))?;
             for change in &device.changes {
-                let written = file.write_all_at(of(change).1, change.at.bytes());
+                let written = file.write_all_at(direction.of(change).1, change.at.bytes());
                 written.map_err(failed(&device.path, "cannot be written"))?;
             }
             file.sync_all().map_err(failed(&device.path, "cannot be synced"))?;
@@ -201,25 +345,17 @@ impl Undo {
                 out.extend_from_slice(&change.after);
             }
         }
+        number(&mut out, u64::from(self.guard.is_some()));
+        if let Some(guard) = &self.guard {
+            guard.encode(&mut out);
+        }
         let sum = crc64(&out);
         number(&mut out, sum);
         out
     }
 }
 
-fn number(bytes: &mut &[u8]) -> Option<u64> {
-    let (front, rest) = bytes.split_first_chunk::<8>()?;
-    *bytes = rest;
-    Some(u64::from_le_bytes(*front))
-}
-
-fn take<'a>(bytes: &mut &'a [u8], n: usize) -> Option<&'a [u8]> {
-    let (front, rest) = bytes.split_at_checked(n)?;
-    *bytes = rest;
-    Some(front)
-}
-
-fn decode(mut bytes: &[u8]) -> Option<Undo> {
+fn decode(mut bytes: &[u8], has_guard: bool) -> Option<Undo> {
     let mut undo = Undo::default();
     for _ in 0..number(&mut bytes)? {
         let len = usize::try_from(number(&mut bytes)?).ok()?;
@@ -233,6 +369,9 @@ fn decode(mut bytes: &[u8]) -> Option<Undo> {
             changes.push(Change { at, before, after: take(&mut bytes, len)?.to_vec() });
         }
         undo.devices.push(UndoneDevice { path: PathBuf::from(path), sectors, changes });
+    }
+    if has_guard && number(&mut bytes)? == 1 {
+        undo.guard = Some(Guard::decode(&mut bytes)?);
     }
     bytes.is_empty().then_some(undo)
 }

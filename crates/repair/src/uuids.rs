@@ -3,18 +3,23 @@
 //! Owns its repair. The table has no checksum, so damage shows where it contradicts other structures: an attached backing device has
 //! no slot, or keys belong to a slot that was never used. The table is rebuilt from an older copy of itself in another bucket, and
 //! from the backing devices.
+//!
+//! Invariant: data that only the cache has goes to no device that could have no part in it. A device that gets the data of another one
+//! is overwritten by it. So a slot is given to a device if clean data confirms it, or if nothing else is left and nothing contradicts.
+
+mod copies;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use format::superblock::LABEL_BYTES;
 use format::uuid_table::{UUID_ENTRY_BYTES, encode_uuid_table, parse_uuid_table};
-use format::{
-    BackingState, BackingSuper, Bkey, BucketNr, INVALID_UUID, Inode, Sector, Sectors, Uuid, UuidEntry,
-};
+use format::{BackingState, BackingSuper, Inode, Sector, Uuid, UuidEntry};
 use inspect::{DeviceSuper, Invariant, ReadAt, SetView, Severity, read_superblock};
 
+use crate::evidence::Evidence;
 use crate::reason::Unrepairable;
 use crate::work::{Doubt, Work};
+use copies::{Copies, is_plausible, newest_time};
 
 const STRUCTURE: &str = "UUID table";
 
@@ -22,19 +27,21 @@ const STRUCTURE: &str = "UUID table";
 pub(crate) fn mend(work: &mut Work<'_>) {
     let Some(view) = work.view().filter(|v| v.journal.is_some()) else { return };
     let attached = attached(work, &view);
-    let lost: Vec<&BackingSuper> = attached.iter().filter(|b| slot_of(&view, b.uuid()).is_none()).collect();
-    let unknown = unknown(&view);
     let broken = view
         .findings
         .list()
         .iter()
         .any(|f| f.invariant == Invariant::UuidTable && f.severity > Severity::Notice);
-    if lost.is_empty() && unknown.is_empty() && !broken {
+    let lost = attached.iter().filter(|a| slot_of(&view, a.uuid()).is_none());
+    // A clean device without a slot is legal: it has all its data, and gets a new slot.
+    let is_lost = lost.clone().any(Attached::is_dirty)
+        || lost.clone().count() > 0 && current(work, &view).is_some_and(|entries| is_damaged(&entries, lost));
+    if !is_lost && unknown(&view).is_empty() && !broken {
         return;
     }
     let device = work.cache.name().to_owned();
     match rebuilt(work, &view, &attached) {
-        Ok((at, bytes, action, uncertain)) => {
+        Ok(NewTable { at, bytes, action, uncertain }) => {
             work.cache.write(at, &bytes);
             work.step(STRUCTURE, device, action, uncertain);
             let now = work.view().map(|after| after.slots).unwrap_or_default();
@@ -45,90 +52,318 @@ pub(crate) fn mend(work: &mut Work<'_>) {
     }
 }
 
+/// The slots of the table, whatever became of it; `None` if it cannot be read.
+fn current(work: &Work<'_>, view: &SetView) -> Option<Vec<UuidEntry>> {
+    let key = view.journal.as_ref()?.replay.last()?.uuid_bucket;
+    let mut bytes = vec![0; usize::try_from(key.size().bytes()).ok()?];
+    work.cache.read_at(key.pointer()?.offset(), &mut bytes).ok()?;
+    parse_uuid_table(&bytes, 1).ok()
+}
+
+/// Whether the table cannot be the one that was written, or has the slot of one of these devices with one flipped bit.
+fn is_damaged<'d>(entries: &[UuidEntry], lost: impl Iterator<Item = &'d Attached>) -> bool {
+    let mut lost = lost.map(Attached::uuid);
+    let is_used = entries.iter().any(|entry| !entry.is_free());
+    is_used && !is_plausible(entries) || lost.any(|uuid| entries.iter().any(|e| is_one_bit_off(e, uuid)))
+}
+
+/// Whether a slot has this UUID, but for one bit.
+fn is_one_bit_off(entry: &UuidEntry, uuid: Uuid) -> bool {
+    let differing = entry.uuid.0.iter().zip(uuid.0).map(|(a, b)| (a ^ b).count_ones());
+    entry.is_live() && differing.sum::<u32>() == 1
+}
+
+/// A backing device that says that it belongs to the set.
+struct Attached {
+    /// Its index in the plan.
+    index: usize,
+    superblock: BackingSuper,
+}
+
+impl Attached {
+    fn uuid(&self) -> Uuid {
+        self.superblock.uuid()
+    }
+
+    fn is_dirty(&self) -> bool {
+        self.superblock.state() == BackingState::Dirty
+    }
+}
+
 /// The backing devices that say that they belong to the set.
-fn attached(work: &Work<'_>, view: &SetView) -> Vec<BackingSuper> {
+fn attached(work: &Work<'_>, view: &SetView) -> Vec<Attached> {
     let of_set = |b: &BackingSuper| {
         b.set_uuid() == view.superblock.set_uuid()
             && matches!(b.state(), BackingState::Clean | BackingState::Dirty)
     };
-    let each = work.backings.iter().filter_map(|b| match read_superblock(b) {
-        Ok(DeviceSuper::Backing(superblock)) => Some(superblock),
+    let each = work.backings.iter().enumerate().filter_map(|(index, b)| match read_superblock(b) {
+        Ok(DeviceSuper::Backing(superblock)) => Some(Attached { index, superblock }),
         _ => None,
     });
-    each.filter(of_set).collect()
+    each.filter(|a| of_set(&a.superblock)).collect()
 }
 
 fn slot_of(view: &SetView, uuid: Uuid) -> Option<Inode> {
     view.slots.iter().find(|(_, slot)| slot.uuid == uuid && slot.is_backing()).map(|(inode, _)| *inode)
 }
 
-/// The inodes that have live data and no slot.
-fn unknown(view: &SetView) -> BTreeSet<Inode> {
-    let live = view.pieces().filter(|(_, _, kind)| kind.is_live());
-    live.map(|(inode, _, _)| inode).filter(|inode| !view.slots.contains_key(inode)).collect()
+/// The inodes that have live data.
+fn live(view: &SetView) -> BTreeSet<Inode> {
+    view.pieces().filter(|(_, _, kind)| kind.is_live()).map(|(inode, _, _)| inode).collect()
 }
 
-type NewTable = (Sector, Vec<u8>, String, Vec<String>);
+/// The inodes that have live data and no slot.
+fn unknown(view: &SetView) -> BTreeSet<Inode> {
+    live(view).into_iter().filter(|inode| !view.slots.contains_key(inode)).collect()
+}
 
-fn rebuilt(work: &Work<'_>, view: &SetView, attached: &[BackingSuper]) -> Result<NewTable, Unrepairable> {
+/// The table to write.
+struct NewTable {
+    at: Sector,
+    bytes: Vec<u8>,
+    action: String,
+    uncertain: Vec<String>,
+}
+
+/// The slots of the new table as far as they are known.
+struct Slots<'a> {
+    work: &'a Work<'a>,
+    view: &'a SetView,
+    copies: Copies,
+    slots: BTreeMap<Inode, UuidEntry>,
+    /// Where the slots come from.
+    from: Vec<String>,
+    uncertain: Vec<String>,
+}
+
+fn rebuilt(work: &Work<'_>, view: &SetView, attached: &[Attached]) -> Result<NewTable, Unrepairable> {
     let newest = view.journal.as_ref().and_then(|j| j.replay.last()).ok_or("there is no journal entry")?;
+    if newest.version == 0 {
+        return Err(
+            "the newest journal entry has version 0, and the layout of that version is not written".into()
+        );
+    }
     let key = newest.uuid_bucket;
     let at = key.pointer().map(format::Ptr::offset).ok_or("the journal does not say where it is")?;
     let size = usize::try_from(key.size().bytes()).map_err(|_| "its length is wrong")?;
-    let live: BTreeSet<Inode> =
-        view.pieces().filter(|(_, _, kind)| kind.is_live()).map(|(inode, _, _)| inode).collect();
-    let mut slots: BTreeMap<Inode, UuidEntry> = BTreeMap::new();
-    let mut from = Vec::new();
-    if let Some((bucket, older)) = older_table(work, view, &key, attached, &live) {
-        let used = (0..).map(Inode).zip(older).filter(|(_, entry)| !entry.is_free());
-        slots.extend(used);
-        from.push(format!("an older copy in bucket {bucket}"));
-    }
-    add_intact(view, work, at, size, &mut slots);
-    for backing in attached {
-        if slots.values().any(|entry| entry.uuid == backing.uuid()) {
-            continue;
-        }
-        let free: Vec<Inode> = live.iter().copied().filter(|i| !slots.contains_key(i)).collect();
-        let inode = match free[..] {
-            [inode] => inode,
-            [] => (0..).map(Inode).find(|i| !slots.contains_key(i)).unwrap_or_default(),
-            _ => {
-                return Err(format!(
-                    "several slots have data and no device ({}), and it is not known which is that of {}",
-                    list(&free),
-                    backing.uuid()
-                )
-                .into());
-            }
-        };
-        slots.insert(inode, entry_of(backing));
-        from.push(format!("the superblock of backing device {} for slot {inode}", backing.uuid()));
-    }
-    let without: Vec<Inode> = live.iter().copied().filter(|i| !slots.contains_key(i)).collect();
-    if !without.is_empty() {
-        return Err(format!(
-            "slots {} have data, and their backing devices were not given; for a flash-only volume its size is lost",
-            list(&without)
-        )
-        .into());
-    }
-    let last = slots.keys().next_back().map_or(0, |inode| inode.0);
+    let given: BTreeSet<Uuid> = attached.iter().map(Attached::uuid).collect();
+    let copies = Copies::find(view, &work.cache, &key, &given).ok_or("its length is wrong")?;
+    let mut slots = Slots {
+        work,
+        view,
+        copies,
+        slots: BTreeMap::new(),
+        from: Vec::new(),
+        uncertain: vec![
+            "slots of devices that were not given, if they were changed after the older copy; first registration"
+                .to_owned(),
+        ],
+    };
+    slots.add_older(attached);
+    slots.add_intact(attached);
+    slots.check_deleted()?;
+    slots.give(attached)?;
+    let last = slots.slots.keys().next_back().map_or(0, |inode| inode.0);
     let entries: Vec<UuidEntry> =
-        (0..=last).map(|i| slots.get(&Inode(i)).cloned().unwrap_or(UuidEntry::FREE)).collect();
+        (0..=last).map(|i| slots.slots.get(&Inode(i)).copied().unwrap_or(UuidEntry::FREE)).collect();
     if entries.len() > size / UUID_ENTRY_BYTES {
         return Err("it has more slots than room".into());
     }
     let mut bytes = vec![0; size];
     encode_uuid_table(&mut bytes, &entries);
-    let action = format!(
-        "rebuilt from {}",
-        if from.is_empty() { "its intact slots".to_owned() } else { from.join(" and ") }
-    );
-    let uncertain =
-        "slots of devices that were not given, if they were changed after the older copy; first registration"
-            .to_owned();
-    Ok((at, bytes, action, vec![uncertain]))
+    let from = if slots.from.is_empty() { "its intact slots".to_owned() } else { slots.from.join(" and ") };
+    Ok(NewTable { at, bytes, action: format!("rebuilt from {from}"), uncertain: slots.uncertain })
+}
+
+impl Slots<'_> {
+    /// Adds the slots of the newest copy, without those that the devices contradict.
+    ///
+    /// A slot of a device that was detached can have been given to another one after the copy was made.
+    fn add_older(&mut self, attached: &[Attached]) {
+        let Some((bucket, slots)) = self.copies.newest() else { return };
+        let mut slots = slots.clone();
+        slots.retain(|inode, entry| {
+            let device = attached.iter().find(|a| a.uuid() == entry.uuid);
+            device.is_none_or(|a| self.evidence(*inode, a).contradiction(&a.superblock).is_none())
+        });
+        self.from.push(format!("an older copy in bucket {bucket}"));
+        self.slots = slots;
+    }
+
+    /// Adds the slots of the damaged table: all if it is well formed and no older than the copy, or else those that a backing device or
+    /// the copy confirms.
+    fn add_intact(&mut self, attached: &[Attached]) {
+        let Some(mut entries) = current(self.work, self.view) else { return };
+        for (n, entry) in entries.iter_mut().enumerate() {
+            if let Some(device) = attached.iter().find(|a| is_one_bit_off(entry, a.uuid())) {
+                entry.uuid = device.uuid();
+                self.from.push(format!("slot {n}, of which one bit is flipped back"));
+            }
+        }
+        let is_given = |entry: &UuidEntry| attached.iter().any(|a| a.uuid() == entry.uuid);
+        let is_whole = is_plausible(&entries)
+            && entries.iter().any(is_given)
+            && newest_time(&entries) >= self.copies.time();
+        for (inode, entry) in (0..).map(Inode).zip(&entries).filter(|(_, entry)| !entry.is_free()) {
+            if entry.is_invalidated() {
+                if is_whole {
+                    self.slots.insert(inode, *entry);
+                }
+            } else if is_whole || is_given(entry) || self.slots.values().any(|old| old.uuid == entry.uuid) {
+                self.slots.retain(|_, old| old.uuid != entry.uuid);
+                self.slots.insert(inode, *entry);
+            }
+        }
+    }
+
+    /// Refuses an invalid slot with dirty data: after the copy was made, the slot can have been given to a new volume or device. Its
+    /// data would be dropped.
+    fn check_deleted(&self) -> Result<(), Unrepairable> {
+        let invalid = self.slots.iter().filter(|(_, entry)| entry.is_invalidated());
+        for (inode, _) in invalid {
+            let dirty = self.view.totals_of(*inode).dirty_sectors;
+            if dirty > 0 {
+                return Err(format!(
+                    "slot {inode} has {dirty} dirty sectors, and was free according to an older copy; the copy may be older than \
+                     the device or volume that has this data"
+                )
+                .into());
+            }
+        }
+        Ok(())
+    }
+
+    fn evidence(&self, inode: Inode, device: &Attached) -> Evidence {
+        let backing = self.work.backings.get(device.index);
+        backing.map(|b| Evidence::of(self.view, &self.work.cache, b, inode)).unwrap_or_default()
+    }
+
+    /// The inodes that have live data, and no slot yet.
+    fn nameless(&self) -> Vec<Inode> {
+        live(self.view).into_iter().filter(|inode| !self.slots.contains_key(inode)).collect()
+    }
+
+    /// The devices that have no slot yet.
+    fn homeless<'d>(&self, attached: &'d [Attached]) -> Vec<&'d Attached> {
+        let has_slot = |a: &Attached| self.slots.values().any(|entry| entry.uuid == a.uuid());
+        attached.iter().filter(|a| !has_slot(a)).collect()
+    }
+
+    /// Gives each device a slot, and finds a device for all data.
+    fn give(&mut self, attached: &[Attached]) -> Result<(), Unrepairable> {
+        self.give_confirmed(attached)?;
+        match (&self.nameless()[..], &self.homeless(attached)[..]) {
+            ([], devices) => devices.iter().try_for_each(|device| self.give_unused(device)),
+            ([inode], [device]) => self.give_last(*inode, device),
+            (inodes, []) => Err(format!(
+                "slots {} have data, and their backing devices were not given; for a flash-only volume its size is lost",
+                list(inodes)
+            )
+            .into()),
+            (inodes, [device, ..]) => Err(format!(
+                "several slots or devices are left ({}), and it is not known which is that of {}",
+                list(inodes),
+                device.uuid()
+            )
+            .into()),
+        }
+    }
+
+    /// Gives slots to the devices that have their clean data.
+    fn give_confirmed(&mut self, attached: &[Attached]) -> Result<(), Unrepairable> {
+        let (inodes, devices) = (self.nameless(), self.homeless(attached));
+        let pairs = inodes.iter().flat_map(|inode| devices.iter().map(move |device| (*inode, *device)));
+        let found: Vec<(Inode, &Attached, Evidence)> = pairs
+            .map(|(inode, device)| (inode, device, self.evidence(inode, device)))
+            .filter(|(_, _, evidence)| evidence.is_confirmed())
+            .collect();
+        for (inode, device, evidence) in &found {
+            let clashes = found.iter().filter(|(i, d, _)| i == inode || d.index == device.index).count() > 1;
+            if clashes {
+                let why =
+                    format!("clean data ties several slots or devices to slot {inode} and {}", device.uuid());
+                return Err(why.into());
+            }
+            if let Some(why) = evidence.contradiction(&device.superblock) {
+                return Err(format!(
+                    "slot {inode} has clean data that is on backing device {}, but {why}",
+                    device.uuid()
+                )
+                .into());
+            }
+            self.insert(*inode, device);
+        }
+        Ok(())
+    }
+
+    /// Gives a device without data in the cache a slot that has no keys.
+    fn give_unused(&mut self, device: &Attached) -> Result<(), Unrepairable> {
+        let uuid = device.uuid();
+        if device.is_dirty() {
+            return Err(format!(
+                "the state of backing device {uuid} is dirty, and no slot with data is left for it: its newest data is lost, or \
+                 counts as that of another device or volume"
+            )
+            .into());
+        }
+        self.refuse_lost_keys(uuid)?;
+        let has_keys = |inode| self.view.extents.of_inode(inode).next().is_some();
+        let is_taken = |inode: &Inode| {
+            self.slots.contains_key(inode) || has_keys(*inode) || self.copies.names_volume(*inode)
+        };
+        let inode = (0..).map(Inode).find(|inode| !is_taken(inode)).unwrap_or_default();
+        self.insert(inode, device);
+        Ok(())
+    }
+
+    /// Gives the last slot without a device to the last device without a slot, if nothing speaks against it.
+    fn give_last(&mut self, inode: Inode, device: &Attached) -> Result<(), Unrepairable> {
+        let evidence = self.evidence(inode, device);
+        let uuid = device.uuid();
+        let why = match evidence.contradiction(&device.superblock) {
+            Some(why) => why,
+            None if self.copies.names_volume(inode) => {
+                "a copy of the table says that it is that of a flash-only volume".to_owned()
+            }
+            None if evidence.is_on_device() => {
+                self.insert(inode, device);
+                return Ok(());
+            }
+            None if device.is_dirty() => {
+                self.refuse_lost_keys(uuid)?;
+                self.insert(inode, device);
+                self.uncertain.push(format!(
+                    "no clean data confirms that the data of slot {inode} is that of backing device {uuid}: the state of the device \
+                     is dirty, and no other slot or device is left"
+                ));
+                return Ok(());
+            }
+            None => "the state of the device is clean, and no clean data confirms it".to_owned(),
+        };
+        Err(format!(
+            "slot {inode} has data and no device, and it is not given to backing device {uuid}: {why}; give all backing devices of \
+             the set with -B; if the data is that of a flash-only volume, its size is lost; `ubcache salvage` copies the backing \
+             devices without it"
+        )
+        .into())
+    }
+
+    /// Refuses to conclude from what is left if keys are lost, which could be those of the device.
+    fn refuse_lost_keys(&self, uuid: Uuid) -> Result<(), Unrepairable> {
+        let entries = self.work.doubts.iter().any(|doubt| matches!(doubt, Doubt::Entries(_)));
+        if self.view.btree.missing > 0 || entries {
+            return Err(format!(
+                "nodes of the btree or journal entries are lost, so it is not known which slot is that of backing device {uuid}"
+            )
+            .into());
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, inode: Inode, device: &Attached) {
+        self.slots.insert(inode, entry_of(&device.superblock));
+        self.from.push(format!("the superblock of backing device {} for slot {inode}", device.uuid()));
+    }
 }
 
 fn list(inodes: &[Inode]) -> String {
@@ -143,68 +378,4 @@ fn entry_of(backing: &BackingSuper) -> UuidEntry {
         entry.register(registration, None);
     }
     entry
-}
-
-/// Adds the slots of the damaged table that a backing device or an older copy confirms.
-fn add_intact(
-    view: &SetView,
-    work: &Work<'_>,
-    at: Sector,
-    size: usize,
-    slots: &mut BTreeMap<Inode, UuidEntry>,
-) {
-    let mut bytes = vec![0; size];
-    if work.cache.read_at(at, &mut bytes).is_err() {
-        return;
-    }
-    let given: BTreeSet<Uuid> = attached(work, view).iter().map(BackingSuper::uuid).collect();
-    let Ok(entries) = parse_uuid_table(&bytes, 1) else { return };
-    for (inode, entry) in (0..).map(Inode).zip(entries) {
-        let confirmed = given.contains(&entry.uuid) || slots.values().any(|old| old.uuid == entry.uuid);
-        if confirmed && entry.uuid != INVALID_UUID && !entry.is_free() {
-            slots.retain(|_, old| old.uuid != entry.uuid);
-            slots.insert(inode, entry);
-        }
-    }
-}
-
-/// An older copy of the table, whose slots are those of all devices that are known.
-///
-/// Each change of the table goes to a new bucket. Nothing reuses the old bucket at once.
-fn older_table(
-    work: &Work<'_>,
-    view: &SetView,
-    key: &Bkey,
-    attached: &[BackingSuper],
-    live: &BTreeSet<Inode>,
-) -> Option<(BucketNr, Vec<UuidEntry>)> {
-    let g = *view.geometry();
-    let size = usize::try_from(key.size().bytes()).ok()?;
-    let mut bytes = vec![0; size];
-    let mut best: Option<(usize, BucketNr, Vec<UuidEntry>)> = None;
-    let current = key.pointer().and_then(|ptr| g.bucket_of(ptr.offset()));
-    for bucket in (g.first_dynamic().0..g.nbuckets).map(BucketNr).filter(|b| Some(*b) != current) {
-        if work.cache.read_at(g.bucket_start(bucket), &mut bytes).is_err() {
-            continue;
-        }
-        let Ok(entries) = parse_uuid_table(&bytes, 1) else { continue };
-        let Some(rank) = plausible(&entries, attached, live) else { continue };
-        if best.as_ref().is_none_or(|(most, _, _)| rank > *most) {
-            best = Some((rank, bucket, entries));
-        }
-    }
-    best.map(|(_, bucket, entries)| (bucket, entries))
-}
-
-/// How many slots a table has, if it can be one of this set: at least one given device is in it, and the rest is free.
-fn plausible(entries: &[UuidEntry], attached: &[BackingSuper], live: &BTreeSet<Inode>) -> Option<usize> {
-    let used: Vec<(Inode, &UuidEntry)> =
-        (0..).map(Inode).zip(entries).filter(|(_, entry)| !entry.is_free()).collect();
-    let has_given = used.iter().any(|(_, entry)| attached.iter().any(|b| b.uuid() == entry.uuid));
-    let fits = |(inode, entry): &(Inode, &UuidEntry)| {
-        let is_volume = entry.is_flash_only();
-        let sized = is_volume == (entry.sectors != Sectors(0));
-        sized && (live.contains(inode) || !is_volume || entry.is_invalidated() || entry.sectors.0 < 1 << 48)
-    };
-    (has_given && used.len() <= 4096 && used.iter().all(fits)).then_some(used.len())
 }

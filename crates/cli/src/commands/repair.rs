@@ -10,7 +10,7 @@ use blockio::{Backend, Driver, DriverOptions, FileDevice, OpenOptions};
 use clap::Args;
 use format::{Uuid, counted};
 use inspect::{DamagedDirtyData, FileSource, ReadAt};
-use repair::{Overlay, Plan, Report, Undo, UndoneDevice};
+use repair::{Guard, IfUsed, Overlay, Plan, Report, Undo, UndoneDevice};
 use serde_json::json;
 use serve::plain;
 
@@ -47,7 +47,8 @@ pub(crate) struct Repair {
     /// Take the repair back that wrote this undo file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["cache", "backings", "undo_file", "quick"])]
     undo: Option<PathBuf>,
-    /// Also change a device with the signature of another format before its superblock
+    /// Also change a device with the signature of another format before its superblock; with --undo, take the repair back although the
+    /// set was used since
     #[arg(long)]
     force: bool,
     /// Print JSON
@@ -143,11 +144,16 @@ impl Repair {
 
     fn take_back(&self, file: &Path) -> Result<(), Failure> {
         let undo = Undo::load(file).map_err(Failure::of)?;
+        let used = if self.force { IfUsed::Revert } else { IfUsed::Refuse };
         let paths: Vec<&Path> = undo.devices.iter().map(|d| d.path.as_path()).collect();
-        let claims = if self.dry_run { Claims::to_read(&paths)? } else { Claims::to_write(&paths)? };
+        let guard = undo.guard.as_ref().map(|guard| guard.path.as_path()).filter(|_| !self.force);
+        let claimed: Vec<&Path> =
+            paths.iter().copied().chain(guard.filter(|guard| !paths.contains(guard))).collect();
+        let claims = if self.dry_run { Claims::to_read(&claimed)? } else { Claims::to_write(&claimed)? };
         let sectors: usize = undo.devices.iter().flat_map(|d| &d.changes).map(|c| c.before.len() / 512).sum();
-        if !self.dry_run {
-            undo.revert().map_err(Failure::of)?;
+        match self.dry_run {
+            true => undo.check_revert(used).map_err(Failure::of)?,
+            false => undo.revert(used).map_err(Failure::of)?,
         }
         drop(claims);
         if self.json {
@@ -197,12 +203,16 @@ fn undo_of(plan: &Plan<'_>, paths: &[&Path]) -> Result<Undo, Failure> {
     let overlays = std::iter::once(plan.cache()).chain(plan.backings());
     let changed = overlays.zip(paths).filter(|(overlay, _)| overlay.is_changed());
     let devices = changed.map(|(overlay, path)| of_device(overlay, path)).collect::<Result<_, _>>()?;
-    Ok(Undo { devices })
+    let cache = paths.first().map(|path| absolute(path)).transpose()?;
+    Ok(Undo { devices, guard: cache.map(|path| Guard::of(&path, plan.cache())) })
 }
 
 fn of_device(overlay: &Overlay<'_>, path: &Path) -> Result<UndoneDevice, Failure> {
-    let path = std::fs::canonicalize(path).map_err(|e| Failure::at(path, "cannot be examined", e))?;
-    Ok(UndoneDevice { path, sectors: overlay.sectors(), changes: overlay.changes()? })
+    Ok(UndoneDevice { path: absolute(path)?, sectors: overlay.sectors(), changes: overlay.changes()? })
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::fs::canonicalize(path).map_err(|e| Failure::at(path, "cannot be examined", e))
 }
 
 /// The claims of the devices, which no other process can take while this value lives.

@@ -74,6 +74,28 @@ fn an_undo_file_is_for_these_devices_as_the_repair_left_them() {
     run(&["repair", "-C", &ssd, "--undo", &undo]).usage();
 }
 
+/// A set that was served has newer contents than those that the undo file knows.
+#[test]
+fn a_repair_is_not_taken_back_after_the_set_was_used() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    let view = SetView::open(&FileSource::open(&ssd).unwrap(), Mode::Strict).unwrap();
+    let leaf = view.nodes.iter().find(|n| n.level == 0 && n.live > 0).unwrap();
+    let at = leaf.key.pointer().unwrap().offset().bytes() as usize + 18;
+    let mut damaged = read(&ssd);
+    damaged[at] ^= 0x10;
+    std::fs::write(&ssd, &damaged).unwrap();
+    let undo = dir.path("undo");
+    run(&["repair", "-C", &ssd, "-B", &hdd, "--undo-file", &undo]).ok().says(&["flipped"]);
+    let export = format!("--export=nbd={}", dir.path("s"));
+    Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &export]).stop();
+    let used = [read(&ssd), read(&hdd)];
+    for more in [&[][..], &["--dry-run"][..]] {
+        run(&[&["repair", "--undo", &undo][..], more].concat()).refused(&["since"]);
+    }
+    assert!([read(&ssd), read(&hdd)] == used, "nothing was written");
+}
+
 #[test]
 fn a_repair_names_data_that_it_cannot_rebuild() {
     let dir = Dir::new();
