@@ -1,5 +1,7 @@
 //! Tests of the problems of sets and devices that a test makes.
 
+mod waits;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,7 +29,7 @@ fn volume(name: &str, label: &str) -> VolumeFigures {
 }
 
 fn set(volumes: Vec<VolumeFigures>) -> SetView {
-    let figures = Snapshot { set: Some(SetFigures::default()), volumes };
+    let figures = Snapshot { set: Some(SetFigures::default()), volumes, ..Snapshot::default() };
     SetView {
         id: "s".into(),
         has_cache: true,
