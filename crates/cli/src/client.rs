@@ -197,10 +197,14 @@ impl Incoming {
             }
         }
         status.ok_or_else(|| {
-            Failure::Failed(format!(
-                "{from}: the daemon closed the connection before it answered; it has too many \
-                                     clients, or it expects https://"
-            ))
+            let why = match from {
+                Endpoint::Socket(_) => {
+                    "it may have ended, and may have carried the command out: when it runs, `ubcache status` shows what is there, \
+                     and `ubcache events --since 10m` what was done"
+                }
+                Endpoint::Remote(_) => "it has too many clients, or it expects https://",
+            };
+            Failure::Failed(format!("{from}: the daemon closed the connection before it answered; {why}"))
         })
     }
 }
@@ -417,6 +421,24 @@ mod tests {
         assert_eq!(segment("bcache0"), "bcache0");
         assert_eq!(segment("/dev/sd b"), "%2Fdev%2Fsd%20b");
         assert_eq!(segment("a/1?é"), "a%2F1%3F%C3%A9");
+    }
+
+    /// The message for a daemon that was killed spoke of too many clients and of https.
+    #[test]
+    fn a_daemon_that_ends_before_its_answer_may_have_acted() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let control = Control { socket: Some(socket), api: None, token_file: None, ca: None, json: false };
+        let ends = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read(&mut [0; 16]).unwrap();
+        });
+        let said = control.get("/v1/status").unwrap_err().message().unwrap().to_owned();
+        ends.join().unwrap();
+        let is_reset = said.contains("the daemon does not answer");
+        assert!(is_reset || said.contains("may have carried the command out"), "{said}");
+        assert!(!said.contains("https"), "{said}");
     }
 
     #[test]

@@ -249,7 +249,12 @@ async fn explain(State(api): SharedApi, Path(volume): Path<String>) -> Answered 
     let Some((found, set)) = of_set.or_else(alone) else {
         return Err(Refusal::new(StatusCode::CONFLICT, format!("there is no volume {name}")));
     };
-    let said = metrics::explain(found, set);
+    let mut said = metrics::explain(found, set);
+    for silent in api.registry.silences.all() {
+        if silent.thread == worker.plan.id && silent.volume.as_ref().is_none_or(|of| *of == name) {
+            said = said.waiting_for(&silent.device, silent.requests, silent.seconds);
+        }
+    }
     ok(json!({"writeback": said.writeback, "bypassed": said.bypassed, "hits": said.hits}))
 }
 

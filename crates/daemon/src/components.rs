@@ -8,7 +8,8 @@
 //! * `changes`: which command changes which devices; `placement`: assigns devices to threads.
 //! * `replug`: serves devices that are plugged in again; `startup`: registers the stored and configured devices.
 //! * `registration`: carries out the operator's commands about devices; `hotplug`: registers devices that are plugged in.
-//! * `exports`: reports on the exports of all volumes; `overview`: all problems; `scrape`: the figures for `/metrics`.
+//! * `exports`: reports on the exports of all volumes; `overview`: all problems; `scrape`: the figures for `/metrics`;
+//!   `silences`: devices that do not answer.
 
 pub(crate) mod admission;
 pub(crate) mod changes;
@@ -23,6 +24,7 @@ pub(crate) mod problems;
 pub(crate) mod registration;
 pub(crate) mod replug;
 pub(crate) mod scrape;
+pub(crate) mod silences;
 pub(crate) mod startup;
 pub(crate) mod views;
 pub(crate) mod workers;

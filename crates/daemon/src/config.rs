@@ -404,6 +404,9 @@ impl Parser<'_> {
             let found = || text.get_ref().clone();
             let no_export = |source| self.at(text, Mistake::Export { found: found(), source });
             let spec: Spec = text.get_ref().parse().map_err(no_export)?;
+            if let Some(place) = places::unknown_placeholder(text.get_ref()) {
+                return Err(self.at(text, Mistake::Placeholder { found: found(), place: place.to_owned() }));
+            }
             match spec.endpoint() {
                 Some(endpoint @ Endpoint::Tcp { .. }) if !nbd.opens_tcp() => {
                     let why = why_not(endpoint, nbd.tls.is_some(), SaidBy::Configuration);

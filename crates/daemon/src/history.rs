@@ -22,9 +22,10 @@ use io::{DeviceFigures, Nanos};
 use serde_json::{Map, Value, json};
 use serve::message;
 
+use crate::components::silences::Silences;
 use crate::components::workers::Workers;
 use crate::order::Order;
-use crate::worker::{Phase, Worker};
+use crate::worker::Worker;
 use crate::{state, wall_clock};
 
 use series::{SPAN_MS, Series, number};
@@ -212,8 +213,8 @@ fn work(figures: &metrics::Figures) -> u64 {
     of_volumes + figures.sets.iter().map(|s| device(&s.device)).sum::<u64>()
 }
 
-/// Takes samples until the future is dropped.
-pub(crate) async fn record(workers: Arc<Workers>, history: Arc<History>) {
+/// Takes samples until the future is dropped. `silences` gets the requests of the devices, also of threads that stop.
+pub(crate) async fn record(workers: Arc<Workers>, history: Arc<History>, silences: Arc<Silences>) {
     let began = std::time::Instant::now();
     let before: Arc<Mutex<BTreeMap<String, Last>>> = Arc::default();
     let asked: Arc<Mutex<BTreeSet<String>>> = Arc::default();
@@ -224,18 +225,21 @@ pub(crate) async fn record(workers: Arc<Workers>, history: Arc<History>) {
         ticks.tick().await;
         let all = workers.all();
         locked(&before).retain(|id, _| all.iter().any(|w| w.plan.id == *id));
+        silences.keep(|id| all.iter().any(|w| w.plan.id == id && !w.phase().is_over()));
         history.forget(wall_clock::now_ms());
         history.add_host(wall_clock::now_ms());
         let watched = history.is_watched(wall_clock::now_ms());
         for worker in all {
             let id = worker.plan.id.clone();
             let is_due = is_due(locked(&before).get(&id), since_start(), watched);
-            if !is_due || worker.phase() != Phase::Serving || !locked(&asked).insert(id.clone()) {
+            if !is_due || !worker.phase().has_figures() || !locked(&asked).insert(id.clone()) {
                 continue;
             }
             let (history, before, asked) = (history.clone(), before.clone(), asked.clone());
+            let silences = silences.clone();
             tokio::spawn(async move {
                 if let Some(figures) = figures_of(&worker).await {
+                    silences.take(&id, &figures.load, std::time::Instant::now());
                     let at = since_start();
                     let then = locked(&before).remove(&id);
                     let at_rest = then.as_ref().is_some_and(|then| work(&then.figures) == work(&figures));

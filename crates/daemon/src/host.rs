@@ -9,6 +9,7 @@ mod disabled;
 mod exporting;
 mod flash;
 mod holders;
+mod stops;
 mod work;
 
 use std::cell::{Cell, RefCell};
@@ -26,7 +27,7 @@ use engine::figures::{CachedFigures, VolumeFigures};
 use engine::{CacheSet, Volume};
 use io::Nanos;
 use io::sync::{Either, select};
-use serve::exports::{Export, Force, Occupied, Sharing, Spec, Way};
+use serve::exports::{Export, Force, Sharing, Spec, Way};
 use serve::session::{Devices, Session, Simulation, open_backing};
 use serve::tunables::in_any_order;
 use serve::{Answer, Command, Failure, Snapshot, message, plain};
@@ -39,6 +40,7 @@ use cached::CachedCount;
 use damaged::DamagedBuckets;
 use disabled::Needs;
 pub(crate) use holders::end_of_use;
+use stops::Stops;
 
 /// Time limit of running commands when the thread stops.
 const TASKS_END_WITHIN: Nanos = Nanos::from_secs(10);
@@ -53,6 +55,8 @@ struct Served {
     exports: Vec<RunningExport>,
     /// Why it cannot be reached as it should.
     problem: Option<String>,
+    /// The addresses that a stop under way has ended.
+    ended: Vec<String>,
     /// Whether an operator has stopped it: a flash-only volume stays in its set, and has no exports.
     stopped: bool,
     /// It keeps its label.
@@ -77,6 +81,8 @@ pub(crate) struct Host<'a> {
     _set: Option<ServedKey>,
     /// The export that a stop of everything is ending: the name of its volume, and the ways that it still has.
     ending: RefCell<Option<(String, Vec<Way>)>>,
+    /// The stops that have begun and have not ended.
+    stops: Stops,
     force: Force,
     stopping: Cell<bool>,
     cached: CachedCount,
@@ -136,6 +142,7 @@ impl<'a> Host<'a> {
             session,
             served: RefCell::default(),
             ending: RefCell::default(),
+            stops: Stops::default(),
             force: Force::default(),
             stopping: Cell::new(false),
             cached: CachedCount::new(driver),
@@ -234,7 +241,14 @@ impl<'a> Host<'a> {
         })
         .await;
         let (exports, problem) = exporting::exports_of(self, &volume, &key, &[]).await?;
-        self.served.borrow_mut().push(Served { volume, exports, problem, stopped: false, _key: served });
+        self.served.borrow_mut().push(Served {
+            volume,
+            exports,
+            problem,
+            ended: Vec::new(),
+            stopped: false,
+            _key: served,
+        });
         Ok(())
     }
 
@@ -318,7 +332,8 @@ impl<'a> Host<'a> {
             Order::StartVolume(name, reply) => reply.send(flash::start(self, &name).await),
             Order::ExportAgain(reply) => reply.send(Ok(exporting::export_what_is_not_up(self).await)),
             Order::StopIfFree(reply) => {
-                let released = self.release(None, || reply.is_awaited()).await;
+                let stop = self.stops.begin(None, self.driver.handle().now());
+                let released = stops::release(self, &stop, None, || reply.is_awaited()).await;
                 self.stopping.set(self.stopping.get() || released.is_ok());
                 reply.send(released);
             }
@@ -329,6 +344,11 @@ impl<'a> Host<'a> {
             Order::Scrub(job) => work::end_of(self, &job, self.scrub(&job.0).await),
             Order::Flush(name, job) => work::end_of(self, &job, self.flush(name.as_deref(), &job.0).await),
             Order::Stop | Order::Force => {}
+            #[cfg(test)]
+            Order::StopWaits(until) => {
+                let _stop = self.stops.begin(None, self.driver.handle().now());
+                let _dropped = until.await;
+            }
             #[cfg(test)]
             Order::Panic | Order::Hang(_) => {}
         }
@@ -352,13 +372,14 @@ impl<'a> Host<'a> {
     fn figures(&self, cached: &CachedFigures) -> Snapshot {
         let mut snapshot = Snapshot::of(&self.session);
         snapshot.add_cached(cached);
-        let served = self.served.borrow();
-        for figures in &mut snapshot.volumes {
-            let Some(one) = served.iter().find(|s| s.volume.name() == figures.name) else { continue };
+        for (figures, volume) in snapshot.volumes.iter_mut().zip(self.session.volumes()) {
+            figures.problem = stops::problem_of(self, &volume);
+            let served = self.served.borrow();
+            let Some(one) = served.iter().find(|s| Rc::ptr_eq(&s.volume, &volume)) else { continue };
             figures.exports = holders::ways_of(self, one);
-            figures.problem.clone_from(&one.problem);
             figures.flash.stopped = one.stopped;
         }
+        snapshot.stops = self.stops.figures(self.driver.handle().now());
         snapshot
     }
 
@@ -371,9 +392,15 @@ impl<'a> Host<'a> {
         }
         let alone = volumes.iter().filter(|v| v.inode().is_none());
         let alone = alone.map(VolumeFigures::of).collect();
-        let served = self.served.borrow();
-        let not_exported = served.iter().filter(|s| s.problem.is_some()).map(|s| s.volume.name());
-        metrics::Figures { sets, alone, not_exported: not_exported.collect(), host: None }
+        let not_exported = volumes.iter().filter(|v| stops::problem_of(self, v).is_some()).map(|v| v.name());
+        let mut figures = metrics::Figures {
+            sets,
+            alone,
+            not_exported: not_exported.collect(),
+            ..metrics::Figures::default()
+        };
+        figures.load = stops::load_of(self, &figures);
+        figures
     }
 
     fn disk_trace(&self, name: &str, since: u64) -> Result<DiskTrace, Failure> {
@@ -422,57 +449,13 @@ impl<'a> Host<'a> {
         if self.with(&volume, |s| s.stopped) == Some(true) {
             return Err(flash::is_stopped(&volume));
         }
-        self.release(Some(&volume), is_wanted).await?;
+        let stop = self.stops.begin(Some(volume.name()), self.driver.handle().now());
+        stops::release(self, &stop, Some(&volume), is_wanted).await?;
         if volume.is_flash_only() {
             return flash::stop(self, &volume).await;
         }
         self.served.borrow_mut().retain(|s| !Rc::ptr_eq(&s.volume, &volume));
         self.let_go(volume).await
-    }
-
-    /// Whether a volume is served by the thread of its former set: it was detached.
-    fn is_left(&self, volume: &Volume) -> bool {
-        self.session.set.is_some() && volume.inode().is_none()
-    }
-
-    /// Ends the exports and the link of a volume, or of all, if none is in use, and if that is still wanted in the end; else
-    /// every one of them serves on.
-    async fn release(&self, only: Option<&Rc<Volume>>, is_wanted: impl Fn() -> bool) -> Result<(), Failure> {
-        let served = self.session.volumes();
-        let volumes: Vec<_> =
-            served.into_iter().filter(|v| only.is_none_or(|only| Rc::ptr_eq(only, v))).collect();
-        for volume in &volumes {
-            let name = volume.name();
-            let ways = self.with(volume, |s| s.exports.iter().flat_map(|e| e.export.ways(&name)).collect());
-            let users = self.users_of(ways.unwrap_or_default()).await;
-            if !users.is_empty() {
-                return Err(in_use(volume, self.is_left(volume), &users::in_words(&users)));
-            }
-        }
-        // udev must not find the label when it handles the event of a device that ends: it would make the link again.
-        let ids: Vec<String> = volumes.iter().map(|volume| key(&self.session, volume).id).collect();
-        self.elsewhere(move |shared| ids.iter().for_each(|id| shared.links.remove(id))).await?;
-        let mut ended = Vec::new();
-        for volume in &volumes {
-            while let Some(Some(running)) = self.with(volume, |s| s.exports.pop()) {
-                let RunningExport { spec, sharing, export } = running;
-                if let Err(Occupied { export, why }) = export.stop_if_free().await {
-                    self.with(volume, |s| s.exports.push(RunningExport { spec, sharing, export }));
-                    exporting::export_again(self, ended, &volumes).await;
-                    let users = why.message().unwrap_or_default();
-                    return Err(in_use(volume, self.is_left(volume), users));
-                }
-                ended.push((volume.clone(), spec, sharing));
-            }
-        }
-        if !is_wanted() {
-            // The stop took so long that its command has ended.
-            exporting::export_again(self, ended, &volumes).await;
-            return Err(Failure::Failed(
-                "the command ended before its stop was done; the volume is served".into(),
-            ));
-        }
-        Ok(())
     }
 
     /// Does something with what is known of a volume that is served.
@@ -508,6 +491,7 @@ impl<'a> Host<'a> {
         orders: &mut RemoteReceiver<Order>,
         tasks: &mut Tasks<'t>,
     ) -> Result<(), Failure> {
+        let _stop = self.stops.begin_final(self.driver.handle().now());
         let mut down = pin!(async {
             let rest = poll_fn(|cx| {
                 tasks.poll(cx);
@@ -564,19 +548,6 @@ impl<'a> Host<'a> {
         self.served.take();
         result.and(self.session.stop().await)
     }
-}
-
-/// The refusal of a stop, with the page of the guide: of a volume that the set has only because it was detached in use, or of
-/// one whose users an upgrade does not disturb.
-fn in_use(volume: &Volume, is_left: bool, users: &str) -> Failure {
-    let page = match is_left {
-        true => "it was detached while it was in use, see the page give-up of the guide",
-        false => "to upgrade the program without unmounting, see the page upgrade of the guide",
-    };
-    Failure::Failed(format!(
-        "{} is in use and stays served: {users}; unmount or close it, then try again; {page}",
-        shown(volume)
-    ))
 }
 
 /// Sets configured and stored tunables. One that is refused keeps its value, with a warning.

@@ -48,7 +48,7 @@ macro_rules! kinds {
 kinds! {
     Message = "message": "A message from the thread of a set, as in the log.",
     Set = "set": "A set is served, has stopped, has failed, or does not answer.",
-    Device = "device": "A device waits, fails, or was unplugged.",
+    Device = "device": "A device waits, fails, was unplugged, does not answer, or answers again.",
     Job = "job": "A job has ended.",
     State = "state": "The state directory cannot be written, or can be written again.",
     Configuration = "configuration": "A tunable or the configuration has changed, or cannot be used.",

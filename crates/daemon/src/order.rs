@@ -107,7 +107,7 @@ impl Order {
             }
             Order::Stop | Order::Force => {}
             #[cfg(test)]
-            Order::Panic | Order::Hang(_) => {}
+            Order::Panic | Order::Hang(_) | Order::StopWaits(_) => {}
         }
     }
 }
@@ -166,6 +166,9 @@ pub(crate) enum Order {
     /// Block the thread until the sender is dropped, as a system call that hangs would.
     #[cfg(test)]
     Hang(std::sync::mpsc::Receiver<()>),
+    /// Begin a stop of everything that waits until the sender is dropped, as one for a device that does not answer.
+    #[cfg(test)]
+    StopWaits(blockio::bridge::Answer<()>),
 }
 
 /// The slot of a backing device in the table of its set.

@@ -16,6 +16,7 @@ use crate::components::placement::Placement;
 use crate::components::registration::Registration;
 use crate::components::replug::Replug;
 use crate::components::scrape::Scrape;
+use crate::components::silences::Silences;
 use crate::components::startup::Startup;
 use crate::components::views::Views;
 use crate::components::workers::Workers;
@@ -32,6 +33,7 @@ pub(crate) struct Registry {
     pub(crate) history: Arc<History>,
     pub(crate) inventory: Inventory,
     pub(crate) views: Views,
+    pub(crate) silences: Arc<Silences>,
     pub(crate) overview: Overview,
     pub(crate) scrape: Scrape,
     pub(crate) lookup: Arc<Lookup>,
@@ -65,7 +67,9 @@ impl Registry {
         let settings = Arc::new(Settings::new(shared.clone(), lookup.clone()));
         let views = Views::new(shared.clone(), inventory.clone());
         let jobs = Arc::new(Jobs::new(shared.hub.clone()));
+        let silences = Arc::new(Silences::new(shared.hub.clone()));
         let overview = Overview {
+            silences: silences.clone(),
             shared: shared.clone(),
             views: views.clone(),
             registration: registration.clone(),
@@ -76,6 +80,7 @@ impl Registry {
             jobs,
             history: Arc::default(),
             scrape: Scrape::new(shared.clone(), inventory.clone(), overview.clone()),
+            silences,
             overview,
             views,
             startup: Startup::new(shared.clone(), inventory.clone(), admission.clone(), placement.clone()),

@@ -170,14 +170,40 @@ impl Worker {
         deadline: Duration,
         answer: Awaited<Result<T, Failure>>,
     ) -> Result<T, Failure> {
+        let late = || format!("{} did not answer within {} seconds", self.title(), deadline.as_secs());
+        self.within_or(deadline, answer, late).await
+    }
+
+    /// As [`Worker::within`], with the words for an answer that does not come in time.
+    async fn within_or<T: Send>(
+        &self,
+        deadline: Duration,
+        answer: Awaited<Result<T, Failure>>,
+        late: impl Fn() -> String,
+    ) -> Result<T, Failure> {
         match tokio::time::timeout(deadline, answer).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(self.state.ended(Progress::Running)),
-            Err(_) => {
-                let (title, seconds) = (self.title(), deadline.as_secs());
-                Err(Failure::Failed(format!("{title} did not answer within {seconds} seconds")))
-            }
+            Err(_) => Err(Failure::Failed(late())),
         }
+    }
+
+    /// Sends the order to stop something, which waits for requests of clients, and waits for the answer.
+    async fn stops(
+        &self,
+        what: &str,
+        order: Order,
+        answer: Awaited<Result<(), Failure>>,
+    ) -> Result<(), Failure> {
+        self.order(order)?;
+        let late = || {
+            format!(
+                "{what} has not stopped within {} seconds: a device may not answer; `ubcache status` shows what waits, and for \
+                 how long",
+                ANSWER_WITHIN.as_secs()
+            )
+        };
+        self.within_or(ANSWER_WITHIN, answer, late).await
     }
 
     /// The key of the set in the configuration.
@@ -220,12 +246,14 @@ impl Worker {
 
     /// Begins the stop of the thread. If a volume is in use, nothing is stopped.
     pub(crate) async fn stop_if_free(&self) -> Result<(), Failure> {
-        self.ask(ANSWER_WITHIN, Order::StopIfFree).await
+        let (reply, answer) = oneshot();
+        self.stops(&self.title(), Order::StopIfFree(reply), answer).await
     }
 
     /// Stops a volume that is not in use. Its dirty data stays in the cache.
     pub(crate) async fn stop_volume(&self, name: String) -> Result<(), Failure> {
-        self.ask(ANSWER_WITHIN, |reply| Order::StopVolume(name, reply)).await
+        let (reply, answer) = oneshot();
+        self.stops(&name.clone(), Order::StopVolume(name, reply), answer).await
     }
 
     /// Makes a flash-only volume.
@@ -444,132 +472,4 @@ fn serve(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Config;
-    use crate::state::State;
-
-    fn shared(dir: &std::path::Path) -> Arc<Shared> {
-        Arc::new(Shared::new(Config::default(), State::open(dir).unwrap()))
-    }
-
-    fn device(dir: &std::path::Path) -> PathBuf {
-        let path = dir.join("ssd");
-        std::fs::File::create(&path).unwrap().set_len(8 << 20).unwrap();
-        path
-    }
-
-    #[test]
-    fn what_cannot_be_served_is_said_and_the_thread_ends() {
-        let dir = tempfile::tempdir().unwrap();
-        let (shared, cache) = (shared(dir.path()), device(dir.path()));
-        let plan = Plan { id: "x".into(), cache: Some(cache), alone: None };
-        let (worker, up) = start(plan, shared.clone()).unwrap();
-        let said = up.wait().unwrap().err().unwrap();
-        assert!(said.message().unwrap().contains("expected a cache device"), "{said:?}");
-        worker.join();
-        assert!(matches!(worker.phase(), Phase::Failed(_)));
-        assert!(worker.order(Order::Stop).is_err());
-        assert_eq!(shared.hub.last(9, |e| e.kind == "set" && e.level == "error").len(), 1);
-    }
-
-    /// A command to a set that was being unregistered got the answer `stopped before it answered`.
-    #[tokio::test]
-    async fn a_command_to_a_set_that_stops_says_that_nothing_was_done_and_what_to_do() {
-        let dir = tempfile::tempdir().unwrap();
-        let shared = shared(dir.path());
-        let jobs = Jobs::new(Arc::default());
-        for (daemon_stops, id) in [(false, 2), (true, 3)] {
-            let cache = crate::testing::cache_device(dir.path(), id);
-            let plan = Plan { id: "the set".into(), cache: Some(cache.clone()), alone: None };
-            let (worker, up) = start(plan, shared.clone()).unwrap();
-            up.wait().unwrap().unwrap();
-            if daemon_stops {
-                shared.begin_stop();
-            }
-            // The orders behind the stop are in the queue, unless the thread is faster.
-            worker.order(Order::Stop).unwrap();
-            let (job, gc) = (
-                worker.begin_job(&jobs, "scrub", "the set", None, Order::Scrub),
-                worker.command(Command::Gc).await,
-            );
-            worker.join();
-            let job = job.map_or_else(|e| e.to_string(), |job| job.problem().unwrap());
-            let late = worker.command(Command::Gc).await.err().unwrap().to_string();
-            let next = match daemon_stops {
-                false => format!("run `ubcache register {}`, then this command", cache.display()),
-                true => "run this command again after the next start of the daemon".to_owned(),
-            };
-            for said in [job, gc.err().unwrap().to_string(), late] {
-                assert!(said.contains("set the set is not served any more: this command was not"), "{said}");
-                assert!(said.contains(&next), "{said}");
-            }
-        }
-    }
-
-    /// A job that had no place in the queue had failed because its set had stopped, and so had a job of a set that had panicked.
-    #[test]
-    fn a_job_that_a_thread_does_not_carry_out_says_why() {
-        let dir = tempfile::tempdir().unwrap();
-        let (shared, jobs) = (shared(dir.path()), Jobs::new(Arc::default()));
-        let cache = crate::testing::cache_device(dir.path(), 2);
-        let plan = Plan { id: "the set".into(), cache: Some(cache), alone: None };
-        let (orders, receiver) = channel(1);
-        let state = ThreadState::new(plan.clone(), shared.clone());
-        let idle = Worker { plan: plan.clone(), state, orders, thread: Mutex::default() };
-        idle.order(Order::Force).unwrap();
-        let refused = |worker: &Worker| {
-            let said = worker.begin_job(&jobs, "wipe", "x", None, Order::Wipe).err().unwrap().to_string();
-            let last = jobs.get(jobs.all().len() as u64).unwrap().problem().unwrap();
-            assert_eq!(last, format!("wipe x: {said}"));
-            said
-        };
-        assert!(refused(&idle).contains("too many commands are queued"));
-        drop(receiver);
-        idle.state.phase.set(Phase::Stopped);
-        assert!(refused(&idle).contains("is not served any more"));
-
-        let (worker, up) = start(plan, shared).unwrap();
-        let job = worker.begin_job(&jobs, "wipe", "x", None, Order::Wipe).unwrap();
-        worker.order(Order::Panic).unwrap();
-        up.wait().unwrap().unwrap();
-        worker.join();
-        let said = job.problem().unwrap();
-        assert!(said.starts_with("wipe x: set the set has failed: internal error"), "{said}");
-    }
-
-    #[test]
-    fn a_panic_ends_one_thread_and_its_devices_can_be_had_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let [cache, other] = [2, 3].map(|n| crate::testing::cache_device(dir.path(), n));
-        let shared = shared(dir.path());
-        let plan = Plan { id: "the set".into(), cache: Some(cache), alone: None };
-        let (worker, up) = start(plan.clone(), shared.clone()).unwrap();
-        up.wait().unwrap().unwrap();
-        let other = Plan { id: "another set".into(), cache: Some(other), alone: None };
-        let (bystander, up) = start(other, shared.clone()).unwrap();
-        up.wait().unwrap().unwrap();
-        assert_eq!(worker.phase(), Phase::Serving);
-        let (reply, answer) = oneshot();
-        worker.order(Order::Panic).unwrap();
-        let sent = worker.order(Order::Do(Command::Stats, reply));
-        let said = sent.and_then(|()| answer.wait().unwrap().map(drop)).unwrap_err().to_string();
-        assert!(
-            said.contains("has failed: internal error"),
-            "nobody waits for a thread that is gone: {said}"
-        );
-        worker.join();
-        assert!(matches!(worker.phase(), Phase::Failed(why) if why.text().contains("internal error")));
-        let (reply, answer) = oneshot();
-        bystander.order(Order::Do(Command::Stats, reply)).unwrap();
-        assert!(matches!(answer.wait().unwrap(), Ok(Answer::Stats(_))), "the other set has not noticed");
-        bystander.order(Order::Stop).unwrap();
-        bystander.join();
-        assert_eq!(bystander.phase(), Phase::Stopped);
-        let (again, up) = start(plan, shared).unwrap();
-        up.wait().unwrap().unwrap();
-        again.order(Order::Stop).unwrap();
-        again.join();
-        assert_eq!(again.phase(), Phase::Stopped);
-    }
-}
+mod tests;

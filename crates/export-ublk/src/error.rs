@@ -11,7 +11,7 @@ pub enum UblkError {
     /// The kernel has no ublk driver, or it is not loaded.
     #[error(
         "ublk cannot be used: {} is missing: load the driver (`modprobe ublk_drv` as root; Linux 6.5 or later, built \
-         with CONFIG_BLK_DEV_UBLK), or choose another --export",
+         with CONFIG_BLK_DEV_UBLK), or choose another export",
         crate::abi::CONTROL
     )]
     NoDriver,

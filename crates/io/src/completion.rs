@@ -13,8 +13,9 @@ use std::task::{Context, Poll, Waker};
 
 use crate::buffer::Buffer;
 use crate::clock::TurnClock;
-use crate::meter::{Measured, Meter};
+use crate::meter::{InFlight, Measured, Meter};
 use crate::request::{IoError, Request};
+use crate::timer::Nanos;
 
 /// The outcome of an operation and the buffer of its request.
 #[derive(Debug)]
@@ -93,6 +94,16 @@ impl Completions {
             Completer { table: self.clone(), slot: Some(slot) },
             IoFuture { table: self.clone(), slot: Some(slot) },
         )
+    }
+
+    /// The operations of a meter without an answer. It reads the whole table, so that a request has no cost for it.
+    pub(crate) fn in_flight(&self, meter: &Rc<Meter>, now: Nanos) -> InFlight {
+        let table = self.inner.table.borrow();
+        let began = table.measured.iter().flatten().filter_map(|measured| measured.began_at(meter));
+        began.fold(InFlight::default(), |all, began| InFlight {
+            requests: all.requests + 1,
+            oldest: all.oldest.max(now.since(began)),
+        })
     }
 
     fn complete(&self, i: u32, completion: Completion) {
@@ -285,6 +296,31 @@ mod tests {
             }
         }
         assert_eq!(table.inner.table.borrow().slots.len(), 1);
+    }
+
+    #[test]
+    fn requests_in_flight_are_counted_by_device_until_their_answer() {
+        let Bench { rt, now, .. } = &bench();
+        let (meter, other): (Rc<Meter>, Rc<Meter>) = Default::default();
+        let request = |sector| Request {
+            op: crate::Op::Read,
+            sector: format::Sector(sector),
+            sectors: format::Sectors(1),
+            buffer: None,
+            buffer_offset_bytes: 0,
+        };
+        let table = rt.completions();
+        let waits = |meter: &Rc<Meter>| {
+            let InFlight { requests, oldest } = table.in_flight(meter, rt.now());
+            (requests, oldest.0)
+        };
+        let (first, _first) = table.start(meter.clone(), &request(0));
+        now.set(30);
+        let (_second, abandoned) = table.start(meter.clone(), &request(8));
+        drop(abandoned);
+        assert_eq!((waits(&meter), waits(&other)), ((2, 30), (0, 0)));
+        first.complete(Ok(()), None);
+        assert_eq!(waits(&meter).0, 1, "nobody waits for it, and the device has it");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use format::{SECTOR_BYTES, Sector, Sectors};
 
 use crate::buffer::Buffer;
 use crate::completion::{Completer, IoFuture};
-use crate::meter::{DeviceFigures, Meter};
+use crate::meter::{DeviceFigures, InFlight, Meter};
 use crate::request::{DeviceInfo, IoError, Op, Request};
 use crate::runtime::Handle;
 use crate::timer::Nanos;
@@ -51,6 +51,12 @@ impl Disk {
     /// Counts of the requests through this handle and all its clones.
     pub fn figures(&self) -> DeviceFigures {
         self.meter.figures()
+    }
+
+    /// The requests through this handle and all its clones that the device has not answered. It costs requests nothing; a call
+    /// reads the table of all requests of the thread.
+    pub fn in_flight(&self) -> InFlight {
+        self.rt.completions().in_flight(&self.meter, self.rt.now())
     }
 
     /// A handle of the same disk whose requests have another purpose. Only traces show the purpose.

@@ -37,7 +37,7 @@ pub use device::{Device, Disk};
 pub use executor::{Fifo, JoinHandle, Schedule, Unpark};
 pub use histogram::Histogram;
 pub use memory::{MemoryBudget, MemoryFigures, NoMemory, OverBudget, Reservation, try_table};
-pub use meter::{DeviceFigures, OpFigures};
+pub use meter::{DeviceFigures, InFlight, OpFigures};
 pub use request::{DeviceInfo, FailedOperation, IoError, Op, Request};
 pub use rng::Rng;
 pub use runtime::{Handle, Runtime};

@@ -46,6 +46,15 @@ impl DeviceFigures {
     }
 }
 
+/// The requests to a device that it has not answered.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct InFlight {
+    /// Number of the requests.
+    pub requests: u64,
+    /// Age of the oldest one.
+    pub oldest: Nanos,
+}
+
 /// The figures of a device in use.
 #[derive(Default)]
 pub(crate) struct Meter {
@@ -95,6 +104,11 @@ impl Measured {
     pub(crate) fn begin(meter: std::rc::Rc<Meter>, request: &Request, now: Nanos) -> Measured {
         let request = Pending { op: request.op, bytes: request.sectors.bytes(), began: now };
         Measured { meter, request }
+    }
+
+    /// The start of the request, if it is one of this meter.
+    pub(crate) fn began_at(&self, meter: &std::rc::Rc<Meter>) -> Option<Nanos> {
+        std::rc::Rc::ptr_eq(&self.meter, meter).then_some(self.request.began)
     }
 
     pub(crate) fn end(&self, now: Nanos, failed: bool) {

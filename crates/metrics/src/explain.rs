@@ -9,7 +9,7 @@ use std::fmt;
 use engine::figures::{RateReason, SetFigures, VolumeFigures};
 use engine::policy::bypass::BypassReason;
 use engine::stats::{OpKind, Outcome, Tally, View};
-use format::{CacheMode, SECTOR_BYTES, Sectors, counted};
+use format::{CacheMode, SECTOR_BYTES, Sectors, counted, form};
 
 /// The answers, one or two sentences in each string.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -35,6 +35,30 @@ impl fmt::Display for Explanation {
             }
         }
         Ok(())
+    }
+}
+
+/// What is said without requests.
+const NO_REQUESTS: &str = "There were no requests in the last five minutes.";
+/// What is said without reads.
+const NO_READS: &str = "There were no reads through the cache in the last five minutes.";
+
+impl Explanation {
+    /// The explanation of a volume that waits for a device: requests that are not answered are in no count.
+    #[must_use]
+    pub fn waiting_for(mut self, device: &str, requests: u64, seconds: u64) -> Explanation {
+        let wait = form(requests, "waits", "wait");
+        let text = format!(
+            "{device} has not answered for {seconds} s: {} to it {wait}.",
+            counted(requests, "request")
+        );
+        self.writeback.insert(0, text);
+        for (list, said) in [(&mut self.bypassed, NO_REQUESTS), (&mut self.hits, NO_READS)] {
+            if list.first().is_some_and(|first| first == said) {
+                *list = vec!["No such request was answered in the last five minutes.".to_owned()];
+            }
+        }
+        self
     }
 }
 
@@ -275,7 +299,7 @@ fn advice(reason: BypassReason, v: &VolumeFigures) -> String {
 fn past_the_cache(v: &VolumeFigures) -> Vec<String> {
     let all = OpKind::ALL.iter().map(|op| v.recent.all_of(*op)).fold(Tally::default(), Tally::plus);
     if all.requests == 0 {
-        return vec!["There were no requests in the last five minutes.".to_owned()];
+        return vec![NO_REQUESTS.to_owned()];
     }
     let mut reasons: Vec<(BypassReason, Tally)> = BypassReason::ALL
         .iter()
@@ -335,7 +359,7 @@ fn hits(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
     let (hit, miss, partial) = (count(Outcome::Hit), count(Outcome::Miss), count(Outcome::Partial));
     let reads = hit + miss + partial;
     if reads == 0 {
-        return vec!["There were no reads through the cache in the last five minutes.".to_owned()];
+        return vec![NO_READS.to_owned()];
     }
     let mut said = vec![format!(
         "Of {} through the cache in the last five minutes {} % were hits ({hit} hits, {miss} misses, {partial} found a part).",

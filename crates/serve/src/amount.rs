@@ -11,7 +11,8 @@ pub fn human(bytes: u64) -> String {
     let mut value = bytes as f64 / 1024.0;
     let mut unit = UNITS[0];
     for next in &UNITS[1..] {
-        if value < 1024.0 {
+        // From 1023.95 on, one decimal would be 1024.0.
+        if value < 1023.95 {
             break;
         }
         value /= 1024.0;
@@ -32,5 +33,9 @@ mod tests {
             assert_eq!(human(bytes), text);
         }
         assert_eq!(human(u64::MAX), "16.0 EiB");
+        assert_eq!(
+            (human((1 << 30) - 8192), human((1023 << 20) + 900_000)),
+            ("1.0 GiB".into(), "1023.9 MiB".into())
+        );
     }
 }

@@ -28,6 +28,20 @@ pub struct Snapshot {
     pub set: Option<SetFigures>,
     /// The volumes that are served, in the session's order.
     pub volumes: Vec<VolumeFigures>,
+    /// The stops that have begun and have not ended, which the owner of the exports fills in.
+    #[serde(skip)]
+    pub stops: Vec<StopFigures>,
+}
+
+/// A stop that has begun and has not ended.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct StopFigures {
+    /// Name of the volume that is being stopped; `None` if everything is.
+    pub volume: Option<String>,
+    /// The time since its begin.
+    pub seconds: u64,
+    /// Whether all exports have ended, so that they do not come back if the command that began the stop has failed meanwhile.
+    pub is_final: bool,
 }
 
 /// The names of a set.
@@ -385,6 +399,7 @@ impl Snapshot {
         Snapshot {
             set: session.set.as_ref().map(SetFigures::of),
             volumes: session.volumes().iter().map(|v| VolumeFigures::of(v, session.set.as_ref())).collect(),
+            stops: Vec::new(),
         }
     }
 

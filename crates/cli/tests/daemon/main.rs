@@ -18,6 +18,7 @@ mod flash;
 mod halfway;
 mod hotplug;
 mod huge;
+mod hung;
 mod labels;
 mod life;
 mod lost_cache;

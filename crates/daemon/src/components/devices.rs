@@ -129,10 +129,13 @@ impl DeviceTable {
         self.set(probe, DeviceState::Failed(failure.into()));
     }
 
-    /// Marks a device as failed without a message; a device that could not be probed has no probe.
+    /// Marks a device as failed without a message. A device that could not be probed has its last probe, so that its label is
+    /// known, or none.
     pub(crate) fn set_failed(&self, path: PathBuf, probe: Option<Probe>, why: Failure) {
         let state = DeviceState::Failed(why.into());
-        self.lock().insert(path, Device { probe, state });
+        let devices = &mut *self.lock();
+        let probe = probe.or_else(|| devices.get(&path).and_then(|device| device.probe.clone()));
+        devices.insert(path, Device { probe, state });
     }
 
     /// Changes the state of a registered device without a message.

@@ -19,7 +19,9 @@ use serve::exports::{Opens, Way};
 use serve::snapshot::{SetFigures, SlotDirty, TunableFigure, VolumeFigures};
 
 pub(crate) use leftovers::{DeadExport, dead_exports};
-pub(crate) use waits::{CommandUnderWay, commands_that_wait, jobs_that_wait};
+pub(crate) use waits::{
+    CommandUnderWay, commands_that_wait, jobs_that_wait, silent_devices, stops_that_wait,
+};
 
 use super::views::{Awaited, Blank, DeviceView, SetView};
 use crate::state::{STORED_AGAIN_EVERY, State};
@@ -28,8 +30,8 @@ use crate::state::{STORED_AGAIN_EVERY, State};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Problem {
     /// One of the kinds in the order of `KINDS`: `stopping`, `set_failed`, `io_disabled`, `device_failed`, `device_waiting`,
-    /// `set_silent`, `command_waits`, `job_waits`, `dead_export`, `damaged`, `dirty_without_disk`, `stale`, `not_exported`,
-    /// `io_errors`, `label_shared`, `state_not_stored` or `state_not_writable`.
+    /// `set_silent`, `device_silent`, `stop_waits`, `command_waits`, `job_waits`, `dead_export`, `damaged`, `dirty_without_disk`,
+    /// `stale`, `not_exported`, `io_errors`, `label_shared`, `state_not_stored` or `state_not_writable`.
     pub(crate) kind: &'static str,
     /// What is wrong, and of what.
     pub(crate) text: String,
@@ -59,13 +61,15 @@ pub(crate) struct Subject {
 }
 
 /// The kinds in the order in which they are listed: what stops requests comes first.
-const KINDS: [&str; 17] = [
+const KINDS: [&str; 19] = [
     "stopping",
     "set_failed",
     "io_disabled",
     "device_failed",
     "device_waiting",
     "set_silent",
+    "device_silent",
+    "stop_waits",
     "command_waits",
     "job_waits",
     "dead_export",
@@ -231,17 +235,28 @@ fn label_of<'a>(set: &'a SetView, cache: Option<&'a DeviceView>) -> &'a str {
     }
 }
 
+/// The cache device of a set, or the device that is served alone.
+fn device_of<'a>(set: &SetView, devices: &'a [DeviceView]) -> Option<&'a DeviceView> {
+    devices.iter().find(|d| match set.has_cache {
+        true => d.kind == Some("cache") && d.set.as_ref() == Some(&set.id),
+        false => d.uuid.as_ref() == Some(&set.id),
+    })
+}
+
+/// What an operator calls a set, or a device that is served alone.
+fn set_title(set: &SetView, device: Option<&DeviceView>) -> String {
+    let path = || device.map_or_else(|| "DEVICE".to_owned(), |d| d.path.display().to_string());
+    match (set.has_cache, device) {
+        (false, Some(device)) => title(device),
+        _ => serve::plain::named(label_of(set, device), format!("cache set {} ({})", set.id, path())),
+    }
+}
+
 fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     let id = &set.id;
-    let device = devices.iter().find(|d| match set.has_cache {
-        true => d.kind == Some("cache") && d.set.as_ref() == Some(id),
-        false => d.uuid.as_ref() == Some(id),
-    });
+    let device = device_of(set, devices);
     let path = device.map_or_else(|| "DEVICE".to_owned(), |d| d.path.display().to_string());
-    let what = match (set.has_cache, device) {
-        (false, Some(device)) => title(device),
-        _ => serve::plain::named(label_of(set, device), format!("cache set {id} ({path})")),
-    };
+    let what = set_title(set, device);
     let typed = serve::plain::typed(label_of(set, device), id);
     let why = set.why.as_deref().unwrap_or("no reason is known");
     found.extend(set.holders.iter().map(|holder| {
@@ -258,7 +273,7 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
             format!("{what} has failed: {why}"),
             format!("ubcache register {path}"),
         )),
-        "serving" if set.why.is_some() => found.push(Problem::new(
+        "serving" | "stopping" if set.why.is_some() => found.push(Problem::new(
             "set_silent",
             format!("{what} does not answer: {why}"),
             "journalctl -u ubcache".to_owned(),
@@ -465,7 +480,10 @@ fn of_volume(set: &SetView, volume: &VolumeFigures, sets: &[SetView], found: &mu
                 format!("{what} is reached by {} only, NOT EXPORTED as configured: {why}", ways.join(", "))
             }
         };
-        found.push(Problem::new("not_exported", text, "ubcache reload".to_owned()));
+        let stops = set.figures.stops.iter().any(|s| s.volume.as_ref().is_none_or(|of| *of == volume.name));
+        // No reload exports what a stop has ended.
+        let command = if stops { waits::NEXT } else { "ubcache reload" };
+        found.push(Problem::new("not_exported", text, command.to_owned()));
     }
     if is_on(&volume.tunables, "io_disable") {
         let errors = match volume.io_errors {

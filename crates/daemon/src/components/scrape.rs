@@ -36,17 +36,15 @@ impl Scrape {
 
     /// All figures. A thread that does not answer is left out.
     pub(crate) async fn figures(&self) -> Figures {
-        let (mut figures, problems) =
-            tokio::join!(self.inventory.workers.engine_figures(), self.overview.problems_now());
-        figures.host = Some(HostFigures { problems: counts(&problems), ..self.host() });
+        let (mut figures, (problems, states)) =
+            tokio::join!(self.inventory.workers.engine_figures(), self.overview.now());
+        let mut devices = BTreeMap::from(STATES.map(|state| (state, 0)));
+        devices.extend(states);
+        figures.host = Some(HostFigures { problems: counts(&problems), devices, ..self.host() });
         figures
     }
 
     fn host(&self) -> HostFigures {
-        let mut devices = BTreeMap::from(STATES.map(|state| (state, 0)));
-        for view in self.overview.views.devices() {
-            *devices.entry(view.state).or_default() += 1;
-        }
         let reasons = [WaitsFor::Cache, WaitsFor::DirtyCache, WaitsFor::Operator].map(WaitsFor::name);
         let mut waiting = BTreeMap::from(reasons.map(|reason| (reason, 0)));
         waiting.insert(IN_USE, 0);
@@ -70,7 +68,7 @@ impl Scrape {
         };
         HostFigures {
             version: env!("CARGO_PKG_VERSION"),
-            devices,
+            devices: BTreeMap::new(),
             waiting,
             failed_sets,
             problems: BTreeMap::new(),

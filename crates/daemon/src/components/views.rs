@@ -235,6 +235,16 @@ impl Views {
                     view.set = volume.attached.then(|| set.id.clone());
                     view.label.clone_from(&volume.label);
                 }
+                let volumes = &set.figures.volumes;
+                // A stop can end after its command has failed.
+                if view.kind == Some("backing")
+                    && (view.state, set.state) == ("served", "serving")
+                    && view.set.as_ref() == Some(&set.id)
+                    && set.why.is_none()
+                    && !volumes.iter().any(|v| v.backing_uuid == view.uuid)
+                {
+                    view.state = "stopped";
+                }
                 if view.kind == Some("backing") && set.has_cache && view.set.as_ref() == Some(&set.id) {
                     view.dirty_bytes = set.figures.dirty_of(view.uuid.as_deref());
                 }

@@ -61,6 +61,10 @@ pub(crate) enum Mistake {
     Preset { found: String },
     #[error("{found:?}: {source}")]
     Export { found: String, source: SpecError },
+    #[error(
+        "{found:?}: {place} stands for nothing: expected {{volume}}, which stands for the name of the volume"
+    )]
+    Placeholder { found: String, place: String },
     /// An export that the configuration does not allow. The rule is of crate `serve`, which says it in words only.
     #[error("{0}")]
     OpenExport(String),

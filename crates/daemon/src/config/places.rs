@@ -12,6 +12,19 @@ use super::key::Key;
 /// The placeholder for the name of a volume in an export.
 const VOLUME: &str = "{volume}";
 
+/// The first part in braces of an export that is no placeholder.
+pub(super) fn unknown_placeholder(export: &str) -> Option<&str> {
+    let mut rest = export;
+    while let Some((begin, end)) = rest.find('{').and_then(|at| Some((at, at + rest.get(at..)?.find('}')?))) {
+        let part = rest.get(begin..=end)?;
+        if part != VOLUME {
+            return Some(part);
+        }
+        rest = rest.get(end..)?;
+    }
+    None
+}
+
 /// The key of a registered set, or the key and the name of a registered volume.
 type ConfiguredPlace = (Key, Option<String>);
 
@@ -96,6 +109,22 @@ mod tests {
     use crate::config::{Config, Key};
 
     const OPEN: &str = "nbd_allow_unauthenticated_tcp = true\n";
+
+    /// All volumes were to have one socket, whose name had `{vol}`.
+    #[test]
+    fn a_placeholder_with_a_typo_is_refused() {
+        for (export, place) in [
+            ("nbd=/run/{vol}.sock", Some("{vol}")),
+            ("fuse=/run/{volume}/{Volume}", Some("{Volume}")),
+            ("fuse=/run/{volume}/{volume}", None),
+            ("fuse=/run/}{", None),
+        ] {
+            let parsed = Config::parse(&format!("exports = [\"{export}\"]\n"));
+            assert_eq!(parsed.is_err(), place.is_some(), "{export}");
+            let said = parsed.err().map(|e| e.to_string()).unwrap_or_default();
+            assert!(said.contains(place.unwrap_or_default()), "{said}");
+        }
+    }
 
     #[test]
     fn two_sections_with_one_place_are_refused() {

@@ -12,7 +12,7 @@ use serve::{Failure, plain};
 
 use super::disabled::{self, Needs};
 use super::exporting::{export_rest, exports_of};
-use super::{Host, key, shown};
+use super::{Host, key, shown, stops};
 use crate::order::{CreatedVolume, NewVolume, StartedVolume};
 
 /// The room of the set now.
@@ -53,7 +53,8 @@ pub(super) async fn delete(host: &Host<'_>, name: &str, is_wanted: impl Fn() -> 
         return Err(Failure::Failed(format!("{}: is not a flash-only volume", shown(&volume))));
     };
     let key = key(&host.session, &volume);
-    host.release(Some(&volume), is_wanted).await?;
+    let stop = host.stops.begin(Some(volume.name()), host.driver.handle().now());
+    stops::release(host, &stop, Some(&volume), is_wanted).await?;
     host.served.borrow_mut().retain(|s| !Rc::ptr_eq(&s.volume, &volume));
     let deleted = set.delete_volume(inode).await;
     host.session.log_events();
@@ -80,7 +81,10 @@ pub(super) async fn start(host: &Host<'_>, name: &str) -> Result<StartedVolume, 
         export_rest(host, &volume).await;
     } else {
         let (started, problem) = exports_of(host, &volume, &key, &[]).await?;
-        host.with(&volume, |s| (s.exports, s.problem, s.stopped) = (started, problem, false));
+        host.with(&volume, |s| {
+            (s.exports, s.problem, s.stopped) = (started, problem, false);
+            s.ended.clear();
+        });
     }
     let not_exported = host.with(&volume, |s| s.problem.clone()).flatten();
     Ok(StartedVolume { already, not_exported })

@@ -5,7 +5,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use blockio::DriverOptions;
-use serve::exports::{Opens, WayKind, Work};
+use serve::exports::{Occupied, Opens, WayKind, Work};
 
 use super::*;
 use crate::config::Config;
@@ -76,11 +76,15 @@ fn a_link_goes_before_its_device_and_stays_if_the_device_is_in_use() {
             volume.set("label", "data").await.unwrap();
             shared.links.add(&plan.id, "data", Path::new(PATH));
             assert!(link.is_symlink());
-            let refused = host.release(None, || true).await.unwrap_err().to_string();
+            let release = async || {
+                let stop = host.stops.begin(None, driver.handle().now());
+                stops::release(&host, &stop, None, || true).await
+            };
+            let refused = release().await.unwrap_err().to_string();
             assert!(refused.contains("it is open"), "{refused}");
             assert_eq!((linked_at_end.take(), link.is_symlink()), (Some(false), true), "it serves on");
             is_used.set(false);
-            host.release(None, || true).await.unwrap();
+            release().await.unwrap();
             assert_eq!((linked_at_end.take(), link.is_symlink()), (Some(false), false));
             host.bring_down().await
         })
@@ -127,4 +131,84 @@ fn a_thread_goes_on_while_the_state_is_stored() {
     drop((reader, done));
     assert!(watchdog.join().unwrap().is_none());
     assert_eq!(shared.state().store_again().not_stored(), None, "it is stored when it can be");
+}
+
+/// An export of clients whose requests wait for a device: its stop waits until it may end.
+struct Waiting(Rc<io::sync::Event>);
+
+static NBD: WayKind = WayKind { name: "nbd", opens: Opens::Connection };
+
+impl Export for Waiting {
+    fn ways(&self, _: &str) -> Vec<Way> {
+        vec![Way { kind: &NBD, address: "nbd+unix:///data".into() }]
+    }
+
+    fn stop(self: Box<Self>, _: &Force) -> Work<'_, Result<(), Failure>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn stop_if_free(self: Box<Self>) -> Work<'static, Result<(), Occupied>> {
+        Box::pin(async move {
+            self.0.changed().await;
+            Ok(())
+        })
+    }
+
+    fn can_be_handed_over(&self) -> bool {
+        false
+    }
+
+    fn hand_over(self: Box<Self>) -> Work<'static, Option<Box<dyn Export>>> {
+        Box::pin(async { None })
+    }
+}
+
+/// The export was gone, and the volume was exported and without a problem, for as long as the stop waited for the device.
+#[test]
+fn an_export_that_a_waiting_stop_has_ended_is_a_problem_of_its_volume() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = State::open(&dir.path().join("state")).unwrap();
+    let shared = Arc::new(Shared::new(Config::parse("exports = []").unwrap(), state));
+    let disk = backing_device_in(dir.path(), 0, 5, format::BackingState::None);
+    let plan = Plan { id: format::Uuid([5; 16]).to_string(), cache: None, alone: Some(disk) };
+    let driver = Driver::new(DriverOptions::default()).unwrap();
+    driver
+        .block_on(async {
+            let host = Host::start(&driver, &plan, &shared).await.unwrap();
+            let volume = host.session.volumes().remove(0);
+            let may_end = Rc::new(io::sync::Event::default());
+            let (spec, sharing) = ("nbd=data.sock".parse().unwrap(), Sharing::Alone);
+            host.with(&volume, |s| {
+                s.exports.push(RunningExport { spec, sharing, export: Box::new(Waiting(may_end.clone())) });
+            });
+            let seen = || {
+                let figures = host.figures(&CachedFigures::default());
+                let exported = host.engine_figures().not_exported.is_empty();
+                (figures.volumes[0].problem.clone(), figures.stops.len(), exported)
+            };
+            assert_eq!(seen(), (None, 0, true));
+            let (reply, answer) = oneshot();
+            let mut stop = pin!(host.carry_out(Order::StopIfFree(reply)));
+            // The command has failed meanwhile.
+            drop(answer);
+            poll_fn(|cx| {
+                assert!(stop.as_mut().poll(cx).is_pending());
+                match host.with(&volume, |s| s.exports.is_empty()) {
+                    Some(true) => Poll::Ready(()),
+                    _ => Poll::Pending,
+                }
+            })
+            .await;
+            let (problem, stops, exported) = seen();
+            let problem = problem.unwrap();
+            assert!(problem.ends_with("s ago has ended nbd+unix:///data, and is not done"), "{problem}");
+            assert_eq!((stops, exported), (1, false));
+            may_end.notify_all();
+            stop.await;
+            let (problem, stops, exported) = seen();
+            assert_eq!((stops, exported), (0, problem.is_none()));
+            assert!(!problem.unwrap_or_default().contains("has ended"));
+            host.bring_down().await
+        })
+        .unwrap();
 }

@@ -285,6 +285,11 @@ impl CacheSet {
         self.cache().device.flush_count()
     }
 
+    /// The requests to the cache device that it has not answered.
+    pub fn cache_in_flight(&self) -> io::InFlight {
+        self.core.cache.device.disk().in_flight()
+    }
+
     /// Every volume of the set: cached devices and flash-only ones.
     pub fn volumes(&self) -> Vec<Rc<Volume>> {
         self.components.members.volumes()

@@ -47,6 +47,11 @@ impl Volume {
         self.served.borrow().latencies().total_of(op)
     }
 
+    /// The requests to the backing device that it has not answered; none of a flash-only volume.
+    pub fn backing_in_flight(&self) -> io::InFlight {
+        self.backing.as_ref().map(|b| b.disk().in_flight()).unwrap_or_default()
+    }
+
     /// The outcomes and latencies of the requests.
     pub(crate) fn served(&self) -> RefMut<'_, RequestStats> {
         self.served.borrow_mut()

@@ -229,6 +229,17 @@ fn all_of_it_as_text() {
     assert_eq!(text, expected);
 }
 
+/// Requests had waited for a disk for ten minutes, and the answer was that there were none.
+#[test]
+fn a_device_does_not_answer() {
+    let e = situation(|_, _| ()).waiting_for("/dev/hdd", 2, 600);
+    assert_eq!(e.writeback[0], "/dev/hdd has not answered for 600 s: 2 requests to it wait.");
+    assert_eq!(e.writeback.len(), 2);
+    for said in [e.bypassed, e.hits] {
+        assert_eq!(said, ["No such request was answered in the last five minutes."]);
+    }
+}
+
 #[test]
 fn a_device_without_a_cache() {
     let set = rig::figures(async |_| ());

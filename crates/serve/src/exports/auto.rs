@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use export_nbd::Endpoint;
 
-use super::{Context, Export, Kind, Place, Spec, Work, fuse, nbd, ublk};
+use super::{Context, Export, Kind, Place, SaidBy, Spec, Work, fuse, nbd, ublk};
 use crate::failure::Failure;
 use crate::message;
 
@@ -50,12 +50,21 @@ impl Place for Auto {
     }
 }
 
+/// Where the operator chooses the export.
+fn how_to_choose(said_by: SaidBy) -> &'static str {
+    match said_by {
+        SaidBy::Options => "choose with --export",
+        SaidBy::Configuration => "choose with `exports` in the configuration",
+    }
+}
+
 /// Starts the best export, and logs which one and why.
 async fn start(context: &Context<'_>) -> Result<Box<dyn Export>, Failure> {
+    let choose = how_to_choose(context.nbd.said_by);
     let no_ublk = match context.driver.reactor().blocking(ublk::obstacle).await {
         None => match ublk::start(None, context).await {
             Ok(ublk) => {
-                message::note("export: ublk (choose with --export)");
+                message::note(format!("export: ublk ({choose})"));
                 return Ok(Box::new(ublk));
             }
             Err(e) if ublk::may_fall_back(&e) => e.to_string(),
@@ -69,7 +78,7 @@ async fn start(context: &Context<'_>) -> Result<Box<dyn Export>, Failure> {
             // Some obstacles, such as the rules of a container, show only at the mount.
             match fuse::start(&dir.join(&context.place), true, context).await {
                 Ok(fuse) => {
-                    message::note(format!("export: FUSE and loop devices: {no_ublk} (choose with --export)"));
+                    message::note(format!("export: FUSE and loop devices: {no_ublk} ({choose})"));
                     return Ok(Box::new(fuse));
                 }
                 Err(e) => e.to_string(),
@@ -79,8 +88,7 @@ async fn start(context: &Context<'_>) -> Result<Box<dyn Export>, Failure> {
     };
     let socket = dir.join(format!("{}.sock", context.place));
     message::note(format!(
-        "export: NBD on {}, because block devices are not available: {no_ublk}; by FUSE: {no_fuse} (choose \
-         with --export)",
+        "export: NBD on {}, because block devices are not available: {no_ublk}; by FUSE: {no_fuse} ({choose})",
         socket.display()
     ));
     let socket_text = socket.display().to_string();
@@ -137,6 +145,14 @@ fn private_dir(dir: &Path, euid: u32) -> std::io::Result<()> {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    /// The log of the daemon named an option that the daemon does not have.
+    #[test]
+    fn the_choice_is_where_the_operator_makes_it() {
+        assert_eq!(how_to_choose(SaidBy::Options), "choose with --export");
+        assert_eq!(how_to_choose(SaidBy::Configuration), "choose with `exports` in the configuration");
+        assert!(!export_ublk::UblkError::NoDriver.to_string().contains("--"));
+    }
 
     #[test]
     fn a_directory_of_others_is_not_taken() {

@@ -186,8 +186,8 @@ pub(crate) struct Attach {
     cache: String,
     /// Backing device
     backing: String,
-    /// The device belongs to another set, whose cache device is lost: make it leave that set first; refused if it has dirty
-    /// data there
+    /// The device was made for another set, or belongs to one whose cache device is lost: make it leave that set first; refused
+    /// if it has dirty data there
     #[arg(long)]
     force: bool,
     #[command(flatten)]

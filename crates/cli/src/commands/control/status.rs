@@ -230,9 +230,27 @@ fn not_served(device: &Value) -> Vec<String> {
     vec![label(device), name, path, volume, dash(), dirty, dash(), state, dash(), dash(), dash()]
 }
 
-/// The volumes of a set, and its backing devices that are not served; `listed` gets the paths of the latter.
+/// A name by which names are sorted so that a number counts as a number: v2 comes before v10.
+fn natural(name: &str) -> Vec<(String, u64)> {
+    let mut parts = Vec::new();
+    let mut rest = name;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        let (word, tail) = rest.split_at(digits);
+        let (number, tail) = tail.split_at(tail.find(|c: char| !c.is_ascii_digit()).unwrap_or(tail.len()));
+        parts.push((word.to_lowercase(), number.parse().unwrap_or(0)));
+        rest = tail;
+    }
+    parts
+}
+
+/// The volumes of a set, sorted by name, and its backing devices that are not served; `listed` gets the paths of the latter.
 fn volumes<'a>(set: &'a Value, status: &'a Value, listed: &mut Vec<&'a str>) -> String {
-    let mut rows: Vec<Vec<String>> = each(&set["volumes"]).map(volume).collect();
+    let mut served: Vec<&Value> = each(&set["volumes"]).collect();
+    served.sort_by_key(|v| {
+        natural(v["label"].as_str().filter(|l| !l.is_empty()).unwrap_or_else(|| text(&v["name"])))
+    });
+    let mut rows: Vec<Vec<String>> = served.into_iter().map(volume).collect();
     let is_member = |d: &&Value| d["kind"] == "backing" && d["set"] == set["id"] && d["state"] != "served";
     for device in each(&status["devices"]).filter(is_member) {
         rows.push(not_served(device));
@@ -382,6 +400,22 @@ mod tests {
         assert_eq!(of_set("gc done"), format!("1970-01-01T00:00:00Z set {uuid}: gc done\n"));
         let named = format!("set {uuid} is served");
         assert_eq!(of_set(&named), format!("1970-01-01T00:00:00Z {named}\n"));
+    }
+
+    /// Volumes were listed in the order of their start, which was another one after each restart.
+    #[test]
+    fn volumes_are_sorted_by_name() {
+        let names = ["v10", "", "V1", "v2"];
+        let volumes: Vec<Value> =
+            names.iter().map(|label| json!({"name": "bcache7", "label": label, "state": "clean"})).collect();
+        let set = json!({"id": "s", "volumes": volumes});
+        let table = volumes_of(&set);
+        let at = |label: &str| table.find(label).unwrap_or_default();
+        assert!(at("bcache7") < at("V1") && at("V1") < at("v2") && at("v2") < at("v10"), "{table}");
+    }
+
+    fn volumes_of(set: &Value) -> String {
+        volumes(set, &json!({}), &mut Vec::new())
     }
 
     fn one_set() -> Value {

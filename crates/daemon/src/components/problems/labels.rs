@@ -16,6 +16,8 @@ use crate::config::section;
 #[derive(Default)]
 struct Bearers<'a> {
     volumes: Vec<String>,
+    /// The number of these volumes that are not served, such as stopped ones.
+    not_served: usize,
     sets: Vec<String>,
     /// The last volume to which the section of the label does not apply, and the volume to which it does.
     without_section: Option<(&'a str, &'a LabelOwner)>,
@@ -27,7 +29,15 @@ impl Bearers<'_> {
     }
 }
 
-/// Every label of served volumes and sets.
+/// Whether a device that is not served has a label that no served volume and no set counts. A copy of a served device is not
+/// registered as well, and a device that has failed may be another one by now.
+fn counts_alone(sets: &[SetView], device: &DeviceView) -> bool {
+    let is_served =
+        || sets.iter().flat_map(|set| &set.figures.volumes).any(|v| v.backing_uuid == device.uuid);
+    device.kind == Some("backing") && matches!(device.state, "stopped" | "waiting") && !is_served()
+}
+
+/// Every label of volumes and sets, also of volumes that are stopped or wait.
 fn by_label<'a>(sets: &'a [SetView], devices: &'a [DeviceView]) -> BTreeMap<&'a str, Bearers<'a>> {
     let mut all: BTreeMap<&str, Bearers<'_>> = BTreeMap::new();
     for set in sets {
@@ -45,6 +55,12 @@ fn by_label<'a>(sets: &'a [SetView], devices: &'a [DeviceView]) -> BTreeMap<&'a 
                 of_label.without_section = Some((&volume.name, owner));
             }
         }
+    }
+    for device in devices.iter().filter(|device| counts_alone(sets, device)) {
+        let of_label = all.entry(&device.label).or_default();
+        let name = device.name.as_deref().or(device.uuid.as_deref()).unwrap_or("a disk");
+        of_label.volumes.push(format!("{name} ({}, {})", device.path.display(), device.state));
+        of_label.not_served += 1;
     }
     all.remove("");
     all
@@ -70,7 +86,7 @@ pub(crate) fn shared(
 
 /// What is wrong with a label.
 fn text(label: &str, bearers: &Bearers<'_>) -> String {
-    let Bearers { volumes, sets, without_section } = bearers;
+    let Bearers { volumes, not_served, sets, without_section } = bearers;
     let shown = plain::label(label);
     let applies = without_section.map_or_else(String::new, |(_, owner)| {
         let section = section(&label.to_lowercase());
@@ -93,8 +109,9 @@ fn text(label: &str, bearers: &Bearers<'_>) -> String {
     let kinds = [(volumes, "volume"), (sets, "set")];
     let counts = kinds.iter().filter(|(of, _)| !of.is_empty());
     let counts: Vec<String> = counts.map(|(of, kind)| counted(of.len() as u64, kind)).collect();
-    let link = match volumes.len() {
-        0 | 1 => "",
+    let link = match (volumes.len(), volumes.len() - not_served) {
+        (0 | 1, _) | (_, 0) => "",
+        (_, 1) => ", and the link of this name in /dev/ubcache is that of the served one",
         _ => ", and /dev/ubcache has no link of this name",
     };
     let choice = match without_section {

@@ -1,5 +1,7 @@
 //! Tests of the problems of sets and devices that a test makes.
 
+mod waits;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,7 +29,7 @@ fn volume(name: &str, label: &str) -> VolumeFigures {
 }
 
 fn set(volumes: Vec<VolumeFigures>) -> SetView {
-    let figures = Snapshot { set: Some(SetFigures::default()), volumes };
+    let figures = Snapshot { set: Some(SetFigures::default()), volumes, ..Snapshot::default() };
     SetView {
         id: "s".into(),
         has_cache: true,
@@ -211,6 +213,30 @@ fn a_label_of_two_volumes_is_a_problem() {
     // The volume with the higher number may be the older one.
     assert!(found[0].text.ends_with("; give another label to the one that you choose"), "{found:?}");
     assert_eq!((found[0].kind, &*found[0].command), ("label_shared", "ubcache set-label NAME data-2"));
+}
+
+/// A served and a stopped volume had one label, and every command refused it, but it was no problem.
+#[test]
+fn a_label_of_a_served_and_a_stopped_volume_is_a_problem() {
+    let sets = [set(vec![volume("bcache0", "twin")])];
+    let other = |uuid: &str, state| DeviceView {
+        label: "twin".into(),
+        uuid: Some(uuid.into()),
+        name: Some("bcache1".into()),
+        ..device("/dev/sdb", "backing", state, "")
+    };
+    for (device, expected) in
+        [(other("v", "stopped"), 1), (other("u", "stopped"), 0), (other("v", "failed"), 0)]
+    {
+        let found = problems(&sets, &[device]);
+        let found: Vec<_> = found.iter().filter(|p| p.kind == "label_shared").collect();
+        assert_eq!(found.len(), expected, "{found:?}");
+        for problem in found {
+            let words = "2 volumes have the label twin (bcache0 (/dev/hdd), bcache1 (/dev/sdb, stopped)): no command takes it as a \
+                         name, and the link of this name in /dev/ubcache is that of the served one; give another";
+            assert!(problem.text.starts_with(words), "{problem:?}");
+        }
+    }
 }
 
 /// Two sets with one label, or a set and a volume, were no problem.

@@ -356,3 +356,77 @@ async fn the_refusal_of_an_attachment_registers_the_disk_as_well() {
     assert!(said.contains("`ubcache register CACHE-DEVICE`, then"), "it waits for the cache device: {said}");
     registry.inventory.workers.stop_all().await.unwrap();
 }
+
+/// A stop had waited for a device for so long that its command had failed. `register` said that the set was served already.
+#[tokio::test]
+async fn a_set_whose_stop_has_not_ended_is_not_registered() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = registry_in(dir.path(), "exports = []");
+    let (cache, disk) = (cache_device(dir.path(), 2), backing_device(dir.path(), 2));
+    register(&registry, &[&cache, &disk]).await.unwrap();
+    let set = format::Uuid([2; 16]).to_string();
+    let (ends, until) = blockio::bridge::oneshot();
+    registry.inventory.workers.serving(&set).unwrap().order(Order::StopWaits(until)).unwrap();
+    for device in [&cache, &disk] {
+        let refused = register(&registry, &[device]).await.err().unwrap().to_string();
+        let words = format!("{}: set {set} is still stopping, for 0 s", device.display());
+        assert!(refused.starts_with(&words), "{refused}");
+        assert!(registry.inventory.devices.is_served(device), "it is as it was");
+    }
+    drop(ends);
+    let stops = async || registry.inventory.workers.serving(&set).unwrap().snapshot().await.unwrap().stops;
+    while !stops().await.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    register(&registry, &[&cache, &disk]).await.unwrap();
+    registry.inventory.workers.stop_all().await.unwrap();
+}
+
+/// `attach` took a disk that was made for another set without a word.
+#[tokio::test]
+async fn a_disk_that_was_made_for_another_set_is_attached_by_force_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = registry_in(dir.path(), "exports = []");
+    let (cache, disk) = (cache_device(dir.path(), 2), backing_device(dir.path(), 3));
+    register(&registry, &[&cache, &disk]).await.unwrap();
+    let [ours, theirs] = [2, 3].map(|n| format::Uuid([n; 16]).to_string());
+    let asked = Asked::inside("a test");
+    let attach = async |force| {
+        let (cache, backing) = (ours.clone(), disk.display().to_string());
+        registry.registration.attach(&Attach { cache, backing, force }, &asked).await
+    };
+    let refused = attach(false).await.unwrap_err().to_string();
+    let path = disk.display();
+    for words in [
+        format!(
+            "was made for set {theirs}, expected one of set {ours}; to serve it with its own set, run `ubcache register"
+        ),
+        format!("run `ubcache attach --force {ours} {path}`"),
+    ] {
+        assert!(refused.contains(&words), "{refused}");
+    }
+    assert!(!registry.inventory.devices.is_served(&disk));
+    attach(true).await.unwrap();
+    assert!(registry.inventory.devices.is_served(&disk));
+    registry.inventory.workers.stop_all().await.unwrap();
+}
+
+/// A disk that could not be read after its cache device was unregistered had lost its label, so no command could name it.
+#[tokio::test]
+async fn a_dead_disk_keeps_its_label() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = registry_in(dir.path(), "exports = []");
+    let (cache, disk) = (cache_device(dir.path(), 2), backing_device(dir.path(), 2));
+    register(&registry, &[&cache, &disk]).await.unwrap();
+    let uuid = probe_device(&disk).await.unwrap().uuid;
+    registry.inventory.devices.relabel(&uuid, "data");
+    std::fs::remove_file(&disk).unwrap();
+    let asked = Asked::inside("a test");
+    registry.registration.unregister(&cache.to_string_lossy(), &asked).await.unwrap();
+    let devices = registry.views.devices();
+    let found: Vec<_> =
+        devices.iter().map(|d| (&*d.label, d.state, d.uuid.as_ref() == Some(&uuid))).collect();
+    assert_eq!(found, [("data", "failed", true)]);
+    assert!(registry.lookup.named("data").await.is_ok());
+    registry.inventory.workers.stop_all().await.unwrap();
+}
