@@ -287,7 +287,7 @@ impl CacheSet {
 
     /// The requests to the cache device that it has not answered.
     pub fn cache_in_flight(&self) -> io::InFlight {
-        self.core.cache.device.disk().in_flight()
+        self.components.cache.device.disk().in_flight()
     }
 
     /// Every volume of the set: cached devices and flash-only ones.
