@@ -128,6 +128,7 @@ fn damaged_data_is_accepted_or_dropped_for_good() {
             scenario.boot_and_stop(|b| async move {
                 open(&b, Overwrite::Off).await;
                 assert!(b.clients[0].write(100, 50, true).await);
+                b.stop().await;
             });
         }
         for round in 0..2 {
