@@ -48,7 +48,10 @@ pub(crate) fn mend(work: &mut Work<'_>) {
             let same = view.slots.iter().filter(|(inode, slot)| now.get(inode) == Some(slot));
             work.doubts.push(Doubt::Slots(same.map(|(inode, _)| *inode).collect()));
         }
-        Err(why) => work.refuse(format!("{device}: the {STRUCTURE} is damaged: {why}")),
+        Err(why) => work.refuse(format!(
+            "{device}: the {STRUCTURE} is damaged: {why}; do not serve the set as it is: a start drops data whose slot is not in the \
+             table"
+        )),
     }
 }
 
