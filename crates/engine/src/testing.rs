@@ -29,14 +29,15 @@ pub(crate) fn watched_cache_device(disk: &Rc<Watching>, rt: &Handle, bucket: Sec
 
 /// A backing device in no set, with blocks of one sector.
 pub(crate) fn backing_device(disk: &Rc<TestDisk>, rt: &Handle) -> Rc<BackingDevice> {
-    backing_device_of(disk, rt, (Sectors(1), Sector(16)))
+    backing_device_of(disk, rt, Sectors(1), Sector(16))
 }
 
 /// A backing device in no set with blocks of this size, whose data begins at `offset`.
 pub(crate) fn backing_device_of(
     disk: &Rc<TestDisk>,
     rt: &Handle,
-    (block_sectors, data_offset): (Sectors, Sector),
+    block_sectors: Sectors,
+    data_offset: Sector,
 ) -> Rc<BackingDevice> {
     let superblock = BackingSuper::format(&BackingFormat {
         uuid: Uuid([3; 16]),

@@ -451,7 +451,7 @@ async fn replace(gc: &Rc<Gc>, piece: &MovePiece<'_>, durability: Durability) -> 
 /// Promotes clean data that was just read from `from`: copies it to a bucket that is not evicted soon, if there is room
 /// now. `data` is the whole blocks at position `start` of the volume. The copy runs in the background.
 #[cold]
-pub(crate) fn promote(gc: &Rc<Gc>, (inode, start): (Inode, Sector), from: Ptr, data: &[u8]) {
+pub(crate) fn promote(gc: &Rc<Gc>, inode: Inode, start: Sector, from: Ptr, data: &[u8]) {
     if gc.parts.device.is_stopping() || gc.parts.tasks.under_way() >= MAX_PROMOTING {
         return;
     }

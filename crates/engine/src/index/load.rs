@@ -223,7 +223,8 @@ pub(crate) struct LoadedTree {
 /// memory up to `limit_bytes` of extents.
 pub(crate) async fn load_tree(
     reader: &Reader<'_>,
-    (root, level): (Bkey, u16),
+    root: Bkey,
+    level: u16,
     limit_bytes: usize,
     buckets: &mut Buckets,
 ) -> Result<LoadedTree, EngineError> {

@@ -235,7 +235,7 @@ fn swap_leaves(index: &Index, ids: &[NodeId], buckets: &mut Vec<BucketNr>) -> Re
             _ => end,
         };
         let bucket = buckets.pop().expect("enough buckets were taken");
-        let (id, write) = new_leaf(index, tree, (bucket, bound), group, &old);
+        let (id, write) = new_leaf(index, tree, NewLeaf { bucket, bound, group }, &old);
         new.push(id);
         writes.push(write);
         if bound == end {
@@ -257,14 +257,21 @@ struct Inherited {
     pin: Option<JournalSeq>,
 }
 
-/// Adds a leaf with these extents to the tree; returns its id, and the write that puts it on disk.
+/// The place, the bound and the extents of a new leaf.
+struct NewLeaf<'g> {
+    bucket: BucketNr,
+    bound: Bound,
+    group: &'g [(Inode, Entry)],
+}
+
+/// Adds a leaf to the tree; returns its id, and the write that puts it on disk.
 fn new_leaf(
     index: &Index,
     tree: &mut Tree,
-    (bucket, bound): (BucketNr, Bound),
-    group: &[(Inode, Entry)],
+    new: NewLeaf<'_>,
     old: &Inherited,
 ) -> (NodeId, (Sector, io::Buffer)) {
+    let NewLeaf { bucket, bound, group } = new;
     let Inherited { parent, newest_seq, pin } = *old;
     let mut node = new_node(index, bucket, 0, bound, parent);
     let mut extents = Extents::new(index.geometry.bucket_sectors);

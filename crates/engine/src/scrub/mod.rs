@@ -245,6 +245,15 @@ struct ScrubRead<'a> {
     sectors: Sectors,
 }
 
+/// Data that the scrub has read.
+struct ScrubData<'b> {
+    /// The place of the data.
+    at: Ptr,
+    buffer: &'b Buffer,
+    /// Taken before the read.
+    began: ReadToken,
+}
+
 impl<'a> Scrub<'a> {
     fn new(scrubber: &'a Rc<Scrubber>, cancelled: Rc<ScrubCancelled>) -> Scrub<'a> {
         Scrub { scrubber, cancelled, report: ScrubReport::default(), next: BucketNr(0), is_scrub: true }
@@ -379,7 +388,7 @@ impl<'a> Scrub<'a> {
         let at = Ptr::new(0, chunk.at, generation);
         let Some(buffer) = self.read(at, chunk.sectors).await else { return Ok(()) };
         for extent in chunk.extents {
-            if !self.extent(extent, (at, &buffer, began), found).await? {
+            if !self.extent(extent, &ScrubData { at, buffer: &buffer, began }, found).await? {
                 self.again(extent, found).await?;
             }
         }
@@ -410,20 +419,21 @@ impl<'a> Scrub<'a> {
         for _ in 0..TRIES {
             let began = cache.data.read_token();
             let Some(buffer) = self.read(at, blocks.end - blocks.start).await else { return Ok(()) };
-            if self.extent(extent, (at, &buffer, began), found).await? {
+            if self.extent(extent, &ScrubData { at, buffer: &buffer, began }, found).await? {
                 return Ok(());
             }
         }
         Ok(())
     }
 
-    /// Compares the blocks of an extent in data that was read from `at`. Returns false if the extent must be read again.
+    /// Compares the blocks of an extent in data that was read. Returns false if the extent must be read again.
     async fn extent(
         &mut self,
         extent: &FoundExtent,
-        (at, buffer, began): (Ptr, &Buffer, ReadToken),
+        data: &ScrubData<'_>,
         found: &mut Vec<ReadSum>,
     ) -> Result<bool, EngineError> {
+        let ScrubData { at, buffer, began } = *data;
         let scrubber = self.scrubber;
         let block = scrubber.cache.geometry.block_sectors;
         let blocks = whole(extent, block);

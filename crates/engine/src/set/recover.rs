@@ -148,7 +148,7 @@ async fn load_index(
     if let Some(ptr) = newest.btree_root.pointer() {
         buckets.raise(buckets.bucket_of(ptr), ptr.generation());
     }
-    let mut loaded = load_tree(reader, (newest.btree_root, newest.btree_level), limit_bytes, buckets)
+    let mut loaded = load_tree(reader, newest.btree_root, newest.btree_level, limit_bytes, buckets)
         .await
         .inspect_err(|_| mark(Mark::BadNode))?;
     // Every key of the journal raises its generation before any pointer is considered stale (format section 10).

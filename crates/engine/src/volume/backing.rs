@@ -33,7 +33,7 @@ pub(crate) fn is_usable(volume: &Volume, kind: Kind) -> bool {
 pub(super) fn start_aligned(backing: &BackingDevice, sector: Sector, sectors: Sectors) -> (MeteredIo, usize) {
     let disk = backing.disk();
     let start = |first, span, buffer| backing.read_data(first, span, buffer, 0);
-    start_around(Blocks::of_disk(disk), disk, (sector, sectors), start)
+    start_around(Blocks::of_disk(disk), disk, sector, sectors, start)
 }
 
 /// Starts a read of a range of a device, widened to whole `blocks`, with `start`; returns the number of bytes to skip in the
@@ -41,7 +41,8 @@ pub(super) fn start_aligned(backing: &BackingDevice, sector: Sector, sectors: Se
 pub(super) fn start_around(
     blocks: Blocks,
     disk: &Disk,
-    (sector, sectors): (Sector, Sectors),
+    sector: Sector,
+    sectors: Sectors,
     start: impl FnOnce(Sector, Sectors, Buffer) -> MeteredIo,
 ) -> (MeteredIo, usize) {
     let (first, last) = blocks.around((sector, sector + sectors));

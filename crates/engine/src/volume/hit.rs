@@ -41,6 +41,13 @@ impl ReadStart {
     }
 }
 
+/// When the read of an extent began, and when the device answered.
+#[derive(Clone, Copy)]
+pub(super) struct ReadTimes<'s> {
+    pub(super) began: &'s ReadStart,
+    pub(super) ended: Nanos,
+}
+
 /// The data that was read for an extent: the whole blocks in which it was read, and the bytes of the extent in them.
 #[derive(Clone, Copy)]
 pub(super) struct ReadData<'d> {
@@ -87,7 +94,7 @@ pub(super) fn blocks_of_data(cache: &Cache) -> Blocks {
 /// Starts a read of a part of an extent, widened to the blocks in which the cache is read.
 pub(super) fn start_hit(cache: &Cache, extent: CachedExtent, sectors: Sectors) -> (MeteredIo, usize) {
     let start = |first, span, buffer| cache.data.read(first, span, buffer, 0);
-    start_around(blocks_of_data(cache), cache.device.disk(), (extent.ptr.offset(), sectors), start)
+    start_around(blocks_of_data(cache), cache.device.disk(), extent.ptr.offset(), sectors, start)
 }
 
 /// Records how the read of an extent from the cache device ended. Returns false if the read failed and the backing device
@@ -115,17 +122,17 @@ fn hit_failed(target: Target<'_>, extent: CachedExtent, error: IoError) -> Resul
 }
 
 /// Ends a read of one extent whose data is sound: records the hit, and promotes the data if its bucket will be evicted soon.
-/// `ended`: when the device answered. Returns false if the request must look up and read again, because the data may not be
-/// that of the look-up.
+/// Returns false if the request must look up and read again, because the data may not be that of the look-up.
 #[inline]
 pub(super) fn accept<'d>(
     target: Target<'_>,
     read: &Read,
     extent: CachedExtent,
-    (began, ended): (&ReadStart, Nanos),
+    times: ReadTimes<'_>,
     data: impl FnOnce() -> ReadData<'d>,
 ) -> bool {
     let Target { volume, cache, .. } = target;
+    let ReadTimes { began, ended } = times;
     cache.congestion().observe_latency(Direction::Read, ended.since(began.time), ended);
     let is_reused = !cache.alloc.buckets().is_current(extent.ptr) && !bug(Bug::StaleGenerationRead);
     if is_reused || cache.device.read_epoch() != began.epoch {
@@ -145,18 +152,18 @@ pub(super) async fn verify_and_accept(
     target: Target<'_>,
     read: &Read,
     extent: CachedExtent,
-    (began, ended): (&ReadStart, Nanos),
+    times: ReadTimes<'_>,
     data: ReadData<'_>,
 ) -> Result<bool, EngineError> {
     let Target { cache, .. } = target;
     if cache.data.has_checksums() {
         let skip = Sectors::from_bytes_floor(data.skip_bytes as u64);
         let first = CachedPiece { start: read.start - skip, ptr: extent.ptr.rewound(skip) };
-        if !Box::pin(is_sound(target, first, data.blocks, began.token)).await? {
+        if !Box::pin(is_sound(target, first, data.blocks, times.began.token)).await? {
             return Ok(false);
         }
     }
-    Ok(accept(target, read, extent, (began, ended), || data))
+    Ok(accept(target, read, extent, times, || data))
 }
 
 /// Promotes the whole blocks of clean data that was just read.
@@ -167,6 +174,6 @@ fn promote(target: Target<'_>, start: Sector, ptr: Ptr, data: &[u8]) {
     let Some((first, last)) = Blocks::of(&cache.geometry).inside((start, end)) else { return };
     let skip = first - start;
     if let Some(data) = data.get(skip.bytes() as usize..(last - start).bytes() as usize) {
-        crate::gc::promote(&cache.gc, (inode, first), ptr.advanced(skip), data);
+        crate::gc::promote(&cache.gc, inode, first, ptr.advanced(skip), data);
     }
 }

@@ -88,8 +88,9 @@ async fn insert_pieces(target: Target<'_>, kind: DataKind, missed: Missed) {
         let tick = cache.device.wrote();
         let piece_end = at + placed.size;
         if ok {
-            insert_where_hole(target, (at, piece_end), placed.ptr, Durability::LeafOnly(tick), &is_current)
-                .await;
+            let durability = Durability::LeafOnly(tick);
+            let copy = CleanCopy { start: at, end: piece_end, ptr: placed.ptr, durability };
+            insert_where_hole(target, copy, &is_current).await;
         }
         cache.alloc.release(placed);
         if !ok {
@@ -99,15 +100,18 @@ async fn insert_pieces(target: Target<'_>, kind: DataKind, missed: Missed) {
     }
 }
 
-/// Inserts a clean copy where the index still has a hole, as long as the copy is current.
-async fn insert_where_hole(
-    target: Target<'_>,
-    (start, end): (Sector, Sector),
+/// A clean copy of a range that the cache device has.
+struct CleanCopy {
+    start: Sector,
+    end: Sector,
     ptr: format::Ptr,
     durability: Durability,
-    is_current: &dyn Fn() -> bool,
-) {
+}
+
+/// Inserts a clean copy where the index still has a hole, as long as the copy is current.
+async fn insert_where_hole(target: Target<'_>, copy: CleanCopy, is_current: &dyn Fn() -> bool) {
     let Target { volume, cache, inode } = target;
+    let CleanCopy { start, end, ptr, durability } = copy;
     let mut at = start;
     let mut collided = false;
     while at < end {

@@ -13,7 +13,9 @@ use io::sync::join_all;
 use io::{Buffer, Completion, Handle, IoError, Nanos};
 
 use super::backing::{flush_has_failed, is_usable, read_directly, start_aligned};
-use super::hit::{CachedExtent, ReadData, ReadStart, bytes_of_mut, hit_ended, start_hit, verify_and_accept};
+use super::hit::{
+    CachedExtent, ReadData, ReadStart, ReadTimes, bytes_of_mut, hit_ended, start_hit, verify_and_accept,
+};
 use super::miss::{Missed, insert_miss};
 use super::request::Read;
 use super::{RangeGuard, Target, Volume};
@@ -24,6 +26,15 @@ use crate::index::{IndexSegment, Kind, NotLoaded};
 use crate::policy::bypass::Decision;
 use crate::refusal::Refusal;
 use crate::stats::Outcome;
+
+/// The beginning of a request in the index, as just looked up.
+#[derive(Clone, Copy)]
+pub(super) struct LookUp {
+    /// The extent or hole at the beginning of the request.
+    pub(super) first: IndexSegment,
+    /// The epoch of the look-up.
+    pub(super) epoch: ReadEpoch,
+}
 
 /// A part of a request that is one extent of the cache, or a hole.
 #[derive(Clone, Copy)]
@@ -80,15 +91,16 @@ async fn pieces(
     }
 }
 
-/// Reads a request that is not one extent of the cache. `first`: the extent or hole at its beginning, as just looked
-/// up at `epoch`. Returns how much of the request the cache had, or `None` if the request must look up and read again.
+/// Reads a request that is not one extent of the cache. Returns how much of the request the cache had, or `None` if the
+/// request must look up and read again.
 pub(super) async fn read_parts(
     target: Target<'_>,
     read: &Read,
-    (first, epoch): (IndexSegment, ReadEpoch),
+    look_up: LookUp,
     mut buffer: Buffer,
 ) -> (Buffer, Result<Option<Outcome>, EngineError>) {
     let Target { volume, cache, inode } = target;
+    let LookUp { first, epoch } = look_up;
     let caches = read.inserts
         && volume.backing().is_some()
         && read.decision == Decision::Cache
@@ -113,9 +125,9 @@ pub(super) async fn read_parts(
         // Nothing is read for the holes of a flash-only volume.
         bytes_of_mut(&mut buffer, read.offset_bytes, read.sectors()).fill(0);
     }
-    let completions = join_all(requests.into_iter().map(|io| timed(io, &volume.rt))).await;
+    let answers = join_all(requests.into_iter().map(|io| timed(io, &volume.rt))).await;
     let mut outcome = Ok(true);
-    for (reading, answer) in readings.into_iter().zip(completions) {
+    for (reading, answer) in readings.into_iter().zip(answers) {
         let (b, result) = end_piece(target, reading, answer, began, buffer).await;
         buffer = b;
         outcome = outcome.and_then(|whole| result.map(|valid| whole && valid));
@@ -149,9 +161,18 @@ fn start_pieces(target: Target<'_>, pieces: Vec<ReadPiece>, caches: bool) -> (Ve
     pieces.into_iter().filter_map(start_piece).unzip()
 }
 
+/// The answer of a device to the read of a piece.
+struct Answer {
+    completion: Completion,
+    ended: Nanos,
+}
+
 /// A request, and the time at which the device answered: the answer is polled at once, also beside a slower request.
-fn timed<'r>(mut io: MeteredIo, rt: &'r Handle) -> impl Future<Output = (Completion, Nanos)> + Unpin + 'r {
-    poll_fn(move |cx| Pin::new(&mut io).poll(cx).map(|done| (done, rt.turn_time())))
+fn timed<'r>(mut io: MeteredIo, rt: &'r Handle) -> impl Future<Output = Answer> + Unpin + 'r {
+    poll_fn(move |cx| {
+        let done = Pin::new(&mut io).poll(cx);
+        done.map(|completion| Answer { completion, ended: rt.turn_time() })
+    })
 }
 
 /// Puts the data of a piece into the buffer of the request, and the data of a missing piece into the cache. Returns false if
@@ -159,11 +180,12 @@ fn timed<'r>(mut io: MeteredIo, rt: &'r Handle) -> impl Future<Output = (Complet
 async fn end_piece(
     target: Target<'_>,
     reading: Reading,
-    (completion, ended): (Completion, Nanos),
+    answer: Answer,
     began: Began,
     mut buffer: Buffer,
 ) -> (Buffer, Result<bool, EngineError>) {
     let Reading { piece: ReadPiece { part, hit }, skip_bytes, miss } = reading;
+    let Answer { completion, ended } = answer;
     let volume = target.volume;
     let is_read = match hit {
         Some(extent) => hit_ended(target, extent, completion.result),
@@ -182,7 +204,10 @@ async fn end_piece(
     let data = ReadData { blocks: blocks.as_slice(), skip_bytes, sectors: part.sectors() };
     bytes_of_mut(&mut buffer, part.offset_bytes, part.sectors()).copy_from_slice(data.bytes());
     let accepted = match (hit, miss) {
-        (Some(extent), _) => verify_and_accept(target, &part, extent, (&began.cache, ended), data).await,
+        (Some(extent), _) => {
+            let times = ReadTimes { began: &began.cache, ended };
+            verify_and_accept(target, &part, extent, times, data).await
+        }
         (None, Some(range)) => {
             let (start, end, flush_failed) = (part.start, part.end, began.flush_failed);
             let missed = Missed { start, end, data: blocks, skip: skip_bytes, range, flush_failed };

@@ -12,12 +12,13 @@ use io::{Buffer, Nanos};
 
 use super::backing::{flush_has_failed, is_usable, read_settled};
 use super::blocks::widened;
-use super::hit::{CachedExtent, ReadData, ReadStart, accept, blocks_of_data, hit_ended, verify_and_accept};
-use super::pieces::read_parts;
+use super::hit::{
+    CachedExtent, ReadData, ReadStart, ReadTimes, accept, blocks_of_data, hit_ended, verify_and_accept,
+};
+use super::pieces::{LookUp, read_parts};
 use super::request::Read;
 use super::{RangeGuard, Target};
 use crate::canary::{Bug, bug};
-use crate::device::ReadEpoch;
 use crate::error::EngineError;
 use crate::index::{IndexSegment, Kind, NotLoaded};
 use crate::policy::bypass::{BypassReason, Decision};
@@ -53,6 +54,12 @@ impl Again {
     }
 }
 
+/// The time at which a read arrived, and the state of its look-ups.
+struct ReadProgress<'a> {
+    arrived: Nanos,
+    again: &'a mut Option<Box<Again>>,
+}
+
 /// Reads through the cache.
 pub(super) async fn read_cached(
     target: Target<'_>,
@@ -82,12 +89,13 @@ pub(super) async fn read_cached(
             let ended = volume.rt.turn_time();
             let data = || ReadData::exact(&buffer, read.offset_bytes, sectors);
             let is_valid = if cache.data.has_checksums() {
-                match Box::pin(verify_and_accept(target, read, extent, (&began, ended), data())).await {
+                let times = ReadTimes { began: &began, ended };
+                match Box::pin(verify_and_accept(target, read, extent, times, data())).await {
                     Ok(is_valid) => is_valid,
                     Err(e) => return (buffer, Err(e)),
                 }
             } else {
-                accept(target, read, extent, (&began, ended), data)
+                accept(target, read, extent, ReadTimes { began: &began, ended }, data)
             };
             if is_valid {
                 count_read(target, read, Outcome::Hit, arrived);
@@ -95,7 +103,9 @@ pub(super) async fn read_cached(
             }
             count_race(target, &mut again);
         } else {
-            let in_pieces = read_in_pieces(target, read, (first, epoch), buffer, (arrived, &mut again));
+            let first = first.map(|first| LookUp { first, epoch });
+            let progress = ReadProgress { arrived, again: &mut again };
+            let in_pieces = read_in_pieces(target, read, first, buffer, progress);
             let (b, answered) = Box::pin(in_pieces).await;
             buffer = b;
             match answered {
@@ -123,13 +133,14 @@ fn count_race(target: Target<'_>, again: &mut Option<Box<Again>>) {
 async fn read_in_pieces(
     target: Target<'_>,
     read: &Read,
-    (first, epoch): (Result<IndexSegment, NotLoaded>, ReadEpoch),
+    look_up: Result<LookUp, NotLoaded>,
     buffer: Buffer,
-    (arrived, again): (Nanos, &mut Option<Box<Again>>),
+    progress: ReadProgress<'_>,
 ) -> (Buffer, Result<bool, EngineError>) {
     let Target { volume, cache, .. } = target;
-    let first = match first {
-        Ok(first) => first,
+    let ReadProgress { arrived, again } = progress;
+    let look_up = match look_up {
+        Ok(look_up) => look_up,
         Err(NotLoaded(id)) => return (buffer, cache.index.load_leaf(id).await.map(|()| false)),
     };
     let flush_failed = flush_has_failed(volume);
@@ -139,7 +150,7 @@ async fn read_in_pieces(
             again.waited = true;
             // The read must not wait for itself.
             again.range = None;
-            for (start, end) in parts_of_backing(target, read, first) {
+            for (start, end) in parts_of_backing(target, read, look_up.first) {
                 volume.ranges.present_ended(start, end).await;
             }
             return (buffer, Ok(false));
@@ -147,7 +158,7 @@ async fn read_in_pieces(
     }
     let races = again.as_ref().map_or(0, |again| again.races);
     let part = Read { inserts: races < MOST_RACES || bug(Bug::ReadsEvictEachOther), ..*read };
-    let (buffer, found) = read_parts(target, &part, (first, epoch), buffer).await;
+    let (buffer, found) = read_parts(target, &part, look_up, buffer).await;
     let is_settled = flush_has_failed(volume) == flush_failed || bug(Bug::FailedFlushIgnoredByReads);
     let found = match found {
         Ok(found) => found.filter(|_| is_settled),
@@ -245,7 +256,7 @@ pub(super) async fn read_merged(
         cache.device.check()?;
         let epoch = cache.device.read_epoch();
         let first = cache.index.segment_loaded(inode, start, end).await?;
-        let (b, outcome) = read_parts(target, &read, (first, epoch), buffer).await;
+        let (b, outcome) = read_parts(target, &read, LookUp { first, epoch }, buffer).await;
         buffer = b;
         if outcome?.is_some() {
             return Ok(buffer);

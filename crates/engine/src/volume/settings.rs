@@ -57,7 +57,7 @@ async fn write_label(volume: &Volume, label: &str) -> Result<(), EngineError> {
     }
     let Some((cache, inode)) = volume.attached() else { return Ok(()) };
     let (theirs, uuid) = (cache.clone(), cache.uuids.uuid_of(inode));
-    let listed = async move { write_label_of_slot(&theirs, (inode, uuid), bytes).await };
+    let listed = async move { write_label_of_slot(&theirs, inode, uuid, bytes).await };
     let listed = cache.tasks.to_the_end(listed).await;
     if let (Err(_), Some(b), Some(before)) = (&listed, &volume.backing, before)
         && volume.is_attached_as(&cache, inode)
@@ -70,7 +70,8 @@ async fn write_label(volume: &Volume, label: &str) -> Result<(), EngineError> {
 /// Writes the label of a slot, if the slot is still that of this device or volume.
 async fn write_label_of_slot(
     cache: &Cache,
-    (inode, uuid): (Inode, Option<Uuid>),
+    inode: Inode,
+    uuid: Option<Uuid>,
     label: [u8; 32],
 ) -> Result<(), EngineError> {
     let _config = cache.uuids.lock().await;

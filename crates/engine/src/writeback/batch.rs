@@ -293,7 +293,7 @@ async fn write_span(
         return Err(Failure::Replaced);
     }
     if cache.data.has_checksums() && !bug(Bug::WrittenBackUnverified) {
-        check_pieces(volume, cache, span, (whole.as_slice(), token)).await?;
+        check_pieces(volume, cache, span, SpanData { bytes: whole.as_slice(), token }).await?;
     }
     // A range that was read as a whole has extents that are not whole blocks of the device.
     if backing.disk().info().sparse && filling.disk != Some((start, size)) {
@@ -308,21 +308,28 @@ async fn write_span(
     Ok(size)
 }
 
+/// The data of a span as it was read.
+struct SpanData<'d> {
+    bytes: &'d [u8],
+    /// Taken before the first read.
+    token: ReadToken,
+}
+
 /// Checks the data of a span before it is written to the backing device.
 async fn check_pieces(
     volume: &Rc<Volume>,
     cache: &Rc<Cache>,
     span: &Span<'_>,
-    (whole, began): (&[u8], ReadToken),
+    whole: SpanData<'_>,
 ) -> Result<(), Failure> {
     let Some(inode) = volume.inode() else { return Err(Failure::Replaced) };
     let target = volume.target(cache, inode);
     for e in span.extents.iter().chain(&span.filling.copies) {
         let from = (e.start - span.start).bytes() as usize;
-        let data = whole.get(from..from + e.size.bytes() as usize).unwrap_or_default();
+        let data = whole.bytes.get(from..from + e.size.bytes() as usize).unwrap_or_default();
         let piece = CachedPiece { start: e.start, ptr: e.ptr };
         // A later batch leaves damaged data out, and reads the other data again.
-        if !matches!(is_sound(target, piece, data, began).await, Ok(true)) {
+        if !matches!(is_sound(target, piece, data, whole.token).await, Ok(true)) {
             return Err(Failure::Replaced);
         }
     }

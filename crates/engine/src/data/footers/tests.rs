@@ -384,7 +384,7 @@ fn parts_of_blocks_are_not_overwritten_with_checksums_of_whole_blocks() {
     run(|rt| async move {
         let mut options = SetOptions::default();
         options.tunables.overwrite_in_place = Overwrite::Always;
-        let backing = backing_device_of(&TestDisk::new(8192), &rt, (Sectors(8), Sector(20)));
+        let backing = backing_device_of(&TestDisk::new(8192), &rt, Sectors(8), Sector(20));
         let f = Fixture::of(&rt, (Sectors(8), Sectors(64)), backing, options).await;
         let ptr = f.write(&rt, 4, Sectors(24), 1).await;
         // The key as a kernel makes it: blocks of the volume, which begins at sector 20 of the device.
