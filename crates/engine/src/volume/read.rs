@@ -54,22 +54,10 @@ impl Again {
     }
 }
 
-/// The progress of a read from its arrival to its answer.
-struct ReadProgress {
+/// The time at which a read arrived, and the state of its look-ups.
+struct ReadProgress<'a> {
     arrived: Nanos,
-    /// Has a value after the first look-up that was too old, or that had to wait.
-    again: Option<Box<Again>>,
-}
-
-impl ReadProgress {
-    fn again(&mut self) -> &mut Again {
-        self.again.get_or_insert_default()
-    }
-
-    /// The number of times that the data was not that of the look-up.
-    fn races(&self) -> u32 {
-        self.again.as_ref().map_or(0, |again| again.races)
-    }
+    again: &'a mut Option<Box<Again>>,
 }
 
 /// Reads through the cache.
@@ -79,9 +67,9 @@ pub(super) async fn read_cached(
     mut buffer: Buffer,
 ) -> (Buffer, Result<(), EngineError>) {
     let Target { volume, cache, inode } = target;
-    let sectors = read.sectors();
-    let mut progress = ReadProgress { arrived: volume.rt.turn_time(), again: None };
+    let (sectors, arrived) = (read.sectors(), volume.rt.turn_time());
     cache.foreground_request();
+    let mut again: Option<Box<Again>> = None;
     loop {
         if let Err(e) = cache.device.check() {
             return (buffer, Err(e));
@@ -95,27 +83,29 @@ pub(super) async fn read_cached(
             buffer = done.buffer.unwrap_or_else(|| volume.rt.pool().take(read.end_bytes()));
             match hit_ended(target, extent, done.result) {
                 Ok(true) => {}
-                Ok(false) => return Box::pin(read_instead(target, read, buffer, progress.arrived)).await,
+                Ok(false) => return Box::pin(read_instead(target, read, buffer, arrived)).await,
                 Err(e) => return (buffer, Err(e)),
             }
-            let times = ReadTimes { began: &began, ended: volume.rt.turn_time() };
+            let ended = volume.rt.turn_time();
             let data = || ReadData::exact(&buffer, read.offset_bytes, sectors);
             let is_valid = if cache.data.has_checksums() {
+                let times = ReadTimes { began: &began, ended };
                 match Box::pin(verify_and_accept(target, read, extent, times, data())).await {
                     Ok(is_valid) => is_valid,
                     Err(e) => return (buffer, Err(e)),
                 }
             } else {
-                accept(target, read, extent, times, data)
+                accept(target, read, extent, ReadTimes { began: &began, ended }, data)
             };
             if is_valid {
-                count_read(target, read, Outcome::Hit, progress.arrived);
+                count_read(target, read, Outcome::Hit, arrived);
                 return (buffer, Ok(()));
             }
-            count_race(target, &mut progress);
+            count_race(target, &mut again);
         } else {
             let first = first.map(|first| LookUp { first, epoch });
-            let in_pieces = read_in_pieces(target, read, first, buffer, &mut progress);
+            let progress = ReadProgress { arrived, again: &mut again };
+            let in_pieces = read_in_pieces(target, read, first, buffer, progress);
             let (b, answered) = Box::pin(in_pieces).await;
             buffer = b;
             match answered {
@@ -123,17 +113,17 @@ pub(super) async fn read_cached(
                 answered => return (buffer, answered.map(|_| ())),
             }
         }
-        if !progress.again().prepare(target, read) {
-            return Box::pin(read_instead(target, read, buffer, progress.arrived)).await;
+        if !again.get_or_insert_default().prepare(target, read) {
+            return Box::pin(read_instead(target, read, buffer, arrived)).await;
         }
     }
 }
 
 /// Counts a look-up that was too old when its data had been read.
 #[cold]
-fn count_race(target: Target<'_>, progress: &mut ReadProgress) {
+fn count_race(target: Target<'_>, again: &mut Option<Box<Again>>) {
     target.cache.device.counters().cache_read_races += 1;
-    progress.again().races += 1;
+    again.get_or_insert_default().races += 1;
 }
 
 /// Reads a request that is not one extent. Returns false if the request must look up (again) and read.
@@ -145,16 +135,17 @@ async fn read_in_pieces(
     read: &Read,
     look_up: Result<LookUp, NotLoaded>,
     buffer: Buffer,
-    progress: &mut ReadProgress,
+    progress: ReadProgress<'_>,
 ) -> (Buffer, Result<bool, EngineError>) {
     let Target { volume, cache, .. } = target;
+    let ReadProgress { arrived, again } = progress;
     let look_up = match look_up {
         Ok(look_up) => look_up,
         Err(NotLoaded(id)) => return (buffer, cache.index.load_leaf(id).await.map(|()| false)),
     };
     let flush_failed = flush_has_failed(volume);
     if flush_failed && !bug(Bug::FailedFlushIgnoredByReads) {
-        let again = progress.again();
+        let again = again.get_or_insert_default();
         if !again.waited {
             again.waited = true;
             // The read must not wait for itself.
@@ -165,7 +156,8 @@ async fn read_in_pieces(
             return (buffer, Ok(false));
         }
     }
-    let part = Read { inserts: progress.races() < MOST_RACES || bug(Bug::ReadsEvictEachOther), ..*read };
+    let races = again.as_ref().map_or(0, |again| again.races);
+    let part = Read { inserts: races < MOST_RACES || bug(Bug::ReadsEvictEachOther), ..*read };
     let (buffer, found) = read_parts(target, &part, look_up, buffer).await;
     let is_settled = flush_has_failed(volume) == flush_failed || bug(Bug::FailedFlushIgnoredByReads);
     let found = match found {
@@ -173,8 +165,8 @@ async fn read_in_pieces(
         Err(e) => return (buffer, Err(e)),
     };
     match found {
-        Some(found) => count_read(target, read, found, progress.arrived),
-        None => count_race(target, progress),
+        Some(found) => count_read(target, read, found, arrived),
+        None => count_race(target, again),
     }
     (buffer, Ok(found.is_some()))
 }
