@@ -147,6 +147,8 @@ table! {
         ShorterLeafBelieved,
         /// A cache device that is older than the last registration of a backing device is accepted.
         OlderCacheBelieved,
+        /// Dirty data of a slot that was never used is no damage.
+        OwnerlessDataIgnored,
         /// Clean copies behind the end of a device that was truncated stay.
         CopiesBehindEndKept,
         /// Keys of a leaf beyond the largest position of the index are left out.

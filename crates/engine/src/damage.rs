@@ -100,6 +100,17 @@ pub enum Flaw {
         /// The size of the volume.
         found: Sectors,
     },
+    /// The table does not say whose dirty data it is.
+    #[error(
+        "UUID table: slot {slot}: expected a device or a volume, because the index has {sectors} sectors of its dirty data, found a \
+         free slot; the table is damaged: run `ubcache repair`, or copy the data out with `ubcache salvage`"
+    )]
+    DirtyWithoutOwner {
+        /// The slot.
+        slot: Inode,
+        /// The dirty data.
+        sectors: Sectors,
+    },
     /// A slot that the UUID table of this machine does not have.
     #[error(
         "UUID table: slot {slot} is in use, and a table that this program writes has {slots} slots: the set is of a kernel with \

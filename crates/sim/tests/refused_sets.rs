@@ -87,6 +87,16 @@ fn dirty_data_in_a_bucket_of_metadata() {
     assert!(in_the_journal.contains("which holds metadata"), "{in_the_journal}");
 }
 
+/// The table was lost, and the start gave the slot of the dirty data to the first device: the data was gone without a word.
+#[test]
+pub fn dirty_data_without_an_owner() {
+    let said = refused_after(used_set(0), |cache, heads| {
+        let at = heads.newest.uuid_bucket.pointer().unwrap().offset();
+        cache.put(at, &vec![0; heads.newest.uuid_bucket.size().bytes() as usize]);
+    });
+    assert!(said.contains("UUID table: slot 0: expected a device or a volume"), "{said}");
+}
+
 /// The first update of the table freed the root: a panic.
 #[test]
 fn table_and_root_in_one_bucket() {

@@ -7,7 +7,9 @@
 
 use std::rc::Rc;
 
-use format::{Bkey, BucketNr, CacheSuper, FooterLayout, JournalSeq, Jset, Ptr, Replay, Sector};
+use format::{
+    Bkey, BucketNr, CacheSuper, FooterLayout, Inode, JournalSeq, Jset, Ptr, Replay, Sector, Sectors,
+};
 use io::{CrashLogRef, Disk, Nanos, Reservation};
 
 use super::open::SetOptions;
@@ -73,6 +75,7 @@ pub(super) async fn recover(
     let uuids_sector = newest.uuid_bucket.pointer().map_or(Sector(0), |p| p.offset());
     let uuids = fitted(uuids, g.nr_uuids as usize).map_err(|flaw| place.damage(uuids_sector, flaw))?;
     let LoadedTree { mut tree, mut events } = load_index(&reader, &read, limit_bytes, &mut buckets).await?;
+    check_owners(&tree, &uuids).map_err(|flaw| place.damage(uuids_sector, flaw))?;
 
     let layout = Layout {
         buckets: read.ring_buckets,
@@ -264,6 +267,17 @@ fn check_uuids(uuids: &[format::UuidEntry], newest: &Jset, place: &Place) -> Res
             let flaw = Flaw::VolumeSize { slot, most: MAX_POSITION, found: u.sectors };
             Err(place.damage(sector, flaw))
         }
+    }
+}
+
+/// Checks that all dirty data is of a slot that has been used. A slot that was used never becomes free again, so the table is damaged
+/// otherwise, and a new device would get the slot.
+fn check_owners(tree: &Tree, uuids: &[format::UuidEntry]) -> Result<(), Flaw> {
+    let is_free = |inode: Inode| uuids.get(inode.0 as usize).is_none_or(|slot| slot.is_free());
+    let mut dirty = tree.all_dirty().filter(|(_, sectors)| *sectors > Sectors::ZERO);
+    match dirty.find(|(inode, _)| is_free(*inode) && !bug(Bug::OwnerlessDataIgnored)) {
+        Some((slot, sectors)) => Err(Flaw::DirtyWithoutOwner { slot, sectors }),
+        None => Ok(()),
     }
 }
 
