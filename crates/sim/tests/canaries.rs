@@ -103,6 +103,7 @@ const SCENARIOS: &[(Bug, fn())] = &[
         Bug::FailedWritebackNotFlushed,
         contract::a_copy_of_what_a_failed_writeback_has_written_waits_for_a_flush,
     ),
+    (Bug::WritebackFlushUnknownToCopies, contract::after_a_failed_flush_of_writeback_no_copies_are_made),
     (
         Bug::DroppedCopyBridged,
         dropped_data::writeback_does_not_fill_a_gap_with_data_that_the_device_has_dropped,

@@ -175,6 +175,37 @@ pub fn durable_zeros_of_a_flash_only_volume_wait_for_their_edges() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
+/// Writeback writes data, and the flush after it fails. The client discards the dirty data and reads what the device returns. The
+/// device loses that data in a power loss, although a later flush succeeds, so no copy of it may be made.
+#[test]
+pub fn after_a_failed_flush_of_writeback_no_copies_are_made() {
+    for seed in 0..8 {
+        let mut layout = Layout::small(CacheMode::Writeback);
+        layout.backings[0].discard = false;
+        let mut scenario = Scenario::new(seed, layout, 0);
+        scenario.boot(move |b| async move {
+            b.open().await;
+            b.tune(0, "sequential_cutoff", "0").await;
+            b.tune(0, "writeback_delay", "1").await;
+            b.tune(0, "writeback_percent", "0").await;
+            b.clients[0].set_tolerant(true);
+            assert!(b.clients[0].write(200, 40, true).await);
+            let matching = Matching::all(Kind::Flush);
+            b.backings[0].set_faults(vec![Fault { matching, skip: 0, count: 1 }]);
+            b.wait_until(|| b.backings[0].counters().failed > 0).await;
+            b.tune(0, "writeback_running", "0").await;
+            assert!(b.clients[0].discard(200, 40).await);
+            assert!(b.clients[0].read(200, 40).await.is_some());
+            // The copies are inserted behind the read. Then keys fill the leaf, so that it is written.
+            b.sleep_ms(200).await;
+            for n in 0..100 {
+                assert!(b.clients[0].write(n * 2 % 200, 1, n % 10 == 9).await);
+            }
+        });
+        scenario.power_cut(Retained::Nothing).judge().happy_end();
+    }
+}
+
 /// A write by writeback fails and leaves a part of its data on the backing device, which no flush follows. The client
 /// discards the dirty data and reads what is there. The copy of it must not outlive the data.
 #[test]
