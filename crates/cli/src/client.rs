@@ -432,7 +432,7 @@ mod tests {
         let control = Control { socket: Some(socket), api: None, token_file: None, ca: None, json: false };
         let ends = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            stream.read(&mut [0; 16]).unwrap();
+            let _bytes = stream.read(&mut [0; 16]).unwrap();
         });
         let said = control.get("/v1/status").unwrap_err().message().unwrap().to_owned();
         ends.join().unwrap();

@@ -250,7 +250,7 @@ async fn explain(State(api): SharedApi, Path(volume): Path<String>) -> Answered 
         return Err(Refusal::new(StatusCode::CONFLICT, format!("there is no volume {name}")));
     };
     let mut said = metrics::explain(found, set);
-    for silent in api.registry.silences.all() {
+    for silent in api.registry.overview.silences.all() {
         if silent.thread == worker.plan.id && silent.volume.as_ref().is_none_or(|of| *of == name) {
             said = said.waiting_for(&silent.device, silent.requests, silent.seconds);
         }

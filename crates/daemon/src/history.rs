@@ -225,7 +225,7 @@ pub(crate) async fn record(workers: Arc<Workers>, history: Arc<History>, silence
         ticks.tick().await;
         let all = workers.all();
         locked(&before).retain(|id, _| all.iter().any(|w| w.plan.id == *id));
-        silences.keep(|id| all.iter().any(|w| w.plan.id == id && !w.phase().is_over()));
+        silences.retain(|id| all.iter().any(|w| w.plan.id == id && !w.phase().is_over()));
         history.forget(wall_clock::now_ms());
         history.add_host(wall_clock::now_ms());
         let watched = history.is_watched(wall_clock::now_ms());

@@ -332,9 +332,7 @@ impl<'a> Host<'a> {
             Order::StartVolume(name, reply) => reply.send(flash::start(self, &name).await),
             Order::ExportAgain(reply) => reply.send(Ok(exporting::export_what_is_not_up(self).await)),
             Order::StopIfFree(reply) => {
-                let stop = self.stops.begin(None, self.driver.handle().now());
-                let released = stops::release(self, &stop, None, || reply.is_awaited()).await;
-                self.stopping.set(self.stopping.get() || released.is_ok());
+                let released = stops::release_all(self, || reply.is_awaited()).await;
                 reply.send(released);
             }
             Order::Detach(name, wipe, job) => {

@@ -172,8 +172,8 @@ async fn control(
     let serving_tcp = tokio::spawn(tcp::serve(router, shared.clone()));
 
     let storing = history::load_and_store(&history, paths.state_dir);
-    let workers = registry.inventory.workers.clone();
-    let sampling = tokio::spawn(history::record(workers, history.clone(), registry.silences.clone()));
+    let (workers, silences) = (registry.inventory.workers.clone(), registry.overview.silences.clone());
+    let sampling = tokio::spawn(history::record(workers, history.clone(), silences));
     let view = sysfs::mount(&registry, shared.config().sysfs_view.as_deref());
     let scan = shared.config().scan;
     // The monitor starts before the first scan, so that no event is missed.

@@ -33,7 +33,6 @@ pub(crate) struct Registry {
     pub(crate) history: Arc<History>,
     pub(crate) inventory: Inventory,
     pub(crate) views: Views,
-    pub(crate) silences: Arc<Silences>,
     pub(crate) overview: Overview,
     pub(crate) scrape: Scrape,
     pub(crate) lookup: Arc<Lookup>,
@@ -67,9 +66,8 @@ impl Registry {
         let settings = Arc::new(Settings::new(shared.clone(), lookup.clone()));
         let views = Views::new(shared.clone(), inventory.clone());
         let jobs = Arc::new(Jobs::new(shared.hub.clone()));
-        let silences = Arc::new(Silences::new(shared.hub.clone()));
         let overview = Overview {
-            silences: silences.clone(),
+            silences: Arc::new(Silences::new(shared.hub.clone())),
             shared: shared.clone(),
             views: views.clone(),
             registration: registration.clone(),
@@ -80,7 +78,6 @@ impl Registry {
             jobs,
             history: Arc::default(),
             scrape: Scrape::new(shared.clone(), inventory.clone(), overview.clone()),
-            silences,
             overview,
             views,
             startup: Startup::new(shared.clone(), inventory.clone(), admission.clone(), placement.clone()),

@@ -20,7 +20,7 @@ use crate::violation::Violation;
 ///
 /// Any finding worse than a notice is an error. So is clean data that differs from the backing device (durability contract
 /// 9), dirty data of a device whose superblock says clean (6), any data that does not have the checksum of a footer, and a
-/// footer whose generation is newer than the stored one of its bucket ([`check_footers`]).
+/// footer whose generation is newer than the stored one of its bucket (`check_footers`).
 ///
 /// One finding is permitted, because the format has no protection against it: a power loss may tear the last bset of a btree
 /// node. Then no data may be lost without that bset, and the contents are judged without it.

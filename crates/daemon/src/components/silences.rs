@@ -46,7 +46,7 @@ impl Silent {
     }
 }
 
-struct Seen {
+struct LastAnswer {
     answered: u64,
     /// The time of the first sample with this number of answers.
     since: Instant,
@@ -57,35 +57,35 @@ struct Seen {
 /// The devices of all threads.
 pub(crate) struct Silences {
     hub: Arc<Hub>,
-    seen: Mutex<BTreeMap<(String, String), Seen>>,
+    answers: Mutex<BTreeMap<(String, String), LastAnswer>>,
 }
 
 impl Silences {
     pub(crate) fn new(hub: Arc<Hub>) -> Silences {
-        Silences { hub, seen: Mutex::default() }
+        Silences { hub, answers: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(String, String), Seen>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(String, String), LastAnswer>> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The devices that do not answer, by the last sample.
     pub(crate) fn all(&self) -> Vec<Silent> {
-        self.lock().values().filter_map(|seen| seen.silent.clone()).collect()
+        self.lock().values().filter_map(|last| last.silent.clone()).collect()
     }
 
     /// Forgets the devices of threads that have ended.
-    pub(crate) fn keep(&self, is_there: impl Fn(&str) -> bool) {
+    pub(crate) fn retain(&self, is_there: impl Fn(&str) -> bool) {
         self.lock().retain(|(thread, _), _| is_there(thread));
     }
 
     /// Takes a sample of a thread: the requests of all its devices.
     pub(crate) fn take(&self, thread: &str, load: &[DeviceLoad], now: Instant) {
-        let seen = &mut *self.lock();
-        seen.retain(|(of, device), _| of != thread || load.iter().any(|one| one.device == *device));
+        let answers = &mut *self.lock();
+        answers.retain(|(of, device), _| of != thread || load.iter().any(|one| one.device == *device));
         for one in load {
-            let fresh = || Seen { answered: one.answered, since: now, silent: None };
-            let of_device = seen.entry((thread.to_owned(), one.device.clone())).or_insert_with(fresh);
+            let fresh = || LastAnswer { answered: one.answered, since: now, silent: None };
+            let of_device = answers.entry((thread.to_owned(), one.device.clone())).or_insert_with(fresh);
             if of_device.answered != one.answered {
                 (of_device.answered, of_device.since) = (one.answered, now);
             }
@@ -155,7 +155,7 @@ mod tests {
         let ended = "one, /dev/hdd answers again, after more than 24 s".to_owned();
         assert_eq!(events().last(), Some(&("info", ended)));
         sample(60, load(11, 1, 12));
-        silences.keep(|thread| thread != "s");
+        silences.retain(|thread| thread != "s");
         assert_eq!(silences.all(), [], "its thread has ended");
     }
 }

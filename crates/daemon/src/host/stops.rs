@@ -110,6 +110,14 @@ pub(super) fn load_of(host: &Host<'_>, figures: &metrics::Figures) -> Vec<Device
     caches.chain(disks).collect()
 }
 
+/// Releases all volumes. If nothing is in use, the thread stops.
+pub(super) async fn release_all(host: &Host<'_>, is_wanted: impl Fn() -> bool) -> Result<(), Failure> {
+    let stop = host.stops.begin(None, host.driver.handle().now());
+    let released = release(host, &stop, None, is_wanted).await;
+    host.stopping.set(host.stopping.get() || released.is_ok());
+    released
+}
+
 /// Ends the exports and the link of a volume, or of all, if none is in use, and if that is still wanted in the end; else
 /// every one of them serves on.
 pub(super) async fn release(

@@ -51,7 +51,7 @@ impl Place for Auto {
 }
 
 /// Where the operator chooses the export.
-fn how_to_choose(said_by: SaidBy) -> &'static str {
+fn choice_of(said_by: SaidBy) -> &'static str {
     match said_by {
         SaidBy::Options => "choose with --export",
         SaidBy::Configuration => "choose with `exports` in the configuration",
@@ -60,7 +60,7 @@ fn how_to_choose(said_by: SaidBy) -> &'static str {
 
 /// Starts the best export, and logs which one and why.
 async fn start(context: &Context<'_>) -> Result<Box<dyn Export>, Failure> {
-    let choose = how_to_choose(context.nbd.said_by);
+    let choose = choice_of(context.nbd.said_by);
     let no_ublk = match context.driver.reactor().blocking(ublk::obstacle).await {
         None => match ublk::start(None, context).await {
             Ok(ublk) => {
@@ -149,8 +149,8 @@ mod tests {
     /// The log of the daemon named an option that the daemon does not have.
     #[test]
     fn the_choice_is_where_the_operator_makes_it() {
-        assert_eq!(how_to_choose(SaidBy::Options), "choose with --export");
-        assert_eq!(how_to_choose(SaidBy::Configuration), "choose with `exports` in the configuration");
+        assert_eq!(choice_of(SaidBy::Options), "choose with --export");
+        assert_eq!(choice_of(SaidBy::Configuration), "choose with `exports` in the configuration");
         assert!(!export_ublk::UblkError::NoDriver.to_string().contains("--"));
     }
 
