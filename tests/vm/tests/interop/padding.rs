@@ -440,10 +440,10 @@ fn our_turn(w: &World, second: &Disk, mut patterns: Patterns<'_>) {
     // The registration has its number there.
     patterns.fixed.retain(|p| p.what != BACKING_PADDING);
     patterns.fixed.iter().for_each(|p| p.check("ubcache"));
-    let numbers = SUPERBLOCK + 144 + SUPERBLOCK_PADDING_BYTES - BACKING_PADDING_BYTES;
-    let rest = numbers..numbers + BACKING_PADDING_BYTES;
-    let expected =
-        &pattern(SUPERBLOCK as u64 + 144, SUPERBLOCK_PADDING_BYTES)[rest.start - SUPERBLOCK - 144..];
-    assert_eq!(read(&w.backing, &rest), expected);
+    // The number comes before the bytes without a use, and the size of the data area behind them.
+    let rest = 16..16 + BACKING_PADDING_BYTES;
+    let expected = &pattern(SUPERBLOCK as u64 + 144, SUPERBLOCK_PADDING_BYTES)[rest.clone()];
+    let padding = SUPERBLOCK + 144;
+    assert_eq!(read(&w.backing, &(padding + rest.start..padding + rest.end)), expected);
     set.check();
 }
