@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(fitted(slots.clone(), 100).unwrap(), slots);
         // Keys of an invalid slot may be in the index still.
         slots[31].invalidate(2);
-        for used in [UuidEntry::backing(format::Uuid([7; 16]), [0; 32], 1), slots[31].clone()] {
+        for used in [UuidEntry::backing(format::Uuid([7; 16]), [0; 32], 1), slots[31]] {
             let table = [&slots[..32], &[used]].concat();
             let refused = fitted(table, 32).unwrap_err().to_string();
             assert!(
