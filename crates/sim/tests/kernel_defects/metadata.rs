@@ -26,7 +26,9 @@ fn d23_unused_fields_stay_zeros_and_labels_end() {
             words[0] > 0 && words[1] == !words[0],
             "how new the cache is, and the same inverted: {words:?}"
         );
-        assert_eq!(&sb[160..184], &[0; 24], "padding");
+        assert_eq!(&sb[160..176], &[0; 16], "padding");
+        let registered = b.hardware.layout.backings[0].data_sectors;
+        assert_eq!(sb[176..184], registered.to_le_bytes(), "size of the data area at the registration");
         assert!(
             sb[208..].iter().all(|x| *x == 0),
             "the place of journal buckets, which a backing device has not"
