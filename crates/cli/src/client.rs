@@ -199,8 +199,8 @@ impl Incoming {
         status.ok_or_else(|| {
             let why = match from {
                 Endpoint::Socket(_) => {
-                    "it may have ended, and may have carried the command out: when it runs, `ubcache status` shows what is there, \
-                     and `ubcache events --since 10m` what was done"
+                    "it may have ended before or after it carried out the command; start it, then `ubcache status` shows the present \
+                     state, and `ubcache events --since 10m` lists the last changes"
                 }
                 Endpoint::Remote(_) => "it has too many clients, or it expects https://",
             };

@@ -370,6 +370,7 @@ impl<'a> Host<'a> {
     fn figures(&self, cached: &CachedFigures) -> Snapshot {
         let mut snapshot = Snapshot::of(&self.session);
         snapshot.add_cached(cached);
+        // The snapshot has the volumes in the order of the session.
         for (figures, volume) in snapshot.volumes.iter_mut().zip(self.session.volumes()) {
             figures.problem = stops::problem_of(self, &volume);
             let served = self.served.borrow();

@@ -320,7 +320,7 @@ mod tests {
         drop(abandoned);
         assert_eq!((waits(&meter), waits(&other)), ((2, 30), (0, 0)));
         first.complete(Ok(()), None);
-        assert_eq!(waits(&meter).0, 1, "nobody waits for it, and the device has it");
+        assert_eq!(waits(&meter).0, 1, "a request whose future was dropped is still in flight");
     }
 
     #[test]

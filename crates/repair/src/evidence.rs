@@ -1,4 +1,4 @@
-//! What ties the cached data of a slot to a backing device.
+//! The evidence that the cached data of a slot is that of a backing device.
 //!
 //! Owns the comparison of a slot with a device: clean data is on both, and keys lie in the data area. Must not know the UUID table.
 
@@ -51,7 +51,7 @@ impl Evidence {
         evidence
     }
 
-    /// Whether the clean data does not speak against the device. After a crash some clean extents may differ.
+    /// Whether the clean data does not contradict the device. After a crash some clean extents may differ.
     pub(crate) fn fits(&self) -> bool {
         self.differing.saturating_mul(10) <= self.same || self.same + self.differing == 0
     }

@@ -1,7 +1,7 @@
 //! The state in which a repair leaves the cache device.
 //!
-//! Owns [`Guard`]. Each start of a set writes journal entries, so a set that was used has a newer one. Its place in the undo file is that
-//! of `undo`.
+//! Owns [`Guard`]. Each start of a set raises the sequence number of the superblock, and a set that is used gets newer journal entries.
+//! The module `undo` stores a guard in the undo file.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

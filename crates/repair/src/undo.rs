@@ -5,8 +5,8 @@
 //! size in sectors, and the number of changes; for each change the first sector, the number of bytes, and the bytes before and
 //! after; then the guard (`guard`); at the end a checksum of all. A file of version 1 has no guard.
 //!
-//! Invariant: a set that was used after the repair is not changed, unless the caller wants that. The bytes from before the repair are
-//! those of another time then.
+//! Invariant: a set that was used after the repair is changed only with [`IfUsed::Revert`], because its other structures are newer than
+//! the bytes from before the repair.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -187,7 +187,7 @@ impl UndoneDevice {
     }
 }
 
-/// A device as the repair left it, whichever changes were taken back and whichever of their sectors can be read.
+/// A device as the repair left it: the changed sectors come from the undo file, because some may be taken back or unreadable.
 struct Repaired<'a> {
     device: &'a dyn ReadAt,
     sectors: BTreeMap<u64, &'a [u8]>,

@@ -165,7 +165,7 @@ fn rebuilt(work: &Work<'_>, view: &SetView, attached: &[Attached]) -> Result<New
     slots.add_older(attached);
     slots.add_intact(attached);
     slots.check_deleted()?;
-    slots.give(attached)?;
+    slots.assign(attached)?;
     let last = slots.slots.keys().next_back().map_or(0, |inode| inode.0);
     let entries: Vec<UuidEntry> =
         (0..=last).map(|i| slots.slots.get(&Inode(i)).copied().unwrap_or(UuidEntry::FREE)).collect();
@@ -242,22 +242,22 @@ impl Slots<'_> {
     }
 
     /// The inodes that have live data, and no slot yet.
-    fn nameless(&self) -> Vec<Inode> {
+    fn inodes_without_slot(&self) -> Vec<Inode> {
         live(self.view).into_iter().filter(|inode| !self.slots.contains_key(inode)).collect()
     }
 
     /// The devices that have no slot yet.
-    fn homeless<'d>(&self, attached: &'d [Attached]) -> Vec<&'d Attached> {
+    fn devices_without_slot<'d>(&self, attached: &'d [Attached]) -> Vec<&'d Attached> {
         let has_slot = |a: &Attached| self.slots.values().any(|entry| entry.uuid == a.uuid());
         attached.iter().filter(|a| !has_slot(a)).collect()
     }
 
     /// Gives each device a slot, and finds a device for all data.
-    fn give(&mut self, attached: &[Attached]) -> Result<(), Unrepairable> {
-        self.give_confirmed(attached)?;
-        match (&self.nameless()[..], &self.homeless(attached)[..]) {
-            ([], devices) => devices.iter().try_for_each(|device| self.give_unused(device)),
-            ([inode], [device]) => self.give_last(*inode, device),
+    fn assign(&mut self, attached: &[Attached]) -> Result<(), Unrepairable> {
+        self.assign_confirmed(attached)?;
+        match (&self.inodes_without_slot()[..], &self.devices_without_slot(attached)[..]) {
+            ([], devices) => devices.iter().try_for_each(|device| self.assign_unused(device)),
+            ([inode], [device]) => self.assign_last(*inode, device),
             (inodes, []) => Err(format!(
                 "slots {} have data, and their backing devices were not given; for a flash-only volume its size is lost",
                 list(inodes)
@@ -273,8 +273,8 @@ impl Slots<'_> {
     }
 
     /// Gives slots to the devices that have their clean data.
-    fn give_confirmed(&mut self, attached: &[Attached]) -> Result<(), Unrepairable> {
-        let (inodes, devices) = (self.nameless(), self.homeless(attached));
+    fn assign_confirmed(&mut self, attached: &[Attached]) -> Result<(), Unrepairable> {
+        let (inodes, devices) = (self.inodes_without_slot(), self.devices_without_slot(attached));
         let pairs = inodes.iter().flat_map(|inode| devices.iter().map(move |device| (*inode, *device)));
         let found: Vec<(Inode, &Attached, Evidence)> = pairs
             .map(|(inode, device)| (inode, device, self.evidence(inode, device)))
@@ -283,8 +283,10 @@ impl Slots<'_> {
         for (inode, device, evidence) in &found {
             let clashes = found.iter().filter(|(i, d, _)| i == inode || d.index == device.index).count() > 1;
             if clashes {
-                let why =
-                    format!("clean data ties several slots or devices to slot {inode} and {}", device.uuid());
+                let why = format!(
+                    "clean data fits several slots or devices, among them slot {inode} and {}",
+                    device.uuid()
+                );
                 return Err(why.into());
             }
             if let Some(why) = evidence.contradiction(&device.superblock) {
@@ -300,7 +302,7 @@ impl Slots<'_> {
     }
 
     /// Gives a device without data in the cache a slot that has no keys.
-    fn give_unused(&mut self, device: &Attached) -> Result<(), Unrepairable> {
+    fn assign_unused(&mut self, device: &Attached) -> Result<(), Unrepairable> {
         let uuid = device.uuid();
         if device.is_dirty() {
             return Err(format!(
@@ -319,8 +321,8 @@ impl Slots<'_> {
         Ok(())
     }
 
-    /// Gives the last slot without a device to the last device without a slot, if nothing speaks against it.
-    fn give_last(&mut self, inode: Inode, device: &Attached) -> Result<(), Unrepairable> {
+    /// Gives the last slot without a device to the last device without a slot, if no evidence contradicts it.
+    fn assign_last(&mut self, inode: Inode, device: &Attached) -> Result<(), Unrepairable> {
         let evidence = self.evidence(inode, device);
         let uuid = device.uuid();
         let why = match evidence.contradiction(&device.superblock) {

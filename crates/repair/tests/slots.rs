@@ -211,7 +211,7 @@ fn clean_data_says_which_device_has_which_slot() {
     // A clone has the same data.
     let clone = device(SECOND, BackingState::Dirty, b'D');
     let why = lost.refused(&[&first, &clone]);
-    assert!(why.contains("clean data ties several"), "{why}");
+    assert!(why.contains("clean data fits several"), "{why}");
 }
 
 /// Both copies have two slots. The newer one has volume B in the slot that A had.

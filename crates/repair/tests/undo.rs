@@ -102,7 +102,7 @@ fn a_repair_of_a_set_that_was_used_since_is_not_taken_back() {
     assert!(repaired.bytes() == used, "nothing was written");
     undo.revert(IfUsed::Revert).unwrap();
     let differing = repaired.bytes().iter().zip(&used).filter(|(a, b)| a != b).count();
-    assert_eq!(differing, 1, "the flipped bit is back, whoever wanted that");
+    assert_eq!(differing, 1, "--force takes the repair back: the flipped bit is there again");
 }
 
 /// A power failure during the repair or its undo can leave a sector that cannot be read until it is written.

@@ -175,10 +175,9 @@ pub fn durable_zeros_of_a_flash_only_volume_wait_for_their_edges() {
     scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
-/// Writeback writes data, and the flush after it fails. The client discards the dirty data and reads what the device returns. The
-/// device loses that data in a power loss, although a later flush succeeds, so no copy of it may be made.
-#[test]
-pub fn after_a_failed_flush_of_writeback_no_copies_are_made() {
+/// A request of this kind fails once in writeback. The client discards the dirty data, reads what the device returns, and fills a leaf,
+/// so that its keys are written. Then the power fails.
+fn copies_after_a_failure_of_writeback(kind: Kind) {
     for seed in 0..8 {
         let mut layout = Layout::small(CacheMode::Writeback);
         layout.backings[0].discard = false;
@@ -190,13 +189,13 @@ pub fn after_a_failed_flush_of_writeback_no_copies_are_made() {
             b.tune(0, "writeback_percent", "0").await;
             b.clients[0].set_tolerant(true);
             assert!(b.clients[0].write(200, 40, true).await);
-            let matching = Matching::all(Kind::Flush);
+            let matching = Matching::all(kind);
             b.backings[0].set_faults(vec![Fault { matching, skip: 0, count: 1 }]);
             b.wait_until(|| b.backings[0].counters().failed > 0).await;
             b.tune(0, "writeback_running", "0").await;
             assert!(b.clients[0].discard(200, 40).await);
             assert!(b.clients[0].read(200, 40).await.is_some());
-            // The copies are inserted behind the read. Then keys fill the leaf, so that it is written.
+            // The copies are inserted behind the read.
             b.sleep_ms(200).await;
             for n in 0..100 {
                 assert!(b.clients[0].write(n * 2 % 200, 1, n % 10 == 9).await);
@@ -206,40 +205,16 @@ pub fn after_a_failed_flush_of_writeback_no_copies_are_made() {
     }
 }
 
-/// A write by writeback fails and leaves a part of its data on the backing device, which no flush follows. The client
-/// discards the dirty data and reads what is there. The copy of it must not outlive the data.
+/// Writeback writes data, and the flush after it fails. The device loses that data in a power loss, although a later flush succeeds,
+/// so no copy of it may be made.
+#[test]
+pub fn after_a_failed_flush_of_writeback_no_copies_are_made() {
+    copies_after_a_failure_of_writeback(Kind::Flush);
+}
+
+/// A write by writeback fails and leaves a part of its data on the backing device, which no flush follows. The copy of that part must
+/// not outlive it.
 #[test]
 pub fn a_copy_of_what_a_failed_writeback_has_written_waits_for_a_flush() {
-    for seed in 0..8 {
-        let mut layout = Layout::small(CacheMode::Writeback);
-        layout.backings[0].discard = false;
-        let mut scenario = Scenario::new(seed, layout, 0);
-        scenario.boot(move |b| async move {
-            b.open().await;
-            b.tune(0, "sequential_cutoff", "0").await;
-            b.tune(0, "writeback_delay", "1").await;
-            b.tune(0, "writeback_percent", "0").await;
-            b.clients[0].set_tolerant(true);
-            assert!(b.clients[0].write(200, 40, true).await);
-            let matching = Matching::all(Kind::Write);
-            b.backings[0].set_faults(vec![Fault { matching, skip: 0, count: 1 }]);
-            let failed = || b.backings[0].counters().failed > 0;
-            for _ in 0..600 {
-                if failed() {
-                    break;
-                }
-                b.sleep_ms(100).await;
-            }
-            assert!(failed(), "writeback wrote nothing within a minute");
-            b.tune(0, "writeback_running", "0").await;
-            assert!(b.clients[0].discard(200, 40).await);
-            assert!(b.clients[0].read(200, 40).await.is_some());
-            // The copies are inserted behind the read. Then keys fill the leaf, so that it is written.
-            b.sleep_ms(200).await;
-            for n in 0..100 {
-                assert!(b.clients[0].write(n * 2 % 200, 1, n % 10 == 9).await);
-            }
-        });
-        scenario.power_cut(Retained::Nothing).judge().happy_end();
-    }
+    copies_after_a_failure_of_writeback(Kind::Write);
 }

@@ -122,10 +122,12 @@ impl Registration {
         // A device that a scan or the configuration registered is served already, and only has to be stored.
         let (mut served, mut new, mut results) = (Vec::new(), Vec::new(), Vec::new());
         for probe in probes {
-            match (self.inventory.serves(&probe).await, self.inventory.is_stopping(&probe).await) {
-                (true, Some(why)) => results.push((probe, failed(why))),
-                (true, None) => served.push(probe),
-                (false, _) => new.push(probe),
+            if !self.inventory.serves(&probe).await {
+                new.push(probe);
+            } else if let Some(why) = self.inventory.is_stopping(&probe).await {
+                results.push((probe, failed(why)));
+            } else {
+                served.push(probe);
             }
         }
         let already: Vec<PathBuf> =

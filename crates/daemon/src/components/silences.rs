@@ -50,7 +50,7 @@ struct LastAnswer {
     answered: u64,
     /// The time of the first sample with this number of answers.
     since: Instant,
-    /// The silence that the begin of an event was published for.
+    /// The present silence, whose begin was published.
     silent: Option<Silent>,
 }
 
@@ -79,8 +79,22 @@ impl Silences {
         self.lock().retain(|(thread, _), _| is_there(thread));
     }
 
-    /// Takes a sample of a thread: the requests of all its devices.
+    /// Takes a sample of a thread: the requests of all its devices. Publishes what has changed.
     pub(crate) fn take(&self, thread: &str, load: &[DeviceLoad], now: Instant) {
+        // The log can wait for its reader, so it is written without the lock.
+        for (before, silent) in self.changes(thread, load, now) {
+            self.publish(before.as_ref(), silent.as_ref());
+        }
+    }
+
+    /// Stores a sample. Returns the silence of each device before and now.
+    fn changes(
+        &self,
+        thread: &str,
+        load: &[DeviceLoad],
+        now: Instant,
+    ) -> Vec<(Option<Silent>, Option<Silent>)> {
+        let mut changes = Vec::new();
         let answers = &mut *self.lock();
         answers.retain(|(of, device), _| of != thread || load.iter().any(|one| one.device == *device));
         for one in load {
@@ -100,13 +114,13 @@ impl Silences {
                 requests: one.in_flight.requests,
                 seconds: time.as_secs(),
             });
-            self.tell(of_device.silent.as_ref(), silent.as_ref());
-            of_device.silent = silent;
+            changes.push((std::mem::replace(&mut of_device.silent, silent.clone()), silent));
         }
+        changes
     }
 
     /// Publishes the begin or the end of a silence.
-    fn tell(&self, before: Option<&Silent>, now: Option<&Silent>) {
+    fn publish(&self, before: Option<&Silent>, now: Option<&Silent>) {
         let (one, level, text) = match (before, now) {
             (None, Some(silent)) => (silent, "error", silent.in_words()),
             (Some(was), None) => {

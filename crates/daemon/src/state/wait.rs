@@ -1,7 +1,7 @@
 //! A note about a state directory that does not answer at the start of the daemon.
 //!
-//! Owns the wait on a thread of its own. Nobody can interrupt a system call that waits for a file system, so the start goes on when the
-//! directory answers. Must not know what is read.
+//! Owns a thread that prints the note while the start reads the directory. A system call that waits for a file system cannot be
+//! interrupted, so the start continues only when the directory answers. Must not know what is read.
 
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};

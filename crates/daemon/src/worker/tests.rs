@@ -109,7 +109,10 @@ fn a_panic_ends_one_thread_and_its_devices_can_be_had_again() {
     worker.order(Order::Panic).unwrap();
     let sent = worker.order(Order::Do(Command::Stats, reply));
     let said = sent.and_then(|()| answer.wait().unwrap().map(drop)).unwrap_err().to_string();
-    assert!(said.contains("has failed: internal error"), "nobody waits for a thread that is gone: {said}");
+    assert!(
+        said.contains("has failed: internal error"),
+        "a command to a thread that has panicked gets an answer: {said}"
+    );
     worker.join();
     assert!(matches!(worker.phase(), Phase::Failed(why) if why.text().contains("internal error")));
     let (reply, answer) = oneshot();
