@@ -157,6 +157,10 @@ table! {
         LargeVolumeBelieved,
         /// A start keeps the whole index in memory, whatever the limit is.
         LoadIgnoresLimit,
+        /// A replay keeps every leaf that it changes in memory, whatever the limit is.
+        ReplayIgnoresLimit,
+        /// A leaf that the replay has changed and that is read again lacks its unwritten keys.
+        UnloadedKeysForgotten,
         /// A start wants one empty bucket more than the priorities take.
         StartWantsOneMore,
         /// Journal entries are released when their keys are being written to a leaf, not when the write has ended.

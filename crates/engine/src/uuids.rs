@@ -2,7 +2,10 @@
 //!
 //! Owns the table in memory and writes it: as a whole, to a new bucket, effective with the next journal entry (format
 //! section 7). An invalid slot is reused when the index has no key of it any more, which the caller tells. Changes are
-//! made one at a time ([`UuidTable::lock`]).
+//! made one at a time ([`UuidTable::begin_change`]).
+//!
+//! Invariant: a task that waits for a bucket does not hold the lock. The registration of a device with dirty data needs the
+//! lock, and in a full cache only the writeback of this data makes a bucket free.
 
 use std::cell::{Ref, RefCell};
 use std::rc::Rc;
@@ -14,6 +17,33 @@ use crate::alloc::Allocator;
 use crate::device::CacheDevice;
 use crate::error::EngineError;
 use crate::journal::{Journal, Urgency};
+
+/// The lock of the table, and the bucket for the next table.
+pub(crate) struct TableChange<'a> {
+    table: &'a UuidTable,
+    /// `None` after the bucket was used.
+    bucket: Option<BucketNr>,
+    _lock: Permit,
+}
+
+impl TableChange<'_> {
+    /// Changes the table and waits until it is durable. The lock is held until `self` is dropped.
+    pub(crate) async fn apply(
+        &mut self,
+        change: impl FnOnce(&mut Vec<UuidEntry>),
+    ) -> Result<(), EngineError> {
+        let bucket = self.bucket.take().expect("a change is applied once");
+        self.table.write(bucket, change).await
+    }
+}
+
+impl Drop for TableChange<'_> {
+    fn drop(&mut self) {
+        if let Some(bucket) = self.bucket {
+            self.table.alloc.give_back(&[bucket]);
+        }
+    }
+}
 
 /// The UUID table of one cache set.
 pub(crate) struct UuidTable {
@@ -79,10 +109,18 @@ impl UuidTable {
         free.or_else(|| (0..entries.len()).find(|i| reusable(*i))).map(|i| Inode(i as u32))
     }
 
-    /// Changes the table and waits until it is durable.
-    pub(crate) async fn update(&self, change: impl FnOnce(&mut Vec<UuidEntry>)) -> Result<(), EngineError> {
-        let bucket = self.alloc.take_btree_bucket().await?;
-        self.write(bucket, change).await
+    /// Waits until a bucket for a new table is ready, and takes it together with the lock. The table may have changed since
+    /// the call.
+    pub(crate) async fn begin_change(&self) -> Result<TableChange<'_>, EngineError> {
+        loop {
+            let lock = self.lock.lock().await;
+            self.device.check()?;
+            if let Some(bucket) = self.alloc.try_take_btree_bucket() {
+                return Ok(TableChange { table: self, bucket: Some(bucket), _lock: lock });
+            }
+            drop(lock);
+            self.alloc.btree_bucket_ready().await;
+        }
     }
 
     /// Changes the table if a bucket for it is ready; returns false if none is.

@@ -69,6 +69,8 @@ const RARE: &[Bug] = &[
     Bug::OlderCacheBelieved,
     Bug::StartWantsOneMore,
     Bug::LoadIgnoresLimit,
+    Bug::ReplayIgnoresLimit,
+    Bug::UnloadedKeysForgotten,
     Bug::EdgesNotDurable,
     Bug::GivenUpUpdateForgotten,
     Bug::RingBucketFreedEarly,
@@ -135,6 +137,8 @@ const SCENARIOS: &[(Bug, fn())] = &[
     (Bug::FarKeyLeftOut, refused_sets::a_leaf_with_a_key_beyond_the_largest_position),
     (Bug::LargeVolumeBelieved, refused_sets::a_flash_only_volume_beyond_the_largest_position),
     (Bug::LoadIgnoresLimit, refused_sets::a_start_keeps_no_more_of_the_index_than_it_may),
+    (Bug::ReplayIgnoresLimit, refused_sets::a_replay_keeps_no_more_of_the_index_than_it_may),
+    (Bug::UnloadedKeysForgotten, refused_sets::a_replay_keeps_no_more_of_the_index_than_it_may),
     (Bug::StartWantsOneMore, refused_sets::as_many_free_buckets_as_priorities_need_are_enough),
     (Bug::OlderCacheBelieved, older_devices::an_older_cache_is_refused_by_a_dirty_device),
 ];

@@ -185,11 +185,16 @@ impl Allocator {
             if let Some(b) = self.try_take_btree_bucket() {
                 return Ok(b);
             }
-            self.count(|c| c.btree_waits += 1);
-            // The write of priorities may wait for the journal, and must not wait while buckets are short.
-            self.journal.recheck();
-            self.wait(Purpose::Btree, || self.device.check().is_err()).await;
+            self.btree_bucket_ready().await;
         }
+    }
+
+    /// Waits until a bucket for a btree node or the UUID table may be ready, or the set has failed.
+    pub(crate) async fn btree_bucket_ready(&self) {
+        self.count(|c| c.btree_waits += 1);
+        // The write of priorities may wait for the journal, and must not wait while buckets are short.
+        self.journal.recheck();
+        self.wait(Purpose::Btree, || self.device.check().is_err()).await;
     }
 
     /// Takes a bucket for a btree node or the UUID table if one is ready.

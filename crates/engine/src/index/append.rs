@@ -16,6 +16,7 @@ use io::{Buffer, Nanos};
 use super::Index;
 use super::copies::{Copies, drop_unsettled, settle_copies};
 use super::entry::Entry;
+use super::load::load_leaf;
 use super::merged::{Merged, words_of};
 use super::node::NodeId;
 use super::rewrite::rewrite;
@@ -63,6 +64,7 @@ pub(crate) async fn write_leaf(index: &Index, id: NodeId) -> Result<(), EngineEr
         enum Next {
             Done,
             Wait,
+            Load,
             Rewrite,
             Append(Snapshot),
         }
@@ -75,8 +77,10 @@ pub(crate) async fn write_leaf(index: &Index, id: NodeId) -> Result<(), EngineEr
                 Some(n) if n.level == 0 => {
                     if n.busy {
                         Next::Wait
-                    } else if n.leaf().is_clean() || n.leaf().extents.is_none() {
+                    } else if n.leaf().is_clean() {
                         Next::Done
+                    } else if n.leaf().extents.is_none() {
+                        Next::Load
                     } else if n.leaf().must_rewrite {
                         Next::Rewrite
                     } else {
@@ -89,6 +93,7 @@ pub(crate) async fn write_leaf(index: &Index, id: NodeId) -> Result<(), EngineEr
         match next {
             Next::Done => return Ok(()),
             Next::Wait => wait_idle(index, id).await?,
+            Next::Load => load_leaf(index, id).await?,
             Next::Rewrite => return rewrite(index, &[id]).await,
             Next::Append(s) => return append(index, id, s).await,
         }
@@ -248,8 +253,23 @@ pub(crate) async fn write_leaves(index: &Rc<Index>, ids: Vec<NodeId>) -> Result<
         for t in tasks {
             t.await?;
         }
+        drop_written(index, group);
     }
     Ok(())
+}
+
+/// Drops leaves that were just written from memory while leaves take more than the limit: leaves that a replay has
+/// changed were read only to be written, and the eviction task has ended when a set stops.
+fn drop_written(index: &Index, ids: &[NodeId]) {
+    let tree = &mut *index.tree.borrow_mut();
+    for id in ids {
+        if tree.loaded_bytes() <= index.memory_limit_bytes.get() {
+            return;
+        }
+        if tree.try_node(*id).is_some_and(|n| n.level == 0 && !n.busy && n.leaf().is_clean()) {
+            tree.take_extents(*id);
+        }
+    }
 }
 
 /// Writes leaves for which no task waits, each after the journal has room for its new root.

@@ -553,7 +553,7 @@ pub(crate) async fn load_leaf(index: &Index, id: NodeId) -> Result<(), EngineErr
         };
         let result = {
             let tree = &mut *index.tree.borrow_mut();
-            // A leaf that is not in memory is clean, and no task replaces it without loading it first.
+            // No task writes or replaces a leaf that is not in memory without loading it first.
             tree.node_mut(id).leaf_mut().loading = false;
             loaded.map(|(extents, merged)| {
                 tree.set_extents(id, extents);

@@ -6,6 +6,7 @@ use format::{Bkey, Inode, JournalSeq, Ptr, Sector, Sectors};
 use io::Nanos;
 
 use super::copies::Copies;
+use super::entry::Entry;
 use super::extents::Extents;
 use super::merged::Merged;
 
@@ -60,6 +61,8 @@ pub(crate) enum Body {
 pub(crate) struct Leaf {
     /// The extents; `None` while the leaf is only on disk.
     pub(crate) extents: Option<Extents>,
+    /// The unwritten entries, ascending, while the extents are only on disk. Only a replay leaves some.
+    pub(crate) unwritten: Vec<(Inode, Entry)>,
     pub(crate) loading: bool,
     /// The merged size of the bsets on disk.
     pub(crate) merged: Merged,

@@ -18,6 +18,8 @@ use crate::alloc::Buckets;
 use crate::canary::{Bug, bug};
 use crate::policy::stripes::{DirtyStripes, StripeGeometry};
 
+mod memory;
+
 /// The greatest position, which is the bound of the last leaf and of the root.
 pub(crate) const MAX_BOUND: Bound = (Inode(0xF_FFFF), Sector(i64::MAX as u64));
 
@@ -209,10 +211,22 @@ impl Tree {
         self.leaves.splice(first..first + old.len(), new);
     }
 
+    /// The number of the leaf that covers `position`, in the order of the leaves.
+    pub(crate) fn leaf_number(&self, inode: Inode, position: Sector) -> usize {
+        let wanted = order(inode, position);
+        self.leaves.partition_point(|(bound, _)| order(bound.0, bound.1) <= wanted)
+    }
+
+    /// The leaf with a number, and the bound of the leaf before it.
+    pub(crate) fn numbered_leaf(&self, number: usize) -> Option<(Bound, NodeId)> {
+        let lower = number.checked_sub(1).and_then(|before| self.leaves.get(before));
+        let lower = lower.map_or((Inode(0), Sector(0)), |(bound, _)| *bound);
+        self.leaves.get(number).map(|(_, id)| (lower, *id))
+    }
+
     /// The leaf that covers `position`.
     pub(crate) fn leaf_at(&self, inode: Inode, position: Sector) -> NodeId {
-        let wanted = order(inode, position);
-        let at = self.leaves.partition_point(|(bound, _)| order(bound.0, bound.1) <= wanted);
+        let at = self.leaf_number(inode, position);
         self.leaves.get(at).expect("the last leaf covers the greatest position").1
     }
 
@@ -386,45 +400,6 @@ impl Tree {
             }
         }
         self.node_mut(id).leaf_mut().dirty_sectors = leaf_dirty;
-    }
-
-    /// Puts the extents of a leaf into memory.
-    pub(crate) fn set_extents(&mut self, id: NodeId, extents: Extents) {
-        self.loaded_bytes += extents.memory_bytes_hint();
-        self.clock += 1;
-        let clock = self.clock;
-        let leaf = self.node_mut(id).leaf_mut();
-        assert!(leaf.extents.is_none(), "a leaf is loaded once");
-        leaf.extents = Some(extents);
-        leaf.last_used = clock;
-    }
-
-    /// Takes the extents of a leaf out of memory.
-    pub(crate) fn take_extents(&mut self, id: NodeId) -> Option<Extents> {
-        let x = self.node_mut(id).leaf_mut().extents.take();
-        self.loaded_bytes -= x.as_ref().map_or(0, Extents::memory_bytes_hint);
-        x
-    }
-
-    /// The bytes of memory that extents take.
-    pub(crate) fn loaded_bytes(&self) -> usize {
-        self.loaded_bytes
-    }
-
-    /// The least recently used leaf that can be dropped from memory.
-    pub(crate) fn coldest_clean(&self) -> Option<NodeId> {
-        let candidates = self.leaves().filter(|id| {
-            let n = self.node(*id);
-            n.leaf().extents.is_some() && n.leaf().is_clean() && !n.busy
-        });
-        candidates.min_by_key(|id| self.node(*id).leaf().last_used)
-    }
-
-    /// The least recently used leaf in memory, with or without unwritten changes.
-    pub(crate) fn coldest_dirty(&self) -> Option<NodeId> {
-        let loaded =
-            self.leaves().filter(|id| self.node(*id).leaf().extents.is_some() && !self.node(*id).busy);
-        loaded.min_by_key(|id| self.node(*id).leaf().last_used)
     }
 
     /// The next dirty extent of `inode` at or behind `from`: start, size, pointer. Needs no leaf without dirty data in

@@ -78,8 +78,12 @@ async fn claim_slot(
     cache.device.check().inspect_err(|_| mark(Mark::RefusedByFailedSet))?;
     refuse_misfits(components, backing)?;
     let attaching = members.begin_attach(backing.uuid());
-    let slot = slot_for(components, backing).await?;
+    let present = present_slot(components, backing)?;
     drop(config);
+    let slot = match present {
+        Some(inode) => UuidSlot { inode, new: None },
+        None => new_slot(components, backing).await?,
+    };
     if let Some(number) = slot.new {
         let set_uuid = components.uuid();
         backing
@@ -95,7 +99,7 @@ async fn claim_slot(
 
 /// Gives a registration of a known device its number, first in the slot and then in the superblock of the device.
 /// An older copy of the cache device does not have this number. (The first registration gets its number from
-/// [`slot_for`].)
+/// [`new_slot`].)
 async fn number_registration(
     cache: &Cache,
     inode: Inode,
@@ -156,12 +160,7 @@ fn refuse_misfits(components: &Components, backing: &BackingDevice) -> Result<()
         let (device, set) = (backing.uuid(), components.uuid());
         return refuse(backing, DeviceRefusal::BeingAttached { device, set });
     }
-    // The slot of a flash-only volume has its data. A device with its UUID would read and change this data.
-    let of_volume = cache.uuids.slot_of(backing.uuid());
-    if of_volume.is_some_and(|inode| cache.uuids.entries()[inode.0 as usize].is_flash_only()) {
-        let (device, set) = (backing.uuid(), components.uuid());
-        return refuse(backing, DeviceRefusal::UuidOfVolume { device, set });
-    }
+    refuse_uuid_of_volume(components, backing)?;
     if backing.set_uuid() != components.uuid() && matches!(state, BackingState::Clean | BackingState::Dirty) {
         mark(Mark::RefusedOtherSet);
         let (found, expected) = (backing.set_uuid(), components.uuid());
@@ -178,33 +177,55 @@ fn refuse_misfits(components: &Components, backing: &BackingDevice) -> Result<()
     Ok(())
 }
 
-/// The slot of this device: its present slot or a new one. The caller holds the lock of the UUID table.
-async fn slot_for(components: &Components, backing: &BackingDevice) -> Result<UuidSlot, EngineError> {
-    let cache = &components.cache;
+/// Refuses a device with the UUID of a flash-only volume: it would read and change the data of the volume.
+fn refuse_uuid_of_volume(components: &Components, backing: &BackingDevice) -> Result<(), EngineError> {
+    let uuids = &components.cache.uuids;
+    let slot = uuids.slot_of(backing.uuid());
+    if slot.is_some_and(|inode| uuids.entries()[inode.0 as usize].is_flash_only()) {
+        let (device, set) = (backing.uuid(), components.uuid());
+        return refuse(backing, DeviceRefusal::UuidOfVolume { device, set });
+    }
+    Ok(())
+}
+
+/// The slot of this device, if the cached data in it is valid.
+fn present_slot(components: &Components, backing: &BackingDevice) -> Result<Option<Inode>, EngineError> {
     let state = backing.state();
-    let now = cache.rt.wall_seconds() as u32;
     let rolled_back = is_rolled_back(components, backing);
     if rolled_back && state == BackingState::Dirty {
         return refuse_rolled_back(components, backing);
     }
-    if let Some(inode) = cache.uuids.slot_of(backing.uuid()) {
-        let usable = !rolled_back && !matches!(state, BackingState::None | BackingState::Stale);
-        if usable || bug(Bug::StaleSlotReused) {
-            mark(Mark::KnownSlot);
-            return Ok(UuidSlot { inode, new: None });
-        }
-        // The device was served without this state of the cache, so the cached data of it is invalid.
-        mark(Mark::SlotOfStale);
-        cache.index.invalidate_slot(inode);
-        cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
-        cache.alloc.walks().request();
-    }
-    if state == BackingState::Dirty {
+    let usable = !rolled_back && !matches!(state, BackingState::None | BackingState::Stale);
+    let slot = components.cache.uuids.slot_of(backing.uuid());
+    let slot = slot.filter(|_| usable || bug(Bug::StaleSlotReused));
+    if slot.is_some() {
+        mark(Mark::KnownSlot);
+    } else if usable && state == BackingState::Dirty {
         mark(Mark::RefusedUnknownDirty);
         let (set, device) = (components.uuid(), backing.uuid());
         return refuse(backing, DeviceRefusal::DirtyInOtherCache { set, device });
     }
+    Ok(slot)
+}
+
+/// Gives this device a new slot, and makes its old slot invalid. No other caller can attach the device meanwhile.
+async fn new_slot(components: &Components, backing: &BackingDevice) -> Result<UuidSlot, EngineError> {
+    let cache = &components.cache;
+    let now = cache.rt.wall_seconds() as u32;
+    if cache.uuids.slot_of(backing.uuid()).is_some() {
+        let mut table = cache.uuids.begin_change().await?;
+        refuse_uuid_of_volume(components, backing)?;
+        if let Some(inode) = cache.uuids.slot_of(backing.uuid()) {
+            // The device was served without this state of the cache, so the cached data of it is invalid.
+            mark(Mark::SlotOfStale);
+            cache.index.invalidate_slot(inode);
+            table.apply(|u| u[inode.0 as usize].invalidate(now)).await?;
+            cache.alloc.walks().request();
+        }
+    }
     mark(Mark::NewSlot);
+    let mut table = cache.uuids.begin_change().await?;
+    refuse_uuid_of_volume(components, backing)?;
     let Some(inode) = free_slot_after_walk(cache).await? else {
         mark(Mark::RefusedNoSlot);
         let slots = cache.uuids.entries().len();
@@ -214,7 +235,7 @@ async fn slot_for(components: &Components, backing: &BackingDevice) -> Result<Uu
     let mut entry = UuidEntry::backing(backing.uuid(), backing.label_bytes(), now);
     // The old number belongs to another set or to an invalid slot.
     entry.register(number, None);
-    cache.uuids.update(|u| u[inode.0 as usize] = entry).await?;
+    table.apply(|u| u[inode.0 as usize] = entry).await?;
     Ok(UuidSlot { inode, new: Some(number) })
 }
 
@@ -310,7 +331,7 @@ async fn create_volume_now(
     if size == Sectors::ZERO || size.0 > MAX_POSITION.0 {
         return Err(Refusal::VolumeSize { most: MAX_POSITION, size }.into());
     }
-    let _config = cache.uuids.lock().await;
+    let mut table = cache.uuids.begin_change().await?;
     let Some(inode) = free_slot_after_walk(cache).await? else {
         return Err(Refusal::NoSlot { slots: cache.uuids.entries().len() }.into());
     };
@@ -318,7 +339,7 @@ async fn create_volume_now(
         return Err(Refusal::LabelTooLong { bytes: label.len() }.into());
     };
     let entry = UuidEntry::volume(uuid, bytes, size, cache.rt.wall_seconds() as u32);
-    cache.uuids.update(|u| u[inode.0 as usize] = entry).await?;
+    table.apply(|u| u[inode.0 as usize] = entry).await?;
     let volume = Volume::flash_only(cache, inode, size, label.to_owned());
     components.members.add(volume.clone());
     Ok(volume)
@@ -337,13 +358,13 @@ async fn delete_volume_now(components: &Components, inode: Inode) -> Result<(), 
         return Err(Refusal::NotFlashOnly { inode }.into());
     };
     volume.stop().await?;
-    let _config = cache.uuids.lock().await;
+    let mut table = cache.uuids.begin_change().await?;
     // Another caller may have deleted the volume meanwhile. Then the slot may be that of a new volume.
     if !members.volumes().iter().any(|v| Rc::ptr_eq(v, &volume)) {
         return Err(Refusal::Deleted { inode }.into());
     }
     let now = cache.rt.wall_seconds() as u32;
-    cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
+    table.apply(|u| u[inode.0 as usize].invalidate(now)).await?;
     cache.index.invalidate_slot(inode);
     members.remove(&volume);
     cache.alloc.walks().request();
@@ -437,15 +458,22 @@ async fn detach_drained(
         .await?;
     // The lock is taken only here: the steps before wait for this backing device without a limit. Holders of the lock
     // wait for the cache device, and in a walk at most 5 s for a backing device that does not answer.
-    let _config = cache.uuids.lock().await;
+    let config = cache.uuids.lock().await;
     // From here on the device has no cache. If the update of the slot below fails, the slot is still invalid,
     // because the superblock of the device does not name the set.
     cache.index.invalidate_slot(inode);
     volume.detached();
     members.remove_with_device(volume, inode);
+    let entry = cache.uuids.entries()[inode.0 as usize];
     drop(guard);
-    let now = cache.rt.wall_seconds() as u32;
-    cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
+    drop(config);
+    let mut table = cache.uuids.begin_change().await?;
+    // If the device was registered again meanwhile, it has another entry.
+    if cache.uuids.entries()[inode.0 as usize] == entry {
+        let now = cache.rt.wall_seconds() as u32;
+        table.apply(|u| u[inode.0 as usize].invalidate(now)).await?;
+    }
+    drop(table);
     cache.alloc.walks().request();
     backing.emit_state(BackingState::None, &cache.device);
     Ok(())

@@ -12,6 +12,7 @@ mod members;
 mod memory;
 mod open;
 mod recover;
+mod replay;
 mod stop;
 
 use std::rc::Rc;

@@ -110,8 +110,7 @@ async fn open_device(cache: Disk, options: SetOptions) -> Result<Rc<Components>,
     if old_uuids {
         // Journal entries of this version imply slots of 128 bytes, so the table is written first (format section
         // 7).
-        let _lock = cache.uuids.lock().await;
-        cache.uuids.update(|_| ()).await?;
+        cache.uuids.begin_change().await?.apply(|_| ()).await?;
     }
     start_volumes(&components);
     Ok(components)

@@ -1,4 +1,4 @@
-//! Recovery: reads the state of a set from its cache device, and replays the keys of the journal in memory.
+//! Recovery: reads the state of a set from its cache device, and has the keys of the journal replayed in memory.
 //!
 //! Recovery needs no free place in the journal: replayed keys pin the entries in which they were found, and are written
 //! to their leaves later.
@@ -7,21 +7,18 @@
 
 use std::rc::Rc;
 
-use format::{
-    Bkey, BucketNr, CacheSuper, FooterLayout, Inode, JournalSeq, Jset, Ptr, Replay, Sector, Sectors,
-};
-use io::{CrashLogRef, Disk, Nanos, Reservation};
+use format::{BucketNr, CacheSuper, FooterLayout, Inode, Jset, Replay, Sector, Sectors};
+use io::{CrashLogRef, Disk, Reservation};
 
 use super::open::SetOptions;
+use super::replay::Replayer;
 use crate::alloc::{Buckets, LoadedPrios, apply_prios, load_prios};
 use crate::canary::{Bug, Mark, bug, mark};
-use crate::damage::{Flaw, KeyFlaw};
-use crate::device::{CacheDevice, Reader, Tick};
+use crate::damage::Flaw;
+use crate::device::{CacheDevice, Reader};
 use crate::error::{EngineError, Place};
 use crate::events::SetEvent;
-use crate::index::{
-    LeafChange, LoadedTree, MAX_POSITION, Tree, Via, account_tree, claim_metadata, load_tree, names_data,
-};
+use crate::index::{LoadedTree, MAX_POSITION, Tree, account_tree, claim_metadata, load_tree};
 use crate::journal::{DurableEntries, Journal, Layout, Ring, newer_entries, scan};
 
 /// The state that recovery has read from the cache device.
@@ -91,9 +88,15 @@ pub(super) async fn recover(
         replays_keys: keys > 0,
     };
     let journal = Journal::new(device.clone(), layout, read.ring, entries);
-    let mut replayer =
-        Replayer { tree: &mut tree, buckets: &mut buckets, journal: &journal, reader: &reader };
-    replayer.apply_all(&read.replay).await?;
+    let mut replayer = Replayer {
+        tree: &mut tree,
+        buckets: &mut buckets,
+        journal: &journal,
+        reader: &reader,
+        entries: &read.replay.entries,
+        limit_bytes,
+    };
+    replayer.apply_all(memory).await?;
     // Entries of the crash log are written to the journal before any new key.
     for entry in read.replay.entries.iter().skip(read.on_device) {
         mark(Mark::ReplayedCrashLog);
@@ -172,86 +175,6 @@ async fn load_index(
     }
     account_tree(reader, &mut loaded.tree, buckets).await.inspect_err(|_| mark(Mark::BadNode))?;
     Ok(loaded)
-}
-
-/// Applies the keys of the journal to the index in memory.
-struct Replayer<'a> {
-    tree: &'a mut Tree,
-    buckets: &'a mut Buckets,
-    journal: &'a Journal,
-    reader: &'a Reader<'a>,
-}
-
-impl Replayer<'_> {
-    /// Applies the keys of all entries, in order. The leaves pin the entries.
-    async fn apply_all(&mut self, replay: &Replay) -> Result<(), EngineError> {
-        let skipped = usize::from(bug(Bug::ReplayBeginsTooLate));
-        if replay.entries.iter().all(|e| e.keys.is_empty()) {
-            mark(Mark::NothingToReplay);
-        }
-        for entry in replay.entries.iter().skip(skipped) {
-            for key in &entry.keys {
-                self.apply(entry.seq, key).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Applies a key of the entry `seq`. A key without sectors changes nothing.
-    async fn apply(&mut self, seq: JournalSeq, key: &Bkey) -> Result<(), EngineError> {
-        let end = key.offset();
-        let Some(mut start) = key.start().filter(|s| *s < end) else { return Ok(()) };
-        mark(Mark::Replayed);
-        if key.pointer().is_none() {
-            mark(Mark::ReplayedHole);
-            if bug(Bug::ReplayDropsHoles) {
-                return Ok(());
-            }
-        } else if key.pointer().is_some_and(|p| !self.buckets.is_current(p)) {
-            mark(Mark::ReplayedStale);
-        }
-        let mut new = self.checked(seq, key)?;
-        let journal = self.journal;
-        while start < end {
-            let via = if bug(Bug::ReplayedNotPinned) {
-                Via::LeafOnly { data: Tick::default(), direct: None, durable: journal.durable() }
-            } else {
-                Via::Journal(seq)
-            };
-            let now = Nanos(0);
-            let id = self.tree.leaf_at(key.inode(), start);
-            self.reader.load_again(self.tree, id).await?;
-            let done = self.tree.node(id).clip(key.inode(), end);
-            let pin = &mut |seq| journal.pin(seq);
-            let change = LeafChange { leaf: id, inode: key.inode(), start, end: done, new, via, now };
-            self.tree.change(&change, self.buckets, pin);
-            new = new.map(|(p, dirty)| (p.advanced(done - start), dirty));
-            start = done;
-        }
-        Ok(())
-    }
-
-    /// Checks a key. Returns its pointer and its dirty flag, or `None` if it acts as a hole.
-    fn checked(&mut self, seq: JournalSeq, key: &Bkey) -> Result<Option<(Ptr, bool)>, EngineError> {
-        let (place, end) = (self.reader.place, key.offset());
-        let bad = |why| {
-            let flaw = Flaw::JournalKey { entry: seq, inode: key.inode(), end, why };
-            place.damage(Sector(0), flaw)
-        };
-        if end > MAX_POSITION {
-            return Err(bad(KeyFlaw::TooFar { most: MAX_POSITION }));
-        }
-        // A stale key still replaces older keys: it acts as a hole (format section 4.5).
-        let new = key
-            .pointer()
-            .filter(|p| p.is_available() && self.buckets.is_current(*p))
-            .map(|p| (p, key.dirty()));
-        if let Some((ptr, _)) = new {
-            names_data(self.buckets, ptr, key.size()).map_err(bad)?;
-            self.buckets.note_footer_room(ptr, key.size());
-        }
-        Ok(new)
-    }
 }
 
 /// Checks the UUID table by the rules of the format, and that every position of a flash-only volume fits into the

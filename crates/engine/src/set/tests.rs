@@ -235,3 +235,42 @@ fn a_policy_whose_caller_has_given_up_is_used() {
         set.stop().await.unwrap();
     });
 }
+
+/// A change of the UUID table waited for a bucket under the lock that the registration of a device with dirty data needs:
+/// in a full cache, only the writeback of that data would have made a bucket free.
+#[test]
+fn a_device_is_registered_while_a_change_of_the_table_waits_for_a_bucket() {
+    run(|rt| async move {
+        let cache_device = Watching::new(2048);
+        let set = open_set(&cache_device, &rt, (16, false), SetOptions::default()).await;
+        let backing = backing_device(&TestDisk::new(8192), &rt);
+        let known = set.attached(backing.clone()).await.unwrap();
+        set.release(&known).await.unwrap();
+        let alloc = set.cache().alloc.clone();
+        let mut taken = Vec::new();
+        let mut before = usize::MAX;
+        while before != taken.len() {
+            before = taken.len();
+            taken.extend(std::iter::from_fn(|| alloc.try_take_btree_bucket()));
+            rt.sleep(MINUTE).await;
+        }
+        let theirs = set.clone();
+        let create = async move { theirs.create_volume(format::Uuid([7; 16]), Sectors(64), "new").await };
+        let mut created = rt.spawn(create);
+        assert!(
+            matches!(select(&mut created, rt.sleep(MINUTE)).await, Either::Right(())),
+            "no bucket is free"
+        );
+
+        let theirs = set.clone();
+        let mut attached = rt.spawn(async move { theirs.attached(backing).await });
+        match select(&mut attached, rt.sleep(MINUTE)).await {
+            Either::Left(again) => assert_eq!(again.unwrap().inode(), Some(format::Inode(0))),
+            Either::Right(()) => panic!("the registration waits for the change of the table"),
+        }
+
+        alloc.give_back(&taken);
+        assert_eq!(created.await.unwrap().label_or_name(), "new");
+        set.stop().await.unwrap();
+    });
+}

@@ -74,9 +74,9 @@ async fn write_label_of_slot(
     uuid: Option<Uuid>,
     label: [u8; 32],
 ) -> Result<(), EngineError> {
-    let _config = cache.uuids.lock().await;
+    let mut table = cache.uuids.begin_change().await?;
     if cache.uuids.uuid_of(inode) != uuid {
         return Ok(());
     }
-    cache.uuids.update(|u| u[inode.0 as usize].label = label).await
+    table.apply(|u| u[inode.0 as usize].label = label).await
 }
