@@ -178,6 +178,8 @@ table! {
         /// The reclaim task writes only the leaves that it found first, and not the successor of a leaf that was
         /// replaced meanwhile.
         ReclaimLooksOnce,
+        /// The reserve of the journal is at most half of the ring, also if more leaves are pinned.
+        ReserveOfHalfARing,
         /// Keys leave no room in the journal for the entries that free it.
         JournalWithoutReserve,
         /// A read whose volume was detached meanwhile looks up in the former slot of the volume.

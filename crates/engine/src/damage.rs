@@ -193,6 +193,14 @@ pub enum Flaw {
         /// The end of the extent.
         end: Sector,
     },
+    /// The leaves are not in ascending order.
+    #[error("leaf: expected a bound behind {}:{}, found {}:{}", lower.0, lower.1, found.0, found.1)]
+    LeafOrder {
+        /// The bound of the leaf before.
+        lower: (Inode, Sector),
+        /// The bound of the leaf.
+        found: (Inode, Sector),
+    },
     /// A key of data in a leaf.
     #[error("key {inode}:{end}: {why}")]
     LeafKey {

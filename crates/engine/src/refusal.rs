@@ -164,6 +164,9 @@ pub enum Refusal {
     /// A device answered without an error and without the buffer of the request.
     #[error("device closed")]
     Closed,
+    /// The set stops before the change was made.
+    #[error("the set is being stopped")]
+    Stopping,
     /// The set is disabled, and the failure is not known.
     #[error("the set is disabled")]
     SetFailed,
@@ -257,8 +260,8 @@ pub enum DeviceRefusal {
         /// The UUID of the set.
         set: Uuid,
     },
-    /// Another caller attaches a device with this UUID.
-    #[error("a device with UUID {device} is being attached to set {set}")]
+    /// Another caller attaches or detaches a device with this UUID.
+    #[error("a device with UUID {device} is being attached to or detached from set {set}")]
     BeingAttached {
         /// The UUID of the device.
         device: Uuid,

@@ -17,6 +17,7 @@ use crate::alloc::Allocator;
 use crate::device::CacheDevice;
 use crate::error::EngineError;
 use crate::journal::{Journal, Urgency};
+use crate::refusal::Refusal;
 
 /// The lock of the table, and the bucket for the next table.
 pub(crate) struct TableChange<'a> {
@@ -119,7 +120,11 @@ impl UuidTable {
                 return Ok(TableChange { table: self, bucket: Some(bucket), _lock: lock });
             }
             drop(lock);
-            self.alloc.btree_bucket_ready().await;
+            self.alloc.btree_bucket_ready(|| self.device.is_stopping()).await;
+            if self.device.is_stopping() {
+                self.device.check()?;
+                return Err(Refusal::Stopping.into());
+            }
         }
     }
 
@@ -150,7 +155,9 @@ impl UuidTable {
         self.device.write_metadata(ptr.offset(), buffer).await?;
         let old = self.journal.roots().uuid_bucket;
         let key = Bkey::uuid_bucket(g.meta_sectors, ptr);
-        self.journal.commit_roots(|| Urgency::CanWait, |r| r.uuid_bucket = key).await?;
+        // Leaf writes that free the journal may wait for buckets, and the writeback that makes buckets free for the lock.
+        let urgency = || if self.alloc.is_short_of_btree() { Urgency::Frees } else { Urgency::CanWait };
+        self.journal.commit_roots(urgency, |r| r.uuid_bucket = key).await?;
         match old.pointer() {
             Some(p) => self.alloc.free_metadata(p),
             None => self.alloc.recheck(),

@@ -53,6 +53,7 @@ const RARE: &[Bug] = &[
     Bug::InvalidKeysCounted,
     Bug::JournalHoldersWait,
     Bug::JournalWithoutReserve,
+    Bug::ReserveOfHalfARing,
     Bug::CrashLogWithoutReserve,
     Bug::ReadOutlastsDetach,
     Bug::ReleaseOvertakesUpdate,

@@ -185,16 +185,16 @@ impl Allocator {
             if let Some(b) = self.try_take_btree_bucket() {
                 return Ok(b);
             }
-            self.btree_bucket_ready().await;
+            self.btree_bucket_ready(|| self.device.check().is_err()).await;
         }
     }
 
-    /// Waits until a bucket for a btree node or the UUID table may be ready, or the set has failed.
-    pub(crate) async fn btree_bucket_ready(&self) {
+    /// Waits until a bucket for a btree node or the UUID table may be ready, or `give_up` is true.
+    pub(crate) async fn btree_bucket_ready(&self, give_up: impl Fn() -> bool) {
         self.count(|c| c.btree_waits += 1);
         // The write of priorities may wait for the journal, and must not wait while buckets are short.
         self.journal.recheck();
-        self.wait(Purpose::Btree, || self.device.check().is_err()).await;
+        self.wait(Purpose::Btree, give_up).await;
     }
 
     /// Takes a bucket for a btree node or the UUID table if one is ready.

@@ -58,6 +58,7 @@ pub(crate) fn queue_leaf(index: &Index, tree: &mut Tree, id: NodeId) {
 
 /// Writes all changes of a leaf that are not on disk yet.
 pub(crate) async fn write_leaf(index: &Index, id: NodeId) -> Result<(), EngineError> {
+    let mut loaded = false;
     loop {
         index.device.check()?;
         settle_copies(index, id).await;
@@ -93,9 +94,18 @@ pub(crate) async fn write_leaf(index: &Index, id: NodeId) -> Result<(), EngineEr
         match next {
             Next::Done => return Ok(()),
             Next::Wait => wait_idle(index, id).await?,
-            Next::Load => load_leaf(index, id).await?,
+            Next::Load => {
+                load_leaf(index, id).await?;
+                loaded = true;
+            }
             Next::Rewrite => return rewrite(index, &[id]).await,
-            Next::Append(s) => return append(index, id, s).await,
+            Next::Append(s) => {
+                append(index, id, s).await?;
+                if loaded {
+                    drop_written(index, id);
+                }
+                return Ok(());
+            }
         }
     }
 }
@@ -253,22 +263,16 @@ pub(crate) async fn write_leaves(index: &Rc<Index>, ids: Vec<NodeId>) -> Result<
         for t in tasks {
             t.await?;
         }
-        drop_written(index, group);
     }
     Ok(())
 }
 
-/// Drops leaves that were just written from memory while leaves take more than the limit: leaves that a replay has
-/// changed were read only to be written, and the eviction task has ended when a set stops.
-fn drop_written(index: &Index, ids: &[NodeId]) {
+/// Drops a leaf that was read only to be written, if leaves take more memory than the limit. Replays leave such leaves.
+fn drop_written(index: &Index, id: NodeId) {
     let tree = &mut *index.tree.borrow_mut();
-    for id in ids {
-        if tree.loaded_bytes() <= index.memory_limit_bytes.get() {
-            return;
-        }
-        if tree.try_node(*id).is_some_and(|n| n.level == 0 && !n.busy && n.leaf().is_clean()) {
-            tree.take_extents(*id);
-        }
+    let over = tree.loaded_bytes() > index.memory_limit_bytes.get();
+    if over && tree.try_node(id).is_some_and(|n| n.level == 0 && !n.busy && n.leaf().is_clean()) {
+        tree.take_extents(id);
     }
 }
 

@@ -356,6 +356,7 @@ impl Loading<'_> {
     fn end(self) -> Result<LoadedTree, EngineError> {
         let mut tree = self.tree.ok_or_else(|| self.reader.place.damage(Sector(0), Flaw::NoRoot))?;
         tree.rebuild_directory();
+        check_order(self.reader, &tree)?;
         if self.node_buckets.len() > 1 {
             mark(Mark::TreeLoaded);
         }
@@ -364,6 +365,26 @@ impl Loading<'_> {
         }
         Ok(LoadedTree { tree, events: self.events })
     }
+}
+
+/// Checks that the bounds of the leaves ascend. Each node has its children in order, but may begin before its left
+/// neighbour ends.
+fn check_order(reader: &Reader<'_>, tree: &Tree) -> Result<(), EngineError> {
+    let mut lower: Option<Bound> = None;
+    for id in tree.leaves() {
+        let (found, ptr) = (tree.node(id).bound, tree.node(id).ptr);
+        if let Some(lower) = lower.filter(|lower| *lower >= found) {
+            let bucket = reader.geometry.bucket_of(ptr.offset()).map(|b| (b, Some(ptr.generation())));
+            return Err(reader.place.damage_at(
+                ptr.offset(),
+                bucket,
+                Vec::new(),
+                Flaw::LeafOrder { lower, found },
+            ));
+        }
+        lower = Some(found);
+    }
+    Ok(())
 }
 
 /// Makes the node in memory of a node that was read.

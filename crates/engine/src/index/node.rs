@@ -62,7 +62,7 @@ pub(crate) struct Leaf {
     /// The extents; `None` while the leaf is only on disk.
     pub(crate) extents: Option<Extents>,
     /// The unwritten entries, ascending, while the extents are only on disk. Only a replay leaves some.
-    pub(crate) unwritten: Vec<(Inode, Entry)>,
+    pub(crate) unwritten: Box<[(Inode, Entry)]>,
     pub(crate) loading: bool,
     /// The merged size of the bsets on disk.
     pub(crate) merged: Merged,

@@ -40,6 +40,10 @@ const HEADER_BYTES: usize = 240;
 /// Largest entry (format section 9.1).
 const MAX_ENTRY_BYTES: usize = 32768;
 
+/// The reserve of a large ring is at most half of it: most writes of large nodes are appends, which need no entry. The
+/// reserve of a small ring, whose nodes are small too, may exceed half: keys then wait until leaves are written.
+const MOST_RESERVED_BLOCKS: u64 = 1024;
+
 /// The open entry, the ring and the pins, which change together.
 struct JournalState {
     /// The keys of the open entry.
@@ -65,12 +69,17 @@ impl JournalState {
         if bug(Bug::JournalWithoutReserve) {
             return 0;
         }
-        (2 * (self.pins.total() + 1) + 4).min(self.ring.blocks() / 2)
+        let half = self.ring.blocks() / 2;
+        // Without a pinned leaf, every ring must have room for a key.
+        let most = if bug(Bug::ReserveOfHalfARing) { half } else { half.max(MOST_RESERVED_BLOCKS) };
+        (6.min(half) + 2 * self.pins.total()).min(most)
     }
 
     /// The number of blocks that roots leave free if they can wait.
     fn reserve_of_roots(&self) -> u64 {
-        (self.pins.total() + 2).min(self.ring.blocks() / 4)
+        let quarter = self.ring.blocks() / 4;
+        let most = if bug(Bug::ReserveOfHalfARing) { quarter } else { quarter.max(MOST_RESERVED_BLOCKS / 2) };
+        (2.min(quarter) + self.pins.total()).min(most)
     }
 }
 

@@ -18,6 +18,7 @@ use crate::error::EngineError;
 use crate::events::SetEvent;
 use crate::index::{Durability, MAX_POSITION, NotLoaded};
 use crate::refusal::{DeviceRefusal, Refusal};
+use crate::uuids::TableChange;
 use crate::volume::{Blocks, Cache, Volume};
 
 /// The slot of a device in the UUID table.
@@ -224,13 +225,12 @@ async fn new_slot(components: &Components, backing: &BackingDevice) -> Result<Uu
         }
     }
     mark(Mark::NewSlot);
-    let mut table = cache.uuids.begin_change().await?;
-    refuse_uuid_of_volume(components, backing)?;
-    let Some(inode) = free_slot_after_walk(cache).await? else {
+    let Some((inode, mut table)) = begin_new_slot(cache).await? else {
         mark(Mark::RefusedNoSlot);
         let slots = cache.uuids.entries().len();
         return refuse(backing, DeviceRefusal::NoSlot { slots });
     };
+    refuse_uuid_of_volume(components, backing)?;
     let number = RegistrationNr::from_random(cache.rt.random());
     let mut entry = UuidEntry::backing(backing.uuid(), backing.label_bytes(), now);
     // The old number belongs to another set or to an invalid slot.
@@ -239,15 +239,21 @@ async fn new_slot(components: &Components, backing: &BackingDevice) -> Result<Uu
     Ok(UuidSlot { inode, new: Some(number) })
 }
 
-/// A free slot. If there is none, walks the index first: before a walk, an invalid slot counts as used, because the
-/// index may still have keys of it. The caller holds the lock of the UUID table during the walk.
-async fn free_slot_after_walk(cache: &Cache) -> Result<Option<Inode>, EngineError> {
-    let free = || cache.uuids.free_slot(|inode| cache.index.is_invalid_slot(inode));
-    if let Some(inode) = free() {
-        return Ok(Some(inode));
+/// Finds a free slot and begins the change that gives it away. If there is none, walks the index first: before a walk, an
+/// invalid slot counts as used, because the index may still have keys of it. The walk may wait for buckets, so it is made
+/// without the lock of the UUID table.
+async fn begin_new_slot(cache: &Cache) -> Result<Option<(Inode, TableChange<'_>)>, EngineError> {
+    for walked in [false, true] {
+        let table = cache.uuids.begin_change().await?;
+        if let Some(inode) = cache.uuids.free_slot(|inode| cache.index.is_invalid_slot(inode)) {
+            return Ok(Some((inode, table)));
+        }
+        drop(table);
+        if !walked {
+            crate::gc::collect(&cache.gc).await?;
+        }
     }
-    crate::gc::collect(&cache.gc).await?;
-    Ok(free())
+    Ok(None)
 }
 
 /// Refuses a device if the cache has dirty data for sectors outside its data area, which could never be written
@@ -331,8 +337,7 @@ async fn create_volume_now(
     if size == Sectors::ZERO || size.0 > MAX_POSITION.0 {
         return Err(Refusal::VolumeSize { most: MAX_POSITION, size }.into());
     }
-    let mut table = cache.uuids.begin_change().await?;
-    let Some(inode) = free_slot_after_walk(cache).await? else {
+    let Some((inode, mut table)) = begin_new_slot(cache).await? else {
         return Err(Refusal::NoSlot { slots: cache.uuids.entries().len() }.into());
     };
     let Some(bytes) = format::superblock::label_bytes(label) else {
@@ -464,15 +469,13 @@ async fn detach_drained(
     cache.index.invalidate_slot(inode);
     volume.detached();
     members.remove_with_device(volume, inode);
-    let entry = cache.uuids.entries()[inode.0 as usize];
     drop(guard);
+    // A copy of the device from before the detach would be served with the data of the slot.
+    let _detaching = members.begin_attach(backing.uuid());
     drop(config);
     let mut table = cache.uuids.begin_change().await?;
-    // If the device was registered again meanwhile, it has another entry.
-    if cache.uuids.entries()[inode.0 as usize] == entry {
-        let now = cache.rt.wall_seconds() as u32;
-        table.apply(|u| u[inode.0 as usize].invalidate(now)).await?;
-    }
+    let now = cache.rt.wall_seconds() as u32;
+    table.apply(|u| u[inode.0 as usize].invalidate(now)).await?;
     drop(table);
     cache.alloc.walks().request();
     backing.emit_state(BackingState::None, &cache.device);

@@ -43,7 +43,7 @@ impl Members {
         self.attaching.borrow().contains(&device)
     }
 
-    /// Keeps other callers from attaching a device until the guard is dropped.
+    /// Keeps other callers from attaching a device with this UUID until the guard is dropped.
     pub(super) fn begin_attach(self: &Rc<Self>, device: Uuid) -> Attaching {
         self.attaching.borrow_mut().insert(device);
         Attaching { members: self.clone(), device }

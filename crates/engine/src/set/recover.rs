@@ -45,6 +45,19 @@ struct ReadJournal {
     ring_buckets: Vec<BucketNr>,
 }
 
+impl ReadJournal {
+    /// The number of keys to replay.
+    fn keys(&self) -> u64 {
+        self.replay.entries.iter().map(|e| e.keys.len() as u64).sum()
+    }
+
+    fn durable_entries(&self) -> DurableEntries {
+        let newest = &self.newest;
+        let (oldest, replays_keys) = (self.replay.oldest, self.keys() > 0);
+        DurableEntries { newest: newest.seq, oldest, roots: newest.roots(), replays_keys }
+    }
+}
+
 /// Reads journal, priorities, UUID table and index, and replays the keys of the journal in memory.
 pub(super) async fn recover(
     device: &Rc<CacheDevice>,
@@ -67,36 +80,28 @@ pub(super) async fn recover(
     if let Some(footers) = superblock.checksum_key().and_then(|_| FooterLayout::of(g)) {
         buckets.leave_footer_room(footers.data_sectors());
     }
-    let uuids = read_uuids(cache, place, newest).await.inspect_err(|_| mark(Mark::BadUuids))?;
-    check_uuids(&uuids, newest, place).inspect_err(|_| mark(Mark::BadUuids))?;
-    let uuids_sector = newest.uuid_bucket.pointer().map_or(Sector(0), |p| p.offset());
-    let uuids = fitted(uuids, g.nr_uuids as usize).map_err(|flaw| place.damage(uuids_sector, flaw))?;
+    let uuids = load_uuids(&reader, newest).await?;
     let LoadedTree { mut tree, mut events } = load_index(&reader, &read, limit_bytes, &mut buckets).await?;
-    check_owners(&tree, &uuids).map_err(|flaw| place.damage(uuids_sector, flaw))?;
+    check_owners(&tree, &uuids).map_err(|flaw| place.damage(uuids_sector(newest), flaw))?;
 
+    let (keys, entries) = (read.keys(), read.durable_entries());
     let layout = Layout {
         buckets: read.ring_buckets,
         bucket_sectors: g.bucket_sectors,
         magic: reader.magic,
         block_sectors: g.block_sectors,
     };
-    let keys: u64 = read.replay.entries.iter().map(|e| e.keys.len() as u64).sum();
-    let entries = DurableEntries {
-        newest: newest.seq,
-        oldest: read.replay.oldest,
-        roots: newest.roots(),
-        replays_keys: keys > 0,
-    };
     let journal = Journal::new(device.clone(), layout, read.ring, entries);
-    let mut replayer = Replayer {
+    Replayer {
         tree: &mut tree,
         buckets: &mut buckets,
         journal: &journal,
         reader: &reader,
         entries: &read.replay.entries,
         limit_bytes,
-    };
-    replayer.apply_all(memory).await?;
+    }
+    .apply_all(memory)
+    .await?;
     // Entries of the crash log are written to the journal before any new key.
     for entry in read.replay.entries.iter().skip(read.on_device) {
         mark(Mark::ReplayedCrashLog);
@@ -110,6 +115,20 @@ pub(super) async fn recover(
     // The memory of the entries is free now.
     memory.shrink_to(tables_bytes);
     Ok(Recovered { buckets, tree, journal, prios, uuids, old_uuids, events })
+}
+
+/// The first sector of the UUID table that an entry names.
+fn uuids_sector(newest: &Jset) -> Sector {
+    newest.uuid_bucket.pointer().map_or(Sector(0), |p| p.offset())
+}
+
+/// Reads and checks the UUID table. The table has as many slots as this machine writes.
+async fn load_uuids(reader: &Reader<'_>, newest: &Jset) -> Result<Vec<format::UuidEntry>, EngineError> {
+    let place = reader.place;
+    let uuids = read_uuids(reader.disk, place, newest).await.inspect_err(|_| mark(Mark::BadUuids))?;
+    check_uuids(&uuids, newest, place).inspect_err(|_| mark(Mark::BadUuids))?;
+    let slots = reader.geometry.nr_uuids as usize;
+    fitted(uuids, slots).map_err(|flaw| place.damage(uuids_sector(newest), flaw))
 }
 
 /// Reads the journal ring and the crash log, and checks keys and roots.
@@ -180,7 +199,7 @@ async fn load_index(
 /// Checks the UUID table by the rules of the format, and that every position of a flash-only volume fits into the
 /// index.
 fn check_uuids(uuids: &[format::UuidEntry], newest: &Jset, place: &Place) -> Result<(), EngineError> {
-    let sector = newest.uuid_bucket.pointer().map_or(Sector(0), |p| p.offset());
+    let sector = uuids_sector(newest);
     format::uuid_table::check_uuid_table(uuids).map_err(|c| place.corrupt(sector, &c))?;
     let too_large = |u: &format::UuidEntry| u.is_live() && u.is_flash_only() && u.sectors.0 > MAX_POSITION.0;
     match uuids.iter().enumerate().find(|(_, u)| too_large(u)) {
@@ -220,8 +239,7 @@ async fn read_uuids(
     place: &Place,
     newest: &Jset,
 ) -> Result<Vec<format::UuidEntry>, EngineError> {
-    let key = newest.uuid_bucket;
-    let sector = key.pointer().map_or(Sector(0), |p| p.offset());
+    let (key, sector) = (newest.uuid_bucket, uuids_sector(newest));
     let buffer = cache.runtime().pool().take(key.size().bytes() as usize);
     let (buffer, result) = cache.read(sector, buffer).await;
     result?;

@@ -30,9 +30,9 @@ pub(super) struct Replayer<'a> {
     pub(super) limit_bytes: usize,
 }
 
-/// The part of a key that lies in one leaf. The order of parts is that in which they are applied.
+/// A key in one leaf that it changes. The order of these is that in which they are applied.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Part {
+struct LeafKey {
     /// The number of the leaf, in the order of the leaves.
     leaf: u32,
     /// The index of the entry.
@@ -47,61 +47,72 @@ impl Replayer<'_> {
         if self.entries.iter().all(|e| e.keys.is_empty()) {
             mark(Mark::NothingToReplay);
         }
-        let mut parts = self.parts(memory)?;
-        parts.sort_unstable();
-        let mut parts = parts.as_slice();
-        while let Some(first) = parts.first() {
-            let (same, rest) = parts.split_at(parts.partition_point(|p| p.leaf == first.leaf));
+        let mut keys = self.keys_of_leaves(memory)?;
+        keys.sort_unstable();
+        let mut keys = keys.as_slice();
+        while let Some(first) = keys.first() {
+            let (same, rest) = keys.split_at(keys.partition_point(|k| k.leaf == first.leaf));
             self.apply_to_leaf(first.leaf as usize, same).await?;
-            parts = rest;
+            keys = rest;
         }
         Ok(())
     }
 
-    /// The parts of all keys. A key without sectors has none.
-    fn parts(&self, memory: &mut Reservation) -> Result<Vec<Part>, EngineError> {
-        let mut parts = Vec::new();
+    /// Every key in each leaf that it changes. A key without sectors changes none.
+    fn keys_of_leaves(&self, memory: &mut Reservation) -> Result<Vec<LeafKey>, EngineError> {
         let skipped = usize::from(bug(Bug::ReplayBeginsTooLate));
-        for (entry, jset) in (0..).zip(self.entries).skip(skipped) {
-            let before = parts.len();
-            for (key, k) in (0..).zip(&jset.keys) {
-                let Some(start) = k.start().filter(|s| *s < k.offset()) else { continue };
-                mark(Mark::Replayed);
-                if k.pointer().is_none() {
-                    mark(Mark::ReplayedHole);
-                    if bug(Bug::ReplayDropsHoles) {
-                        continue;
-                    }
-                } else if k.pointer().is_some_and(|p| !self.buckets.is_current(p)) {
-                    mark(Mark::ReplayedStale);
-                }
-                let first = self.tree.leaf_number(k.inode(), start);
-                // The leaf that covers the last sector.
-                let last = self.tree.leaf_number(k.inode(), Sector(k.offset().0 - 1));
-                parts.extend((first as u32..=last as u32).map(|leaf| Part { leaf, entry, key }));
-            }
-            self.weigh(jset, parts.len() - before, memory)?;
+        let keys = || {
+            (0..).zip(self.entries).skip(skipped).flat_map(|(entry, jset)| {
+                (0..).zip(&jset.keys).map(move |(key, k)| (entry, jset.seq, key, k))
+            })
+        };
+        let mut count = 0;
+        for (_, seq, _, k) in keys() {
+            self.check_place(seq, k)?;
+            count += self.leaves_of(k).map_or(0, |(first, last)| (last - first) as usize + 1);
         }
-        Ok(parts)
+        self.weigh(count, memory)?;
+        let mut found = Vec::with_capacity(count);
+        for (entry, _, key, k) in keys() {
+            let Some((first, last)) = self.leaves_of(k) else { continue };
+            mark(Mark::Replayed);
+            if k.pointer().is_none() {
+                mark(Mark::ReplayedHole);
+                if bug(Bug::ReplayDropsHoles) {
+                    continue;
+                }
+            } else if k.pointer().is_some_and(|p| !self.buckets.is_current(p)) {
+                mark(Mark::ReplayedStale);
+            }
+            found.extend((first..=last).map(|leaf| LeafKey { leaf, entry, key }));
+        }
+        Ok(found)
     }
 
-    /// Adds the memory of the parts of an entry to `memory`.
-    fn weigh(&self, jset: &Jset, parts: usize, memory: &mut Reservation) -> Result<(), EngineError> {
-        let keys = jset.keys.len();
+    /// The numbers of the first and the last leaf that a key changes; `None` for a key without sectors.
+    fn leaves_of(&self, key: &Bkey) -> Option<(u32, u32)> {
+        let start = key.start().filter(|s| *s < key.offset())?;
+        let last = Sector(key.offset().0 - 1);
+        let number = |position| self.tree.leaf_number(key.inode(), position) as u32;
+        Some((number(start), number(last)))
+    }
+
+    /// Adds the memory of the order of this many keys to `memory`.
+    fn weigh(&self, keys: usize, memory: &mut Reservation) -> Result<(), EngineError> {
         let refused = |source| {
             let device = self.reader.place.device.clone();
             Refusal::JournalMemory { device, sector: Sector(0), keys, source }
         };
-        Ok(memory.try_grow((parts * size_of::<Part>()) as u64).map_err(refused)?)
+        Ok(memory.try_grow((keys * size_of::<LeafKey>()) as u64).map_err(refused)?)
     }
 
     /// Applies all keys of one leaf, in the order of the journal.
-    async fn apply_to_leaf(&mut self, number: usize, parts: &[Part]) -> Result<(), EngineError> {
+    async fn apply_to_leaf(&mut self, number: usize, keys: &[LeafKey]) -> Result<(), EngineError> {
         let Some((lower, leaf)) = self.tree.numbered_leaf(number) else { return Ok(()) };
         self.reader.load_again(self.tree, leaf).await?;
-        for part in parts {
-            let entry = self.entries.get(part.entry as usize);
-            let Some((seq, key)) = entry.and_then(|e| Some((e.seq, e.keys.get(part.key as usize)?))) else {
+        for k in keys {
+            let entry = self.entries.get(k.entry as usize);
+            let Some((seq, key)) = entry.and_then(|e| Some((e.seq, e.keys.get(k.key as usize)?))) else {
                 continue;
             };
             let Some(first) = key.start() else { continue };
@@ -124,23 +135,28 @@ impl Replayer<'_> {
         Ok(())
     }
 
-    /// Checks a key. Returns its pointer and its dirty flag, or `None` if it acts as a hole.
-    fn checked(&mut self, seq: JournalSeq, key: &Bkey) -> Result<Option<(Ptr, bool)>, EngineError> {
-        let (place, end) = (self.reader.place, key.offset());
-        let bad = |why| {
-            let flaw = Flaw::JournalKey { entry: seq, inode: key.inode(), end, why };
-            place.damage(Sector(0), flaw)
-        };
-        if end > MAX_POSITION {
-            return Err(bad(KeyFlaw::TooFar { most: MAX_POSITION }));
+    fn bad_key(&self, seq: JournalSeq, key: &Bkey, why: KeyFlaw) -> EngineError {
+        let flaw = Flaw::JournalKey { entry: seq, inode: key.inode(), end: key.offset(), why };
+        self.reader.place.damage(Sector(0), flaw)
+    }
+
+    /// Checks that a key lies before the largest position.
+    fn check_place(&self, seq: JournalSeq, key: &Bkey) -> Result<(), EngineError> {
+        if key.offset() > MAX_POSITION {
+            return Err(self.bad_key(seq, key, KeyFlaw::TooFar { most: MAX_POSITION }));
         }
+        Ok(())
+    }
+
+    /// Checks the pointer of a key. Returns it with the dirty flag, or `None` if the key acts as a hole.
+    fn checked(&mut self, seq: JournalSeq, key: &Bkey) -> Result<Option<(Ptr, bool)>, EngineError> {
         // A stale key still replaces older keys: it acts as a hole (format section 4.5).
         let new = key
             .pointer()
             .filter(|p| p.is_available() && self.buckets.is_current(*p))
             .map(|p| (p, key.dirty()));
         if let Some((ptr, _)) = new {
-            names_data(self.buckets, ptr, key.size()).map_err(bad)?;
+            names_data(self.buckets, ptr, key.size()).map_err(|why| self.bad_key(seq, key, why))?;
             self.buckets.note_footer_room(ptr, key.size());
         }
         Ok(new)

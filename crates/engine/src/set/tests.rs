@@ -4,11 +4,11 @@ use std::rc::Weak;
 use std::sync::Arc;
 
 use format::{Bkey, BucketNr, BucketPrio, Gen, JournalSeq, Jset, Ptr};
-use io::Nanos;
 use io::sync::{Either, select};
+use io::{Handle, Nanos};
 
 use super::*;
-use crate::alloc::load_prios;
+use crate::alloc::{Allocator, load_prios};
 use crate::device::Reader;
 use crate::refusal::Refusal;
 use crate::testing::{TestDisk, Watching, backing_device, open_set, run};
@@ -236,24 +236,29 @@ fn a_policy_whose_caller_has_given_up_is_used() {
     });
 }
 
+/// Takes every bucket that becomes ready for metadata.
+async fn take_all_buckets(alloc: &Allocator, rt: &Handle) -> Vec<BucketNr> {
+    let mut taken = Vec::new();
+    let mut before = usize::MAX;
+    while before != taken.len() {
+        before = taken.len();
+        taken.extend(std::iter::from_fn(|| alloc.try_take_btree_bucket()));
+        rt.sleep(MINUTE).await;
+    }
+    taken
+}
+
 /// A change of the UUID table waited for a bucket under the lock that the registration of a device with dirty data needs:
 /// in a full cache, only the writeback of that data would have made a bucket free.
 #[test]
 fn a_device_is_registered_while_a_change_of_the_table_waits_for_a_bucket() {
     run(|rt| async move {
-        let cache_device = Watching::new(2048);
-        let set = open_set(&cache_device, &rt, (16, false), SetOptions::default()).await;
+        let set = open_set(&Watching::new(2048), &rt, (16, false), SetOptions::default()).await;
         let backing = backing_device(&TestDisk::new(8192), &rt);
         let known = set.attached(backing.clone()).await.unwrap();
         set.release(&known).await.unwrap();
         let alloc = set.cache().alloc.clone();
-        let mut taken = Vec::new();
-        let mut before = usize::MAX;
-        while before != taken.len() {
-            before = taken.len();
-            taken.extend(std::iter::from_fn(|| alloc.try_take_btree_bucket()));
-            rt.sleep(MINUTE).await;
-        }
+        let taken = take_all_buckets(&alloc, &rt).await;
         let theirs = set.clone();
         let create = async move { theirs.create_volume(format::Uuid([7; 16]), Sectors(64), "new").await };
         let mut created = rt.spawn(create);
@@ -272,5 +277,31 @@ fn a_device_is_registered_while_a_change_of_the_table_waits_for_a_bucket() {
         alloc.give_back(&taken);
         assert_eq!(created.await.unwrap().label_or_name(), "new");
         set.stop().await.unwrap();
+    });
+}
+
+/// A copy of a device would be served with the data in the slot of the device while a detach waits for the bucket of the
+/// table without this slot. A stop ends the wait.
+#[test]
+fn a_copy_of_a_device_is_refused_while_the_device_is_detached() {
+    run(|rt| async move {
+        let set = open_set(&Watching::new(2048), &rt, (16, false), SetOptions::default()).await;
+        let volume = set.attached(backing_device(&TestDisk::new(8192), &rt)).await.unwrap();
+        let alloc = set.cache().alloc.clone();
+        let _taken = take_all_buckets(&alloc, &rt).await;
+        let theirs = set.clone();
+        let mut detached = rt.spawn(async move { theirs.detach(&volume).await });
+        assert!(
+            matches!(select(&mut detached, rt.sleep(MINUTE)).await, Either::Right(())),
+            "no bucket is free"
+        );
+        assert!(set.volumes().is_empty());
+
+        let copy = backing_device(&TestDisk::new(8192), &rt);
+        let refused = set.attached(copy).await.err().unwrap().to_string();
+        assert!(refused.contains("is being attached to or detached from set"), "{refused}");
+
+        set.stop().await.unwrap();
+        assert_eq!(detached.await.unwrap_err().to_string(), "the set is being stopped");
     });
 }

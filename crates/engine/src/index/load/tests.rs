@@ -12,6 +12,24 @@ use crate::testing::{TestDisk, run};
 const BUCKET: Sectors = Sectors(64);
 const ONE: Inode = Inode(1);
 
+/// A node in bucket 5.
+fn node_at(level: u16, bound: Bound, body: Body) -> Node {
+    Node {
+        level,
+        bound,
+        ptr: Ptr::new(0, Sector(5 * BUCKET.0), Gen(0)),
+        sectors: BUCKET,
+        set_seq: 1,
+        written: Sectors(1),
+        parent: None,
+        birth: 0,
+        busy: false,
+        replaced: false,
+        dead: Vec::new(),
+        body,
+    }
+}
+
 /// Accounts a leaf that begins behind sector 100 of device 1 and has this extent; returns the live and dirty sectors.
 fn account(start: u64, size: u64, bucket: u64) -> Result<(Sectors, Sectors), String> {
     let result = std::rc::Rc::new(std::cell::RefCell::new(None));
@@ -22,20 +40,7 @@ fn account(start: u64, size: u64, bucket: u64) -> Result<(Sectors, Sectors), Str
         let geometry = Geometry::new(BUCKET, Sectors(1), 128, 4, 4).expect("a geometry");
         let reader = Reader { disk: &disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
         let mut buckets = Buckets::new(&geometry, BucketNr(4), 128).unwrap();
-        let root = Node {
-            level: 0,
-            bound: MAX_BOUND,
-            ptr: Ptr::new(0, Sector(5 * BUCKET.0), Gen(0)),
-            sectors: BUCKET,
-            set_seq: 1,
-            written: Sectors(1),
-            parent: None,
-            birth: 0,
-            busy: false,
-            replaced: false,
-            dead: Vec::new(),
-            body: Body::Leaf(Leaf::default()),
-        };
+        let root = node_at(0, MAX_BOUND, Body::Leaf(Leaf::default()));
         let mut tree = Tree::new(root);
         let id = tree.root();
         let mut extents = Extents::new(BUCKET);
@@ -67,13 +72,13 @@ fn live_data_in_a_bucket_of_metadata_is_damage() {
     assert!(error.contains("expected a bucket of data, found bucket 2"), "{error}");
 }
 
-/// Loads an internal node with these keys as the root; bucket 18 has been reused. Returns the pointers on disk to
-/// former children, the children to read, and the number of sectors of the node that have bsets.
 /// Some damage.
 fn short() -> format::Corrupt {
     format::RawSuperblock::from_prefix(&[0; 8]).err().expect("it is too short")
 }
 
+/// Loads an internal node with these keys as the root; bucket 18 has been reused. Returns the pointers on disk to
+/// former children, the children to read, and the number of sectors of the node that have bsets.
 fn take_root(keys: Vec<Bkey>, torn: bool) -> Result<(Vec<Ptr>, Vec<Bkey>, Sectors), String> {
     let result = std::rc::Rc::new(std::cell::RefCell::new(None));
     let found = result.clone();
@@ -134,6 +139,30 @@ fn pointers_to_former_children_are_recorded() {
     // A node whose last bset is torn takes no further bsets.
     let (dead, _, written) = take_root(keys, true).expect("a sound node");
     assert_eq!((dead.len(), written), (2, BUCKET));
+}
+
+/// The children of each node ascend, but those of the second node may begin before the first node ends. A replayed key of that
+/// range had no part in the leaf between them: the start ended with an overflow.
+#[test]
+fn leaves_that_do_not_ascend_are_damage() {
+    run(|rt| async move {
+        let disk = Disk::new(TestDisk::new(4096), rt);
+        let place = Place { device: Arc::from("test disk"), set: "a set".into() };
+        let geometry = Geometry::new(BUCKET, Sectors(1), 128, 4, 4).expect("a geometry");
+        let reader = Reader { disk: &disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
+        for (middle, wanted) in [(150, None), (100, Some("found 1:100")), (50, Some("found 1:50"))] {
+            let mut tree = Tree::new(node_at(1, MAX_BOUND, Body::Internal(Vec::new())));
+            let bounds = [(ONE, Sector(100)), (ONE, Sector(middle)), MAX_BOUND];
+            let leaves = bounds.map(|b| tree.add_node(node_at(0, b, Body::Leaf(Leaf::default()))));
+            *tree.node_mut(tree.root()).children_mut() = leaves.to_vec();
+            tree.rebuild_directory();
+            let found = check_order(&reader, &tree).map_err(|e| e.to_string());
+            match wanted {
+                None => assert_eq!(found, Ok(())),
+                Some(end) => assert!(found.as_ref().is_err_and(|e| e.ends_with(end)), "{found:?}"),
+            }
+        }
+    });
 }
 
 /// Every requirement for the keys of an internal node is checked.

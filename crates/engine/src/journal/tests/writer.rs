@@ -119,7 +119,7 @@ fn a_full_ring_is_left_alone_until_pins_are_released() {
         rt.sleep(HOUR).await;
         assert!(waiting.try_take().is_none() && !j.has_room_to_spare());
         assert_eq!(j.written(), written);
-        (0..200).for_each(|_| j.unpin(JournalSeq(2)));
+        (0..61).for_each(|_| j.unpin(JournalSeq(2)));
         some_turns(&rt).await;
         assert!(waiting.try_take().is_none(), "no task was woken");
         j.pins_released();
@@ -285,7 +285,7 @@ fn keys_of_a_crash_log_leave_the_reserve_without_their_entry() {
         fill_journal(&j, &rt).await;
         j.device.crash_log().begin(io::CrashLogRef(Rc::new(Memory::default())));
         // The leaves that held the first entry are written. The reserve for others stays.
-        for _ in 0..200 {
+        for _ in 0..61 {
             j.pin(j.open_seq());
             j.unpin(JournalSeq(2));
         }
