@@ -157,7 +157,7 @@ fn probe_now(path: &Path) -> Result<Probe, Failure> {
     let mut identity = Identity::of(&path);
     let superblock = inspect::read_superblock(&source).map_err(|e| match found_instead(&path, &source) {
         Some(text) => Failure::of(WithoutSuperblock { text, identity: identity.clone(), source: e }),
-        None => Failure::because(path.display(), e),
+        None => Failure::of(e),
     })?;
     let (uuid, sequence, role, data_offset) = match superblock {
         DeviceSuper::Cache(sb) => {

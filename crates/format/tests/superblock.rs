@@ -79,7 +79,7 @@ fn every_rule_of_cache_superblocks() {
         ("set_uuid", 56, &[0; 16]),
         ("keys (journal buckets)", 206, &[1, 1]),
         ("nbuckets", 184, &[127, 0]),
-        ("nbuckets * bucket_size (sectors)", 184, &[1, 4]),
+        ("nbuckets * bucket_size (sectors, limited by the size of the device)", 184, &[1, 4]),
         ("nbuckets", 184, &[0, 0, 0, 0, 0, 0, 0, 1]),
         ("block_size", 192, &[0, 0]),
         ("block_size", 192, &[3, 0]),
@@ -113,7 +113,7 @@ fn every_rule_of_cache_superblocks() {
     let e = raw.check_cache(Sectors(DEVICE.0 - 1), 512).unwrap_err();
     assert_eq!(
         e.to_string(),
-        "cache superblock, nbuckets * bucket_size (sectors) (at byte 184): expected at most 131071, \
+        "cache superblock, nbuckets * bucket_size (sectors, limited by the size of the device) (at byte 184): expected at most 131071, \
          found 131072"
     );
     assert!(RawSuperblock::from_prefix(&good[..4095]).is_err());

@@ -27,11 +27,11 @@ pub fn read_superblock_bytes(source: &dyn ReadAt) -> Result<Box<[u8; SUPERBLOCK_
     Ok(bytes)
 }
 
-/// A superblock that cannot be used. The message is that of the finding.
+/// A superblock that cannot be used. The message is that of the finding, without its severity and its invariant.
 #[derive(Debug, thiserror::Error)]
 pub enum SuperblockError {
     /// The device cannot be read.
-    #[error("{finding}")]
+    #[error("{}", finding.as_error())]
     Unreadable {
         /// The fatal finding for a report.
         finding: Box<Finding>,
@@ -39,7 +39,7 @@ pub enum SuperblockError {
         source: ReadError,
     },
     /// A rule of the format is broken.
-    #[error("{0}")]
+    #[error("{}", .0.as_error())]
     Broken(Box<Finding>),
 }
 

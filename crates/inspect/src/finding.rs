@@ -316,12 +316,18 @@ impl Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Finding { severity, invariant, place, field, expected, found, note } = self;
-        write!(f, "{severity}: {place}: {field}: expected {expected}, found {found}")?;
-        if let Some(note) = note {
-            write!(f, "; {note}")?;
-        }
-        write!(f, " [{invariant}]")
+        write!(f, "{}: {} [{}]", self.severity, self.as_error(), self.invariant)
+    }
+}
+
+impl Finding {
+    /// The finding as the message of an error, without severity and invariant.
+    pub fn as_error(&self) -> impl fmt::Display {
+        fmt::from_fn(|f| {
+            let Finding { place, field, expected, found, note, .. } = self;
+            write!(f, "{place}: {field}: expected {expected}, found {found}")?;
+            note.iter().try_for_each(|note| write!(f, "; {note}"))
+        })
     }
 }
 

@@ -129,7 +129,7 @@ pub(super) fn check(
     if geometry.used_sectors() > device_sectors {
         return Err(Corrupt::new(
             what,
-            "nbuckets * bucket_size (sectors)",
+            "nbuckets * bucket_size (sectors, limited by the size of the device)",
             as_u64(offset_of!(RawSuperblock, nbuckets)),
             Value::AtMost(device_sectors.0),
             Value::Num(geometry.used_sectors().0),
