@@ -70,8 +70,6 @@ const RARE: &[Bug] = &[
     Bug::OlderCacheBelieved,
     Bug::StartWantsOneMore,
     Bug::LoadIgnoresLimit,
-    Bug::ReplayIgnoresLimit,
-    Bug::UnloadedKeysForgotten,
     Bug::EdgesNotDurable,
     Bug::GivenUpUpdateForgotten,
     Bug::RingBucketFreedEarly,
