@@ -48,7 +48,7 @@ pub(crate) struct CacheDevice {
     counters: RefCell<SetCounters>,
     /// Counts wipes and failures; see [`ReadEpoch`].
     read_epochs: Cell<u64>,
-    failed: RefCell<Option<Arc<EngineError>>>,
+    failed: OnceCell<Arc<EngineError>>,
     stopping: Cell<bool>,
     /// Wakes every task of the set that waits, so that it checks the state of the set again.
     wake: OnceCell<Box<dyn Fn()>>,
@@ -71,7 +71,7 @@ impl CacheDevice {
             limits: Cell::default(),
             counters: RefCell::default(),
             read_epochs: Cell::new(0),
-            failed: RefCell::default(),
+            failed: OnceCell::new(),
             stopping: Cell::new(false),
             wake: OnceCell::new(),
             events: Events::default(),
@@ -228,7 +228,7 @@ impl CacheDevice {
 impl CacheDevice {
     /// Returns an error if the set is disabled.
     pub(crate) fn check(&self) -> Result<(), EngineError> {
-        match &*self.failed.borrow() {
+        match self.failed.get() {
             None => Ok(()),
             Some(why) => Err(EngineError::Disabled { set: self.place.set.clone(), why: why.clone() }),
         }
@@ -236,12 +236,12 @@ impl CacheDevice {
 
     /// Whether the set is disabled.
     pub(crate) fn is_failed(&self) -> bool {
-        self.failed.borrow().is_some()
+        self.failed.get().is_some()
     }
 
     /// The failure of the set, if it has failed.
     pub(crate) fn failure(&self) -> Option<String> {
-        self.failed.borrow().as_ref().map(ToString::to_string)
+        self.failed.get().map(ToString::to_string)
     }
 
     /// Whether the tasks of the set should end, because it is being stopped or has failed.
@@ -281,7 +281,9 @@ impl CacheDevice {
         if !why.is_out_of_room() {
             self.invalidate_crash_log(|| why.clone());
         }
-        *self.failed.borrow_mut() = Some(why);
+        if self.failed.set(why).is_err() {
+            return;
+        }
         // The device may have lost data, so data that is being read from it must not be used.
         self.next_read_epoch();
         if let Some(wake) = self.wake.get() {
