@@ -164,7 +164,7 @@ pub(crate) fn resolve<'a>(text: &str, among: &'a [Named]) -> Result<&'a Named, U
         }
         ([], Form::Name) => Err(Unresolved::unknown(format!("there is no volume {shown}"))),
         ([], Form::Label) => Err(Unresolved::unknown(format!(
-            "there is no volume {shown}, and no registered device with this label"
+            "there is no volume or set {shown}, and no registered device with this label"
         ))),
         (several, _) => {
             let all: Vec<String> = several.iter().map(ToString::to_string).collect();
@@ -250,7 +250,7 @@ mod tests {
         let odd = [named("bcache1", "/nowhere/stick", TWO, "x\nerror")];
         assert_eq!(
             refused("x\nerror", &odd),
-            "there is no volume x\\nerror, and no registered device with this label"
+            "there is no volume or set x\\nerror, and no registered device with this label"
         );
     }
 

@@ -123,7 +123,8 @@ impl fmt::Display for Size {
         let mut value = self.0;
         let mut unit = "bytes";
         for next in ["KiB", "MiB", "GiB", "TiB", "PiB"] {
-            if value.abs() < 1024.0 {
+            // From 1023.95 on, one decimal would be 1024.0; bytes have none.
+            if value.abs() < if unit == "bytes" { 1024.0 } else { 1023.95 } {
                 break;
             }
             value /= 1024.0;

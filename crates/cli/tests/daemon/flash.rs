@@ -29,7 +29,7 @@ fn flash_only_volumes_are_made_and_destroyed() {
     }
     let said = daemon.json(&["volume", "create", ssd, "1M", "--label", "scratch", "--dry-run"]);
     assert!(said["volume"].is_null() && said["room"]["taken_bytes"] == 0, "{said}");
-    daemon.run(&["get", "scratch"]).refused(&["there is no volume scratch"]);
+    daemon.run(&["get", "scratch"]).refused(&["there is no volume or set scratch"]);
 
     let made = daemon.json(&["volume", "create", ssd, "1M", "--label", "scratch"]);
     assert_eq!((&made["volume"], &made["size_bytes"]), (&"bcache1".into(), &(1 << 20).into()));
@@ -50,7 +50,7 @@ fn flash_only_volumes_are_made_and_destroyed() {
         .run(&["volume", "delete", "scratch", "--force"])
         .ok()
         .says(&["bcache1", "destroyed a volume of 1.0 MiB"]);
-    daemon.run(&["volume", "delete", "scratch", "--force"]).refused(&["there is no volume scratch"]);
+    daemon.run(&["volume", "delete", "scratch", "--force"]).refused(&["there is no volume or set scratch"]);
 
     // Its buckets come back, its name is free again, and after a restart it is gone.
     let gc = daemon.json(&["gc", ssd]);
@@ -175,7 +175,7 @@ fn a_stopped_flash_only_volume_stays_listed_and_is_served_again() {
         wait_until("the stop", || daemon.run(&["stop", name]).code == 0);
     }
     daemon.run(&["volume", "delete", "scratch", "--force"]).ok();
-    daemon.run(&["get", "scratch"]).refused(&["there is no volume scratch"]);
+    daemon.run(&["get", "scratch"]).refused(&["there is no volume or set scratch"]);
     daemon.stop();
 }
 

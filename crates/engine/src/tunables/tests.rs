@@ -224,6 +224,8 @@ fn refusals_name_key_value_and_range() {
         ("dirty_data", "0", "unknown tunable dirty_data"),
         ("", "", "unknown tunable \"\""),
         ("writeback_precent", "5", "unknown tunable writeback_precent; did you mean writeback_percent?"),
+        ("running", "1", "unknown tunable running; did you mean writeback_running?"),
+        ("writeback", "1", "unknown tunable writeback"),
     ] {
         assert_eq!(t.set(name, value).unwrap_err().to_string(), message);
     }

@@ -314,11 +314,15 @@ pub(super) fn find<'a, T>(table: &'a [Tunable<T>], name: &str) -> Result<&'a Tun
     table.iter().find(|tunable| tunable.name == name).ok_or_else(unknown)
 }
 
-/// The name that differs from `name` by a spelling mistake: at most three letters, and at most a third of them.
+/// The name that differs from `name` by a spelling mistake: at most three letters, and at most a third of them. If there is
+/// none, the only name that has `name` among its words.
 pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = 3.min(name.len() / 3);
-    let near = known.map(|one| (strsim::damerau_levenshtein(name, one), one));
-    near.filter(|(distance, _)| *distance <= most).min_by_key(|(distance, _)| *distance).map(|(_, one)| one)
+    let known: Vec<&str> = known.collect();
+    let near = known.iter().map(|one| (strsim::damerau_levenshtein(name, one), *one));
+    let near = near.filter(|(distance, _)| *distance <= most).min_by_key(|(distance, _)| *distance);
+    let mut with_word = known.iter().filter(|one| one.split('_').any(|word| word == name));
+    near.map(|(_, one)| one).or_else(|| with_word.next().filter(|_| with_word.next().is_none()).copied())
 }
 
 /// Sets all of `settings`, or none of them if one is invalid.

@@ -218,15 +218,20 @@ impl Attach {
 /// flash-only volume, which has no device. Dirty data stays in the cache; the answer says how much, and on which cache device.
 #[derive(Args, Debug)]
 pub(crate) struct Stop {
-    /// Volume, by name, label or backing device
-    volume: String,
+    /// Volumes, by name, label or backing device; they are stopped one after the other
+    #[arg(required = true)]
+    volumes: Vec<String>,
     #[command(flatten)]
     control: Control,
 }
 
 impl Stop {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let volume = self.control.device_name(&self.volume)?;
+        self.volumes.iter().try_for_each(|volume| self.stop(volume))
+    }
+
+    fn stop(&self, volume: &str) -> Result<(), Failure> {
+        let volume = self.control.device_name(volume)?;
         let path = format!("/v1/volumes/{}/stop", segment(&volume));
         let body = long_request::post(&self.control, &format!("stop {volume}"), &path, &json!({}))?;
         answer(&self.control, &body, || {
@@ -361,8 +366,8 @@ impl TunablesOf {
 pub(crate) struct Get {
     #[command(flatten)]
     of: TunablesOf,
-    /// Name of a tunable; all of them if none is given
-    key: Option<String>,
+    /// Names of tunables; all of them if none is given
+    keys: Vec<String>,
     #[command(flatten)]
     control: Control,
 }
@@ -370,30 +375,34 @@ pub(crate) struct Get {
 impl Get {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let path = self.of.path(&self.control)?;
-        match &self.key {
-            Some(key) => {
-                let body = self.control.get(&format!("{path}/{}", segment(key)))?;
-                answer(&self.control, &body, || format!("{}\n", text(&body["tunable"]["value"])))
-            }
-            None => {
-                let body = self.control.get(&path)?;
-                answer(&self.control, &body, || {
-                    let lines = body["tunables"].as_array().into_iter().flatten().map(|t| {
-                        let unit = text(&t["unit"]);
-                        let changed = if t["value"] == t["default"] || t["in_superblock"] == true {
-                            String::new()
-                        } else {
-                            format!(" (default {})", text(&t["default"]))
-                        };
-                        let blank = if unit.is_empty() { "" } else { " " };
-                        let limit = if is_unlimited(t) { " (not limited)" } else { "" };
-                        format!("{} = {}{blank}{unit}{limit}{changed}\n", text(&t["key"]), text(&t["value"]))
-                    });
-                    lines.collect()
-                })
-            }
+        let one = |key: &String| self.control.get(&format!("{path}/{}", segment(key)));
+        if let [key] = self.keys.as_slice() {
+            let body = one(key)?;
+            return answer(&self.control, &body, || format!("{}\n", text(&body["tunable"]["value"])));
         }
+        let body = if self.keys.is_empty() {
+            self.control.get(&path)?
+        } else {
+            let tunables = self.keys.iter().map(|key| Ok(one(key)?["tunable"].take()));
+            json!({ "tunables": tunables.collect::<Result<Vec<Value>, Failure>>()? })
+        };
+        answer(&self.control, &body, || {
+            body["tunables"].as_array().into_iter().flatten().map(tunable_line).collect()
+        })
     }
+}
+
+/// A tunable with its value and unit, and its default if the value is another.
+fn tunable_line(tunable: &Value) -> String {
+    let (unit, value) = (text(&tunable["unit"]), text(&tunable["value"]));
+    let changed = if tunable["value"] == tunable["default"] || tunable["in_superblock"] == true {
+        String::new()
+    } else {
+        format!(" (default {})", text(&tunable["default"]))
+    };
+    let blank = if unit.is_empty() { "" } else { " " };
+    let limit = if is_unlimited(tunable) { " (not limited)" } else { "" };
+    format!("{} = {value}{blank}{unit}{limit}{changed}\n", text(&tunable["key"]))
 }
 
 /// Whether this is a rate of writeback that does not limit it.

@@ -20,7 +20,7 @@ pub(super) fn joined(words: &[String]) -> Vec<String> {
 
 /// A tunable and its value. A line that `get` has printed has blanks around `=`, and may have notes behind the value.
 pub(super) fn split(text: &str) -> Option<(&str, &str)> {
-    let (key, value) = text.split_once('=')?;
+    let (key, value) = text.split_once('=').filter(|(key, _)| !key.trim().is_empty())?;
     if !key.ends_with(' ') && !value.starts_with(' ') {
         return Some((key, value));
     }
@@ -58,6 +58,6 @@ mod tests {
         }
         assert_eq!(words(&["a", "=", "1", "b=2"]), ["a = 1", "b=2"]);
         assert_eq!(words(&["a=1", "="]), ["a=1", "="]);
-        assert_eq!(split("writeback_percent"), None);
+        assert_eq!(["writeback_percent", "=3", " = 3"].map(split), [None; 3]);
     }
 }
