@@ -4,7 +4,7 @@
 //! section 7). An invalid slot is reused when the index has no key of it any more, which the caller tells. Changes are
 //! made one at a time ([`UuidTable::begin_change`]).
 //!
-//! Invariant: a task that waits for a bucket does not hold the lock. The registration of a device with dirty data needs the
+//! Invariant: a task that waits for a bucket or for room in the journal does not hold the lock. The registration of a device with dirty data needs the
 //! lock, and in a full cache only the writeback of this data makes a bucket free.
 
 use std::cell::{Ref, RefCell};
@@ -110,30 +110,41 @@ impl UuidTable {
         free.or_else(|| (0..entries.len()).find(|i| reusable(*i))).map(|i| Inode(i as u32))
     }
 
-    /// Waits until a bucket for a new table is ready, and takes it together with the lock. The table may have changed since
-    /// the call.
+    /// Waits until a bucket for a new table is ready and the journal has room for the entry that names it, and takes the bucket
+    /// together with the lock. The table may have changed since the call.
+    ///
+    /// # Errors
+    /// If the set stops or has failed.
     pub(crate) async fn begin_change(&self) -> Result<TableChange<'_>, EngineError> {
+        let gives_up = || self.device.is_stopping();
         loop {
             let lock = self.lock.lock().await;
             self.device.check()?;
+            if gives_up() {
+                return Err(Refusal::Stopping.into());
+            }
+            if !self.journal.has_room_for_roots() {
+                drop(lock);
+                self.journal.wait_room_for_roots(gives_up).await;
+                continue;
+            }
             if let Some(bucket) = self.alloc.try_take_btree_bucket() {
                 return Ok(TableChange { table: self, bucket: Some(bucket), _lock: lock });
             }
             drop(lock);
-            self.alloc.btree_bucket_ready(|| self.device.is_stopping()).await;
-            if self.device.is_stopping() {
-                self.device.check()?;
-                return Err(Refusal::Stopping.into());
-            }
+            self.alloc.btree_bucket_ready(gives_up).await;
         }
     }
 
-    /// Changes the table if a bucket for it is ready; returns false if none is.
+    /// Changes the table if a bucket for it is ready and the journal has room; returns false otherwise.
     pub(crate) async fn update_if_room(
         &self,
         change: impl FnOnce(&mut Vec<UuidEntry>),
     ) -> Result<bool, EngineError> {
         self.device.check()?;
+        if !self.journal.has_room_for_roots() {
+            return Ok(false);
+        }
         let Some(bucket) = self.alloc.try_take_btree_bucket() else { return Ok(false) };
         self.write(bucket, change).await?;
         Ok(true)
@@ -155,9 +166,8 @@ impl UuidTable {
         self.device.write_metadata(ptr.offset(), buffer).await?;
         let old = self.journal.roots().uuid_bucket;
         let key = Bkey::uuid_bucket(g.meta_sectors, ptr);
-        // Leaf writes that free the journal may wait for buckets, and the writeback that makes buckets free for the lock.
-        let urgency = || if self.alloc.is_short_of_btree() { Urgency::Frees } else { Urgency::CanWait };
-        self.journal.commit_roots(urgency, |r| r.uuid_bucket = key).await?;
+        // The caller has found room for the entry. It must not wait for room under the lock.
+        self.journal.commit_roots(|| Urgency::Frees, |r| r.uuid_bucket = key).await?;
         match old.pointer() {
             Some(p) => self.alloc.free_metadata(p),
             None => self.alloc.recheck(),

@@ -323,11 +323,18 @@ impl fmt::Display for Finding {
 impl Finding {
     /// The finding as the message of an error, without severity and invariant.
     pub fn as_error(&self) -> impl fmt::Display {
-        fmt::from_fn(|f| {
-            let Finding { place, field, expected, found, note, .. } = self;
-            write!(f, "{place}: {field}: expected {expected}, found {found}")?;
-            note.iter().try_for_each(|note| write!(f, "; {note}"))
-        })
+        AsError(self)
+    }
+}
+
+/// A finding as the message of an error.
+struct AsError<'a>(&'a Finding);
+
+impl fmt::Display for AsError<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Finding { place, field, expected, found, note, .. } = self.0;
+        write!(f, "{place}: {field}: expected {expected}, found {found}")?;
+        note.iter().try_for_each(|note| write!(f, "; {note}"))
     }
 }
 

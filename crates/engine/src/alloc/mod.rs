@@ -193,7 +193,7 @@ impl Allocator {
     pub(crate) async fn btree_bucket_ready(&self, give_up: impl Fn() -> bool) {
         self.count(|c| c.btree_waits += 1);
         // The write of priorities may wait for the journal, and must not wait while buckets are short.
-        self.journal.recheck();
+        let _waits = self.journal.begin_bucket_wait();
         self.wait(Purpose::Btree, give_up).await;
     }
 

@@ -199,7 +199,10 @@ async fn walk(gc: &Rc<Gc>) -> Result<(), EngineError> {
     // the walk has missed because they were replaced in memory.
     let changed: Vec<NodeId> = gc.parts.index.tree().changed_leaves();
     gc.parts.index.write_leaves_in_background(changed).await?;
-    gc.parts.journal.commit_roots(|| Urgency::CanWait, |_| ()).await?;
+    // Leaf writes that free the journal may wait for the buckets that this walk makes reclaimable.
+    let is_short = || gc.parts.alloc.is_starved() || gc.parts.alloc.is_short_of_btree();
+    let urgency = || if is_short() { Urgency::Frees } else { Urgency::CanWait };
+    gc.parts.journal.commit_roots(urgency, |_| ()).await?;
     gc.parts.index.tree().oldest_dead_pointers(&gc.parts.alloc.buckets(), &mut oldest);
     gc.parts.alloc.finish_gc(&oldest);
     if gc.parts.journal.oldest_needed() >= purged_seq {

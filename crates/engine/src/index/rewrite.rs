@@ -48,11 +48,11 @@ pub(crate) async fn rewrite(index: &Index, ids: &[NodeId]) -> Result<(), EngineE
     claim_and_replace(index, ids).await
 }
 
-/// Replaces the leaves that pin the oldest journal entries, while the journal has no room to spare. A replacement may
+/// Replaces the leaves that pin the oldest journal entries, while the journal has no room beside them. A replacement may
 /// need a new root and so a journal entry, but only the replacement of a leaf with the oldest pins frees entries: so
 /// these leaves go before `ids`.
 async fn replace_holders(index: &Index, ids: &[NodeId]) -> Result<(), EngineError> {
-    while !index.journal.has_room_to_spare() {
+    while !index.journal.has_room_beside_holders() {
         let target = index.journal.reclaim_target();
         let holder = {
             let tree = index.tree.borrow();

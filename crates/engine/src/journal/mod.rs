@@ -17,6 +17,7 @@
 mod crash_log;
 mod pins;
 mod replay;
+mod reserve;
 mod ring;
 
 use std::cell::{Cell, RefCell};
@@ -40,10 +41,6 @@ const HEADER_BYTES: usize = 240;
 /// Largest entry (format section 9.1).
 const MAX_ENTRY_BYTES: usize = 32768;
 
-/// The reserve of a large ring is at most half of it: most writes of large nodes are appends, which need no entry. The
-/// reserve of a small ring, whose nodes are small too, may exceed half: keys then wait until leaves are written.
-const MOST_RESERVED_BLOCKS: u64 = 1024;
-
 /// The open entry, the ring and the pins, which change together.
 struct JournalState {
     /// The keys of the open entry.
@@ -60,27 +57,8 @@ struct JournalState {
     ring: Ring,
     pins: Pins,
     roots: JsetRoots,
-}
-
-impl JournalState {
-    /// The number of blocks that keys leave free: for each pinned leaf those of a new root and of new priorities, and a
-    /// few more.
-    fn reserve_of_keys(&self) -> u64 {
-        if bug(Bug::JournalWithoutReserve) {
-            return 0;
-        }
-        let half = self.ring.blocks() / 2;
-        // Without a pinned leaf, every ring must have room for a key.
-        let most = if bug(Bug::ReserveOfHalfARing) { half } else { half.max(MOST_RESERVED_BLOCKS) };
-        (6.min(half) + 2 * self.pins.total()).min(most)
-    }
-
-    /// The number of blocks that roots leave free if they can wait.
-    fn reserve_of_roots(&self) -> u64 {
-        let quarter = self.ring.blocks() / 4;
-        let most = if bug(Bug::ReserveOfHalfARing) { quarter } else { quarter.max(MOST_RESERVED_BLOCKS / 2) };
-        (2.min(quarter) + self.pins.total()).min(most)
-    }
+    /// The number of tasks that wait for a bucket for metadata.
+    bucket_waits: usize,
 }
 
 /// Counts a task that waits for space, until it is dropped.
@@ -96,6 +74,15 @@ impl<'a> Refused<'a> {
 impl Drop for Refused<'_> {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
+    }
+}
+
+/// Counts a task that waits for a bucket for metadata, until it is dropped.
+pub(crate) struct BucketWait<'a>(&'a Journal);
+
+impl Drop for BucketWait<'_> {
+    fn drop(&mut self) {
+        self.0.state.borrow_mut().bucket_waits -= 1;
     }
 }
 
@@ -175,6 +162,7 @@ impl Journal {
                 ring,
                 pins: Pins::new(oldest),
                 roots,
+                bucket_waits: 0,
             }),
             durable: Cell::new(newest),
             replays_keys: Cell::new(replays_keys),
@@ -290,6 +278,15 @@ impl Journal {
         let s = &mut *self.state.borrow_mut();
         let last_seq = self.last_seq_of_keys(s);
         s.ring.has_room(HEADER_BYTES + 24, s.reserve_of_keys(), last_seq)
+    }
+
+    /// Whether the ring has room for an entry beyond the room that the leaves with pins need, or half of its room. Otherwise
+    /// the leaves that pin the oldest entries are replaced before others.
+    pub(crate) fn has_room_beside_holders(&self) -> bool {
+        let s = &mut *self.state.borrow_mut();
+        let last_seq = self.last_seq_of_keys(s);
+        let reserve = s.wanted_by_leaves().min(s.ring.blocks() / 2);
+        s.ring.has_room(HEADER_BYTES + 24, reserve, last_seq)
     }
 
     /// The `last_seq` that an entry with keys has at least. The next process writes the keys of a crash log with the
@@ -411,6 +408,23 @@ impl Journal {
         }
         let last_seq = s.pins.oldest(s.open);
         s.ring.has_room(HEADER_BYTES, s.reserve_of_roots(), last_seq)
+    }
+
+    /// Records that a task waits for a bucket for metadata: keys and roots that can wait leave less room meanwhile.
+    pub(crate) fn begin_bucket_wait(&self) -> BucketWait<'_> {
+        self.state.borrow_mut().bucket_waits += 1;
+        self.progress.notify_all();
+        BucketWait(self)
+    }
+
+    /// Whether the ring has room for roots that can wait.
+    pub(crate) fn has_room_for_roots(&self) -> bool {
+        self.has_root_room(Urgency::CanWait)
+    }
+
+    /// Waits until [`Journal::has_room_for_roots`] or `give_up` is true.
+    pub(crate) async fn wait_room_for_roots(&self, give_up: impl Fn() -> bool) {
+        self.wait_refused(|| give_up() || self.stopping.get() || self.has_room_for_roots()).await;
     }
 
     /// Makes every waiting task evaluate its condition again.

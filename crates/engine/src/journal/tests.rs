@@ -217,6 +217,11 @@ fn keys_leave_room_in_the_ring_for_roots_and_priorities() {
             let s = j.state.borrow();
             assert_eq!((s.reserve_of_keys(), s.reserve_of_roots()), (of_keys, of_roots), "{pins} pins");
         }
+        // Leaves that wait for buckets may wait for keys that make data clean.
+        let waits = [j.begin_bucket_wait(), j.begin_bucket_wait()];
+        assert_eq!((j.state.borrow().reserve_of_keys(), j.state.borrow().reserve_of_roots()), (128, 64));
+        drop(waits);
+        assert_eq!(j.state.borrow().reserve_of_keys(), 1024);
     });
 }
 

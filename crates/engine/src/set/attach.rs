@@ -365,7 +365,7 @@ async fn delete_volume_now(components: &Components, inode: Inode) -> Result<(), 
     volume.stop().await?;
     let mut table = cache.uuids.begin_change().await?;
     // Another caller may have deleted the volume meanwhile. Then the slot may be that of a new volume.
-    if !members.volumes().iter().any(|v| Rc::ptr_eq(v, &volume)) {
+    if !members.has(&volume) {
         return Err(Refusal::Deleted { inode }.into());
     }
     let now = cache.rt.wall_seconds() as u32;
@@ -455,6 +455,11 @@ async fn detach_drained(
         }
     };
     backing.flush_all().await?;
+    // The set may have stopped, or the device may have been released and given to another owner.
+    cache.device.check()?;
+    if cache.device.is_stopping() || !members.has(volume) {
+        return Err(Refusal::NotAttached { volume: volume.label_or_name() }.into());
+    }
     backing
         .update(|sb| {
             sb.set_set_uuid(Uuid::NIL);
@@ -464,6 +469,9 @@ async fn detach_drained(
     // The lock is taken only here: the steps before wait for this backing device without a limit. Holders of the lock
     // wait for the cache device, and in a walk at most 5 s for a backing device that does not answer.
     let config = cache.uuids.lock().await;
+    if !members.has(volume) {
+        return Err(Refusal::NotAttached { volume: volume.label_or_name() }.into());
+    }
     // From here on the device has no cache. If the update of the slot below fails, the slot is still invalid,
     // because the superblock of the device does not name the set.
     cache.index.invalidate_slot(inode);

@@ -57,6 +57,11 @@ impl Members {
         self.volumes.borrow_mut().push(volume);
     }
 
+    /// Whether the volume is in the set.
+    pub(super) fn has(&self, volume: &Rc<Volume>) -> bool {
+        self.volumes.borrow().iter().any(|v| Rc::ptr_eq(v, volume))
+    }
+
     /// Removes a volume from the set.
     pub(super) fn remove(&self, volume: &Rc<Volume>) {
         self.cache.remove_load(volume.load());

@@ -36,6 +36,8 @@ pub(super) async fn stop(components: &Components) -> Result<(), EngineError> {
         Ok(())
     };
     let result = result.await;
+    // A change of the UUID table that has begun ends first: it needs the journal.
+    let _table = cache.uuids.lock().await;
     cache.device.stop();
     cache.journal.stop();
     components.wake_all();
