@@ -66,39 +66,45 @@ fn every_change_says_who_made_it_and_to_what() {
             "/v1/volumes/two/tunables/writeback_percent",
             r#"{"value": "20"}"#,
             404,
-            "set writeback_percent=20 on two: refused: there is no volume two".into(),
+            "set writeback_percent=20 on two: refused: there is no volume or set two".into(),
         ),
         (
             "DELETE",
             "/v1/volumes/two/tunables/writeback_percent",
             "",
             404,
-            "reset writeback_percent on two: refused: there is no volume two".into(),
+            "reset writeback_percent on two: refused: there is no volume or set two".into(),
         ),
         (
             "PUT",
             "/v1/volumes/two/label",
             r#"{"label": "three"}"#,
             404,
-            "set label=three on two: refused: there is no volume two".into(),
+            "set label=three on two: refused: there is no volume or set two".into(),
         ),
         (
             "PUT",
             "/v1/volumes/two/cache-mode",
             r#"{"mode": "writeback"}"#,
             404,
-            "set cache_mode=writeback on two: refused: there is no volume two".into(),
+            "set cache_mode=writeback on two: refused: there is no volume or set two".into(),
         ),
         ("POST", "/v1/volumes/one/drain", "", 202, format!("drain one on {device}: begun")),
-        ("POST", "/v1/volumes/two/flush", "", 404, "drain two: refused: there is no volume two".into()),
-        ("POST", "/v1/volumes/two/stop", "", 404, "stop two: refused: there is no volume two".into()),
+        (
+            "POST",
+            "/v1/volumes/two/flush",
+            "",
+            404,
+            "drain two: refused: there is no volume or set two".into(),
+        ),
+        ("POST", "/v1/volumes/two/stop", "", 404, "stop two: refused: there is no volume or set two".into()),
         ("POST", "/v1/volumes/one/stop", "", 200, format!("stop one on {device}: done")),
         (
             "POST",
             "/v1/unregister",
             r#"{"device": "x\ny"}"#,
             409,
-            "unregister x\\ny: refused: there is no volume x\\ny".into(),
+            "unregister x\\ny: refused: there is no volume or set x\\ny".into(),
         ),
         ("POST", "/v1/nothing", "", 404, "POST /v1/nothing: refused: there is no such path".into()),
         ("POST", "/v1/register", "[]", 400, "POST /v1/register: refused: body: ".into()),
@@ -193,16 +199,19 @@ fn a_change_of_an_unknown_name_is_written_down() {
     for (command, line) in [
         (
             &["set", "two", "writeback_percent=5"][..],
-            ": set writeback_percent=5 on two: refused: there is no volume two",
+            ": set writeback_percent=5 on two: refused: there is no volume or set two",
         ),
         (
             &["reset", "two", "writeback_percent"],
-            ": reset writeback_percent on two: refused: there is no volume two",
+            ": reset writeback_percent on two: refused: there is no volume or set two",
         ),
-        (&["set-label", "two", "three"], ": set label=three on two: refused: there is no volume two"),
-        (&["set-cachemode", "two", "none"], ": set cache_mode=none on two: refused: there is no volume two"),
+        (&["set-label", "two", "three"], ": set label=three on two: refused: there is no volume or set two"),
+        (
+            &["set-cachemode", "two", "none"],
+            ": set cache_mode=none on two: refused: there is no volume or set two",
+        ),
     ] {
-        daemon.run(command).refused(&["there is no volume two"]);
+        daemon.run(command).refused(&["there is no volume or set two"]);
         let last = lines(&daemon).pop().unwrap();
         assert!(last.contains(line), "{line}: {last}");
     }

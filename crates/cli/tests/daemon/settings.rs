@@ -169,7 +169,7 @@ fn the_set_of_a_volume_is_named_by_the_volume() {
     let refused = daemon.run(&["set", "one", "--set-of-volume", "writeback_percent=20"]);
     refused.usage().says(&["is a tunable of volumes, not of set", "its volumes: one"]);
     daemon.run(&["get", "one", "writeback_percent"]).ok().says(&["10\n"]);
-    daemon.run(&["set", "two", "--set-of-volume", "journal_delay_ms=30"]).refused(&["no volume two"]);
+    daemon.run(&["set", "two", "--set-of-volume", "journal_delay_ms=30"]).refused(&["no volume or set two"]);
     daemon.run(&["detach", "one"]).ok();
     let alone = daemon.run(&["get", "one", "--set-of-volume", "journal_delay_ms"]);
     alone.refused(&["one: is served without a set"]);
@@ -241,7 +241,7 @@ fn figures_are_scraped_explained_and_watched() {
     assert!(text.contains("application/openmetrics-text") && text.ends_with("# EOF\n"), "{text}");
     assert!(text.contains("bcache0"), "{text}");
     daemon.run(&["explain", "one"]).ok().says(&["Writeback\n", "Bypassed\n", "Hits\n"]);
-    daemon.run(&["explain", "nothing"]).refused(&["no volume nothing"]);
+    daemon.run(&["explain", "nothing"]).refused(&["no volume or set nothing"]);
     daemon.run(&["top", "-n", "1"]).ok().says(&["bcache0", "dirty"]);
     let said = daemon.run(&["top", "-n", "2", "--json"]).ok();
     assert_eq!(said.out.lines().count(), 2);
