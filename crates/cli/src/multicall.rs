@@ -62,6 +62,20 @@ Usage: probe-bcache [-o udev] DEV...
 This is ubcache under the name of a program of bcache-tools.
 ";
 
+const BCACHE_HELP: &str = "\
+Manage cache and backing devices of bcache.
+
+Usage: bcache COMMAND ...
+
+  make        format devices; `bcache make --help` has the options
+  super-show  show the superblock of a device
+  show        show the devices and volumes
+  version     print the version
+  COMMAND     any other command of ubcache, under its own name
+
+This is ubcache under the name of a program of bcache-tools; `ubcache --help` lists its commands.
+";
+
 /// Translates a command line, the first word of which is the name of the program.
 pub(crate) fn translate(args: Vec<OsString>) -> Result<Call, Failure> {
     let name = args.first().map(|a| Path::new(a).file_name().unwrap_or(a).to_os_string()).unwrap_or_default();
@@ -96,6 +110,7 @@ fn bcache(rest: &[OsString]) -> Result<Call, Failure> {
             let tools = !args.iter().any(|a| a == "-d" || a == "--device");
             Ok(Call::Own(ours.chain(tools.then(|| "--as-bcache-tools".into())).collect()))
         }
+        "-h" | "--help" | "help" if args.is_empty() => Ok(Call::Help(BCACHE_HELP)),
         "version" => Ok(Call::Own(vec!["ubcache".into(), "--version".into()])),
         _ => Ok(Call::Own([OsString::from("ubcache")].into_iter().chain(rest.iter().cloned()).collect())),
     }
@@ -238,6 +253,7 @@ mod tests {
             ),
             ("bcache make -C a --discard", "ubcache make --as-bcache-tools -C a --discard"),
             ("make-bcache --help", "Format cache and backing devices of bcache."),
+            ("bcache --help", "Manage cache and backing devices of bcache."),
             ("bcache make -h", "Format cache and backing devices of bcache."),
             (
                 "make-bcache -b64k -w4k -CB b -l -x",

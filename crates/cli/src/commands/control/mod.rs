@@ -103,7 +103,9 @@ impl Register {
             // A daemon of an older version does not know them.
             wanted["volumes"] = json!(volumes);
         }
-        let body = self.control.post("/v1/register", &wanted)?;
+        let names = devices.iter().map(|d| d.display().to_string()).chain(volumes);
+        let command = format!("register {}", names.collect::<Vec<_>>().join(" "));
+        let body = long_request::post(&self.control, &command, "/v1/register", &wanted)?;
         let list = |key: &str| body[key].as_array().map(Vec::as_slice).unwrap_or_default();
         let (not_exported, disabled) = (list("not_exported"), list("disabled"));
         list("warnings").iter().for_each(|warning| out::warn(text(warning)));
