@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_at_rest_is_asked_less_often_unless_somebody_looks() {
+    fn sets_at_rest_are_sampled_less_often_without_viewers() {
         let at = |seconds: u64, at_rest| {
             Some(Last { at: Nanos::from_secs(seconds), figures: metrics::Figures::default(), at_rest })
         };

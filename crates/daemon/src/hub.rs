@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_does_not_read_is_dropped_and_nobody_else() {
+    fn a_client_that_does_not_read_is_dropped_alone() {
         let hub = Hub::default();
         let mut slow = hub.listen().unwrap();
         let mut fast = hub.listen().unwrap();

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_of_both_makes_no_difference() {
+    fn properties_that_are_not_known_of_both_make_no_difference() {
         let disk = identity(&[("serial", "A"), ("wwid", "w")]);
         assert_eq!(disk.compare(&identity(&[("wwid", "w"), ("udev serial", "x")])), Likeness::Same);
         let Likeness::Other(why) = disk.compare(&identity(&[("serial", "B"), ("wwid", "w")])) else {
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_says_is_one_short_line() {
+    fn texts_of_a_device_are_one_short_line() {
         assert_eq!(sane(b" a\n\x1b[2Jb \0"), Some("a[2Jb".into()));
         assert_eq!(sane(b"0000 -\n"), None);
         assert_eq!(sane(&[b'x'; 999]).map(|t| t.len()), Some(MAX_VALUE_CHARS));

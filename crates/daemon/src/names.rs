@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_name_looks_like_says_what_it_is() {
+    fn the_form_of_a_name_decides_its_kind() {
         let cache = Named { set: Some(SET.into()), ..named("", "/nowhere/ssd", TWO, "") };
         let all = [named("bcache0", "/nowhere/hdd", ONE, "data"), cache, named("bcache3", "", "", "flash")];
         for (text, at) in [
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ambiguous_is_refused_and_all_are_listed() {
+    fn an_ambiguous_name_is_refused_and_all_are_listed() {
         let all = [named("bcache0", "/nowhere/hdd", ONE, "data"), named("", "/nowhere/stick", TWO, "data")];
         let said = refused("data", &all);
         for words in [
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_one_line() {
+    fn a_printed_name_is_one_line() {
         let odd = named("bcache1", "/nowhere/a\nb", TWO, "x\n\u{1b}[2J");
         assert_eq!(odd.to_string(), format!("\"x\\n\\u{{1b}}[2J\", bcache1 (/nowhere/a\\nb, UUID {TWO})"));
     }

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_come_in() {
+    fn only_the_right_token_is_accepted() {
         let right = format!("Bearer {TOKEN}");
         let remote = remote(false);
         for (shown, wanted) in [
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_to_everybody() {
+    fn paths_that_need_no_token() {
         for (method, path, metrics, wanted) in [
             (Method::GET, "/", false, Entry::Page),
             (Method::HEAD, "/assets/chart.js", false, Entry::Page),
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_secret_is_kept_so() {
+    fn files_of_secrets_are_readable_by_their_owner_alone() {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str, mode: u32| {
             let path = dir.path().join(name);

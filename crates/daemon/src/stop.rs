@@ -55,7 +55,7 @@ pub(crate) async fn stop(signals: &mut Signals, registry: &Arc<Registry>) -> Res
         if let Some(name) = signal {
             message::warn(format!("{name}: stopping without the drain; dirty data stays in the cache"));
         } else if !problems.is_empty() {
-            dirty_bytes = Some(what_stays(registry, &problems).await);
+            dirty_bytes = Some(log_dirty_data_that_stays(registry, &problems).await);
         }
     }
     down(signals, registry).await?;
@@ -129,7 +129,7 @@ impl Drain {
 }
 
 /// Logs how much stays dirty, and why. Returns the number of bytes.
-async fn what_stays(registry: &Arc<Registry>, problems: &[String]) -> u64 {
+async fn log_dirty_data_that_stays(registry: &Arc<Registry>, problems: &[String]) -> u64 {
     let mut bytes = 0;
     let mut volumes = Vec::new();
     for set in registry.views.sets().await {

@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_business_of_ours_is_left_alone() {
+    fn events_of_other_devices_are_left_alone() {
         for more in [
             "SUBSYSTEM=net",
             "ACTION=offline",
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_is_made_up_for() {
+    fn lost_events_are_made_up_for() {
         let start = Instant::now();
         let mut waiting = Waiting::default();
         waiting.hear(heard(Action::Add, "sdx"), start);
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_has_is_seen() {
+    fn devices_that_the_kernel_holds_are_seen() {
         let sys = tempfile::tempdir().unwrap();
         for dir in ["sda/bcache", "sdb/holders/dm-0", "sdc/holders", "cciss!c0d0/bcache"] {
             std::fs::create_dir_all(sys.path().join(dir)).unwrap();

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_browser_has_is_not_sent_again() {
+    fn files_of_a_browser_are_not_sent_again() {
         let first = file("app.js", &HeaderMap::new());
         assert_eq!(first.status(), StatusCode::OK);
         let tag = first.headers()[header::ETAG].to_str().unwrap().to_owned();

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_appears_is_registered_once_and_not_after_it_was_let_go() {
+    async fn a_device_that_appears_is_registered_once_and_not_after_its_release() {
         let dir = tempfile::tempdir().unwrap();
         let registry = registry(dir.path());
         let [one, two] = [2, 3].map(|n| cache_device(dir.path(), n));

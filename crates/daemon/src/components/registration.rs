@@ -287,7 +287,7 @@ impl Registration {
         }
         self.inventory.devices.remove(&path);
         let key = self.admission.release(&path, known.probe.as_ref(), &named.label);
-        // A thread that has failed would stay in the status, and make the exit status of the daemon 1.
+        // A thread that has failed would stay in the status, and make the exit code of the daemon 1.
         self.inventory.workers.forget(&key);
         self.admission.claim_freed_labels().await?;
         Ok(Ended { named, sets, devices })

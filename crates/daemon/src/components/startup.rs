@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_nothing_tells_from_a_copy_is_taken_where_the_operator_said_so() {
+    async fn a_device_like_its_copy_is_taken_at_the_path_of_the_operator() {
         let dir = tempfile::tempdir().unwrap();
         let [one, two] = [2, 3].map(|n| cache_device(dir.path(), n));
         let first = registry(dir.path(), "");

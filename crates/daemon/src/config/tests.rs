@@ -9,7 +9,7 @@ fn key(id: &str, label: &str, set: bool) -> Key {
 }
 
 #[test]
-fn what_is_nearer_counts() {
+fn the_nearer_setting_counts() {
     let config = Config::parse(
         "preset = \"latency\"\n\
          [tunables]\nwriteback_percent = 30\njournal_delay_ms = 5\n\

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_is_read_again() {
+    fn stored_series_are_read_again() {
         let all = some();
         let again = decode(&encode(&all)).unwrap();
         assert!(again.keys().eq(all.keys()));

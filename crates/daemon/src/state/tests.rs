@@ -140,7 +140,7 @@ fn another_directory_in_the_place_of_the_own_one_is_not_written() {
 }
 
 #[test]
-fn what_was_said_is_there_again() {
+fn stored_changes_are_there_again() {
     let dir = tempfile::tempdir().unwrap();
     let mut state = State::open(dir.path()).unwrap();
     assert!(State::open(dir.path()).err().unwrap().message().unwrap().contains("another daemon"));

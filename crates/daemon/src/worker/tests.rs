@@ -15,7 +15,7 @@ fn device(dir: &std::path::Path) -> PathBuf {
 }
 
 #[test]
-fn what_cannot_be_served_is_said_and_the_thread_ends() {
+fn a_device_that_cannot_be_served_is_an_error_and_ends_the_thread() {
     let dir = tempfile::tempdir().unwrap();
     let (shared, cache) = (shared(dir.path()), device(dir.path()));
     let plan = Plan { id: "x".into(), cache: Some(cache), alone: None };

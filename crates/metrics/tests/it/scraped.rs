@@ -172,7 +172,7 @@ fn the_size_for_each_volume_is_bounded() {
 
 /// Most sets do a part of the work that there is: 244 KB for four sets with a volume each.
 #[test]
-fn what_has_never_occurred_has_no_histogram() {
+fn an_operation_that_never_occurred_has_no_histogram() {
     let sets = (0..4).map(|_| rig::figures(async |rig| rig.write(0, 8).await)).collect();
     let text = render(&Figures { sets, ..Figures::default() }, Format::Prometheus);
     let of_reads =

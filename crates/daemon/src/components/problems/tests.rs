@@ -188,7 +188,7 @@ fn a_disabled_set_counts_the_dirty_data_of_all_its_disks() {
 
 /// A stop of the daemon waited for a mount, and `status` had no problem.
 #[test]
-fn what_a_stop_waits_for_is_the_first_problem() {
+fn the_wait_of_a_stop_is_the_first_problem() {
     let volumes = vec![VolumeFigures { problem: Some("no room".into()), ..volume("bcache0", "one") }];
     let users = "/dev/loop0 is mounted at /mnt".to_owned();
     let holder = Holder { name: "bcache0".into(), label: "one".into(), users, command: "umount /mnt".into() };

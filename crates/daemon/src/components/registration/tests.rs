@@ -300,7 +300,7 @@ async fn a_disk_of_a_silent_set_is_not_unregistered() {
 
 /// What stayed dirty was read before the command waited for another one.
 #[tokio::test]
-async fn what_is_known_before_the_end_is_read_under_the_claim() {
+async fn dirty_data_is_counted_under_the_claim() {
     let dir = tempfile::tempdir().unwrap();
     let registry = registry_in(dir.path(), "exports = []");
     let disk = backing_device_in(dir.path(), 0, 5, BackingState::None);

@@ -279,7 +279,7 @@ fn time_counts_not_hits() {
 }
 
 #[test]
-fn what_is_missed_again_is_protected_while_there_is_room() {
+fn data_that_is_missed_again_is_protected_while_there_is_room() {
     let mut policy = policy();
     assert!(!policy.on_miss(Inode(1), Sector(800)), "never seen");
     assert!(policy.on_miss(Inode(1), Sector(800)));
@@ -371,7 +371,7 @@ fn the_protected_segment_has_its_share() {
 
 /// As many begin to drain as are wanted next, at least a 32nd of the protected segment.
 #[test]
-fn what_drains_is_a_share_of_the_protected_segment() {
+fn a_drain_takes_a_share_of_the_protected_segment() {
     for (nbuckets, wanted, drains) in
         [(62, 1, 1), (640, 1, 20), (640, 30, 30), (640, 0, 20), (63, 0, 1), (31, 0, 0)]
     {
