@@ -150,8 +150,10 @@ async fn read_in_pieces(
             again.waited = true;
             // The read must not wait for itself.
             again.range = None;
-            for (start, end) in parts_of_backing(target, read, look_up.first) {
+            let mut at = read.start;
+            while let Some((start, end)) = next_part_of_backing(target, read, at) {
                 volume.ranges.present_ended(start, end).await;
+                at = end;
             }
             return (buffer, Ok(false));
         }
@@ -171,26 +173,24 @@ async fn read_in_pieces(
     (buffer, Ok(found.is_some()))
 }
 
-/// The parts of a request that are not dirty data, so that the backing device has to do with them. A part in a leaf that is not in
-/// memory counts as one of them.
-fn parts_of_backing(target: Target<'_>, read: &Read, first: IndexSegment) -> Vec<(Sector, Sector)> {
-    let (mut parts, mut at, mut seg) = (Vec::new(), read.start, first);
-    loop {
+/// The next part of a request, at or behind `at`, that is not dirty data, so that the backing device has to do with it. A part in a
+/// leaf that is not in memory counts as one.
+///
+/// It is looked up after the wait for the part before, because a part can become dirty data meanwhile. A change of it may then wait
+/// for a device that hangs, while the cache alone has what the read needs.
+fn next_part_of_backing(target: Target<'_>, read: &Read, from: Sector) -> Option<(Sector, Sector)> {
+    let mut at = from;
+    while at < read.end {
+        let seg = match target.cache.index.segment(target.inode, at, read.end) {
+            Ok(seg) => seg,
+            Err(NotLoaded(_)) => return Some((at, read.end)),
+        };
         if !matches!(seg.kind, Kind::Hit { dirty: true, .. }) || bug(Bug::ReadAwaitsWriteback) {
-            parts.push((at, seg.end));
+            return Some((at, seg.end));
         }
         at = seg.end;
-        if at >= read.end {
-            return parts;
-        }
-        match target.cache.index.segment(target.inode, at, read.end) {
-            Ok(next) => seg = next,
-            Err(NotLoaded(_)) => {
-                parts.push((at, read.end));
-                return parts;
-            }
-        }
     }
+    None
 }
 
 /// The extent that a request is, if it is one that the device can read without a copy. `first`: what the index has at its
