@@ -287,6 +287,23 @@ mod tests {
         assert!(failure.message().expect("a message").contains(words), "{failure:?}");
     }
 
+    /// The message began with the severity of a finding, ended with the name of an invariant and named the device twice.
+    #[test]
+    fn a_cache_device_that_was_cut_is_named_once() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = crate::testing::cache_device(dir.path(), 2);
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .and_then(|f| f.set_len(1 << 19))
+            .expect("it is cut");
+        let failure = probe_now(&path).expect_err("its buckets lie behind its end");
+        let said = failure.message().expect("a message");
+        assert!(said.starts_with(&path.display().to_string()) && !said.contains('['), "{said}");
+        assert!(said.contains("limited by the size of the device"), "{said}");
+        assert_eq!(said.matches(&*path.to_string_lossy()).count(), 1, "{said}");
+    }
+
     #[test]
     fn a_device_with_the_same_name_is_another_one() {
         let dir = tempfile::tempdir().unwrap();

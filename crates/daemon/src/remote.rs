@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_need_no_token() {
+    fn pages_need_no_token() {
         for (method, path, metrics, wanted) in [
             (Method::GET, "/", false, Entry::Page),
             (Method::HEAD, "/assets/chart.js", false, Entry::Page),
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_secrets_are_readable_by_their_owner_alone() {
+    fn files_of_secrets_that_all_users_can_read_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str, mode: u32| {
             let path = dir.path().join(name);

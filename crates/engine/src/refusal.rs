@@ -164,7 +164,7 @@ pub enum Refusal {
     /// A device answered without an error and without the buffer of the request.
     #[error("device closed")]
     Closed,
-    /// The set stops before the change was made.
+    /// The set stopped before the change was made.
     #[error("the set is being stopped")]
     Stopping,
     /// The set is disabled, and the failure is not known.

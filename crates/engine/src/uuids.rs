@@ -4,8 +4,8 @@
 //! section 7). An invalid slot is reused when the index has no key of it any more, which the caller tells. Changes are
 //! made one at a time ([`UuidTable::begin_change`]).
 //!
-//! Invariant: a task that waits for a bucket or for room in the journal does not hold the lock. The registration of a device with dirty data needs the
-//! lock, and in a full cache only the writeback of this data makes a bucket free.
+//! Invariant: a task that waits for a bucket or for room in the journal does not hold the lock. The registration of a
+//! device with dirty data needs the lock, and in a full cache only the writeback of this data makes a bucket free.
 
 use std::cell::{Ref, RefCell};
 use std::rc::Rc;
@@ -166,7 +166,8 @@ impl UuidTable {
         self.device.write_metadata(ptr.offset(), buffer).await?;
         let old = self.journal.roots().uuid_bucket;
         let key = Bkey::uuid_bucket(g.meta_sectors, ptr);
-        // The caller has found room for the entry. It must not wait for room under the lock.
+        // The journal had room before the table was written. If other entries have taken it since, this entry uses a block of
+        // the reserve, because a wait under the lock could last for ever.
         self.journal.commit_roots(|| Urgency::Frees, |r| r.uuid_bucket = key).await?;
         match old.pointer() {
             Some(p) => self.alloc.free_metadata(p),

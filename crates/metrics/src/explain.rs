@@ -123,8 +123,8 @@ impl fmt::Display for Size {
         let mut value = self.0;
         let mut unit = "bytes";
         for next in ["KiB", "MiB", "GiB", "TiB", "PiB"] {
-            // From 1023.95 on, one decimal would be 1024.0; bytes have none.
-            if value.abs() < if unit == "bytes" { 1024.0 } else { 1023.95 } {
+            // From 1023.95 on, one decimal would be 1024.0.
+            if value.abs() < 1023.95 {
                 break;
             }
             value /= 1024.0;
@@ -408,7 +408,13 @@ mod tests {
 
     #[test]
     fn sizes_are_for_people() {
-        for (bytes, text) in [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (2 << 30, "2.0 GiB")] {
+        for (bytes, text) in [
+            (0, "0 bytes"),
+            (1023, "1023 bytes"),
+            (1024, "1.0 KiB"),
+            ((1 << 30) - 8192, "1.0 GiB"),
+            (2 << 30, "2.0 GiB"),
+        ] {
             assert_eq!(Size::of(bytes).to_string(), text);
         }
         assert_eq!(Size::signed(-5 << 20).to_string(), "-5.0 MiB");

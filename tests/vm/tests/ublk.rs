@@ -265,7 +265,7 @@ fn ext4_is_made_mounted_filled_and_clean() {
 }
 
 /// The longest time from the start of the new process to the first answer to a client that waits. It is far above what the
-/// program needs, because an emulated machine is many times slower; a client that waits for a time-out waits longer.
+/// program needs, because an emulated machine is many times slower.
 const RESUMED_WITHIN_US: u32 = 20_000_000;
 
 #[test]

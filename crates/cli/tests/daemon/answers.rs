@@ -105,6 +105,30 @@ fn a_command_that_is_interrupted_says_that_its_job_goes_on() {
     daemon.stop();
 }
 
+/// `register` waited for a disk that hangs, and said nothing when it was interrupted.
+#[test]
+fn register_says_at_an_interrupt_that_it_may_go_on() {
+    let dir = Dir::new();
+    let (socket, disk) = (dir.path("socket"), dir.sparse("disk", 1 << 20));
+    let listener = UnixListener::bind(&socket).unwrap();
+    let child = Command::new(program())
+        .args(["register", &disk, "--socket", &socket])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut client, _) = listener.accept().unwrap();
+    // The command listens for signals before its request.
+    assert_ne!(client.read(&mut [0; 65536]).unwrap(), 0);
+    signal(child.id(), Signal::INT);
+    // Its question for the status has no answer either.
+    drop(listener.accept().unwrap());
+    let said = Said::of(child.wait_with_output().unwrap());
+    assert_eq!(said.code, 130, "{said}");
+    said.says(&[&format!("`register {disk}` may go on in the daemon")]);
+}
+
 /// A signal during the request was lost: the command ended with exit code 0.
 #[test]
 fn a_command_that_does_not_wait_ends_by_a_signal_after_its_answer() {

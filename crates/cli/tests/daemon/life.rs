@@ -38,6 +38,9 @@ fn after_a_kill_volumes_are_where_they_were() {
     daemon.run(&["get", "one", "writeback_percent"]).ok().says(&["10"]);
     let both = daemon.run(&["get", "one", "writeback_delay", "writeback_percent"]).ok();
     assert_eq!(both.out, "writeback_delay = 77 s (default 30)\nwriteback_percent = 10 %\n");
+    let both = daemon.run(&["get", "one", "writeback_percent", "writeback_delay", "--json"]).ok().json();
+    assert_eq!(both["tunables"][1]["value"], "77", "{both}");
+    assert_eq!(both["tunables"].as_array().map(Vec::len), Some(2));
     daemon.run(&["get", "one", "writeback_delay", "nothing"]).usage().says(&["unknown tunable nothing"]);
     daemon.run(&["set", "one", "=3"]).usage().says(&["expected KEY=VALUE"]);
     daemon.run(&["reset", "one", "writeback_delay"]).ok().says(&["30"]);

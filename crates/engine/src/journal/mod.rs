@@ -275,18 +275,19 @@ impl Journal {
 
     /// Whether the ring has room for a key beyond the room that the entries that free it need.
     pub(crate) fn has_room_to_spare(&self) -> bool {
-        let s = &mut *self.state.borrow_mut();
-        let last_seq = self.last_seq_of_keys(s);
-        s.ring.has_room(HEADER_BYTES + 24, s.reserve_of_keys(), last_seq)
+        self.has_room_beside(JournalState::reserve_of_keys)
     }
 
     /// Whether the ring has room for an entry beyond the room that the leaves with pins need, or half of its room. Otherwise
     /// the leaves that pin the oldest entries are replaced before others.
     pub(crate) fn has_room_beside_holders(&self) -> bool {
+        self.has_room_beside(JournalState::reserve_of_holders)
+    }
+
+    fn has_room_beside(&self, reserve: fn(&JournalState) -> u64) -> bool {
         let s = &mut *self.state.borrow_mut();
         let last_seq = self.last_seq_of_keys(s);
-        let reserve = s.wanted_by_leaves().min(s.ring.blocks() / 2);
-        s.ring.has_room(HEADER_BYTES + 24, reserve, last_seq)
+        s.ring.has_room(HEADER_BYTES + 24, reserve(s), last_seq)
     }
 
     /// The `last_seq` that an entry with keys has at least. The next process writes the keys of a crash log with the
@@ -425,6 +426,14 @@ impl Journal {
     /// Waits until [`Journal::has_room_for_roots`] or `give_up` is true.
     pub(crate) async fn wait_room_for_roots(&self, give_up: impl Fn() -> bool) {
         self.wait_refused(|| give_up() || self.stopping.get() || self.has_room_for_roots()).await;
+    }
+
+    /// The first sector of the ring, for error messages.
+    pub(crate) fn first_sector(&self) -> Sector {
+        self.layout
+            .buckets
+            .first()
+            .map_or(Sector(0), |b| Sector(u64::from(b.0) * self.layout.bucket_sectors.0))
     }
 
     /// Makes every waiting task evaluate its condition again.

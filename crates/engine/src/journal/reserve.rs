@@ -26,9 +26,14 @@ impl JournalState {
         (2.min(quarter) + self.pins.total()).min(most)
     }
 
+    /// The number of blocks that must be free before a leaf is replaced that does not hold the oldest entry.
+    pub(super) fn reserve_of_holders(&self) -> u64 {
+        self.wanted_by_leaves().min(self.ring.blocks() / 2)
+    }
+
     /// The number of blocks that the writes of all pinned leaves may take, each for a new root and for new priorities, and a
-    /// few more. Without a pinned leaf, every ring of two buckets has room for a key.
-    pub(super) fn wanted_by_leaves(&self) -> u64 {
+    /// few more. These few leave room for a key in a ring of two buckets without a pinned leaf.
+    fn wanted_by_leaves(&self) -> u64 {
         6.min((self.ring.blocks() / 2).saturating_sub(1)) + 2 * self.pins.total()
     }
 

@@ -78,7 +78,7 @@ async fn claim_slot(
     let config = cache.uuids.lock().await;
     cache.device.check().inspect_err(|_| mark(Mark::RefusedByFailedSet))?;
     refuse_misfits(components, backing)?;
-    let attaching = members.begin_attach(backing.uuid());
+    let attaching = members.exclude_attach(backing.uuid());
     let present = present_slot(components, backing)?;
     drop(config);
     let slot = match present {
@@ -337,11 +337,11 @@ async fn create_volume_now(
     if size == Sectors::ZERO || size.0 > MAX_POSITION.0 {
         return Err(Refusal::VolumeSize { most: MAX_POSITION, size }.into());
     }
-    let Some((inode, mut table)) = begin_new_slot(cache).await? else {
-        return Err(Refusal::NoSlot { slots: cache.uuids.entries().len() }.into());
-    };
     let Some(bytes) = format::superblock::label_bytes(label) else {
         return Err(Refusal::LabelTooLong { bytes: label.len() }.into());
+    };
+    let Some((inode, mut table)) = begin_new_slot(cache).await? else {
+        return Err(Refusal::NoSlot { slots: cache.uuids.entries().len() }.into());
     };
     let entry = UuidEntry::volume(uuid, bytes, size, cache.rt.wall_seconds() as u32);
     table.apply(|u| u[inode.0 as usize] = entry).await?;
@@ -457,7 +457,10 @@ async fn detach_drained(
     backing.flush_all().await?;
     // The set may have stopped, or the device may have been released and given to another owner.
     cache.device.check()?;
-    if cache.device.is_stopping() || !members.has(volume) {
+    if cache.device.is_stopping() {
+        return Err(Refusal::Stopping.into());
+    }
+    if !members.has(volume) {
         return Err(Refusal::NotAttached { volume: volume.label_or_name() }.into());
     }
     backing
@@ -478,8 +481,9 @@ async fn detach_drained(
     volume.detached();
     members.remove_with_device(volume, inode);
     drop(guard);
-    // A copy of the device from before the detach would be served with the data of the slot.
-    let _detaching = members.begin_attach(backing.uuid());
+    // Until the table without the slot is durable, a copy of the device from before the detach would be served with the data
+    // of the slot.
+    let _detaching = members.exclude_attach(backing.uuid());
     drop(config);
     let mut table = cache.uuids.begin_change().await?;
     let now = cache.rt.wall_seconds() as u32;

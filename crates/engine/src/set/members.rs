@@ -44,7 +44,7 @@ impl Members {
     }
 
     /// Keeps other callers from attaching a device with this UUID until the guard is dropped.
-    pub(super) fn begin_attach(self: &Rc<Self>, device: Uuid) -> Attaching {
+    pub(super) fn exclude_attach(self: &Rc<Self>, device: Uuid) -> Attaching {
         self.attaching.borrow_mut().insert(device);
         Attaching { members: self.clone(), device }
     }

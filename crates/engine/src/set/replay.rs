@@ -101,7 +101,7 @@ impl Replayer<'_> {
     fn weigh(&self, keys: usize, memory: &mut Reservation) -> Result<(), EngineError> {
         let refused = |source| {
             let device = self.reader.place.device.clone();
-            Refusal::JournalMemory { device, sector: Sector(0), keys, source }
+            Refusal::JournalMemory { device, sector: self.journal.first_sector(), keys, source }
         };
         Ok(memory.try_grow((keys * size_of::<LeafKey>()) as u64).map_err(refused)?)
     }
@@ -137,7 +137,7 @@ impl Replayer<'_> {
 
     fn bad_key(&self, seq: JournalSeq, key: &Bkey, why: KeyFlaw) -> EngineError {
         let flaw = Flaw::JournalKey { entry: seq, inode: key.inode(), end: key.offset(), why };
-        self.reader.place.damage(Sector(0), flaw)
+        self.reader.place.damage(self.journal.first_sector(), flaw)
     }
 
     /// Checks that a key lies before the largest position.

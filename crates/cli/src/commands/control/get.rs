@@ -1,7 +1,7 @@
 //! `get`: the tunables of a volume or a set.
 
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{TunablesOf, answer, is_unlimited, text};
 use crate::client::{Control, segment};
@@ -26,12 +26,16 @@ impl Get {
             let body = one(key)?;
             return answer(&self.control, &body, || format!("{}\n", text(&body["tunable"]["value"])));
         }
-        let body = if self.keys.is_empty() {
-            self.control.get(&path)?
-        } else {
-            let tunables = self.keys.iter().map(|key| Ok(one(key)?["tunable"].take()));
-            json!({ "tunables": tunables.collect::<Result<Vec<Value>, Failure>>()? })
-        };
+        let mut body = self.control.get(&path)?;
+        if !self.keys.is_empty() {
+            let all = body["tunables"].as_array().map(Vec::as_slice).unwrap_or_default();
+            // The daemon says what is wrong with a name that is not in the list.
+            let wanted = self.keys.iter().map(|key| match all.iter().find(|t| t["key"] == **key) {
+                Some(tunable) => Ok(tunable.clone()),
+                None => Ok(one(key)?["tunable"].take()),
+            });
+            body["tunables"] = wanted.collect::<Result<Vec<Value>, Failure>>()?.into();
+        }
         answer(&self.control, &body, || {
             body["tunables"].as_array().into_iter().flatten().map(tunable_line).collect()
         })

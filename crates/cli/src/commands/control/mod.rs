@@ -104,7 +104,9 @@ impl Register {
             wanted["volumes"] = json!(volumes);
         }
         let names = devices.iter().map(|d| d.display().to_string()).chain(volumes);
-        let command = format!("register {}", names.collect::<Vec<_>>().join(" "));
+        // The name of the command in `ubcache status`.
+        let replacing = if self.accept_replacement { " as replacement" } else { "" };
+        let command = format!("register {}{replacing}", names.collect::<Vec<_>>().join(" "));
         let body = long_request::post(&self.control, &command, "/v1/register", &wanted)?;
         let list = |key: &str| body[key].as_array().map(Vec::as_slice).unwrap_or_default();
         let (not_exported, disabled) = (list("not_exported"), list("disabled"));
@@ -222,7 +224,7 @@ impl Attach {
 /// flash-only volume, which has no device. Dirty data stays in the cache; the answer says how much, and on which cache device.
 #[derive(Args, Debug)]
 pub(crate) struct Stop {
-    /// Volumes, by name, label or backing device; they are stopped one after the other
+    /// Volumes, by name, label or backing device; they are stopped one after the other, each with an answer
     #[arg(required = true)]
     volumes: Vec<String>,
     #[command(flatten)]

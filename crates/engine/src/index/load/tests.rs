@@ -1,5 +1,7 @@
 //! Tests of the content of nodes that are read at the start.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use format::{Gen, Geometry, SetMagic};
@@ -11,6 +13,20 @@ use crate::testing::{TestDisk, run};
 
 const BUCKET: Sectors = Sectors(64);
 const ONE: Inode = Inode(1);
+
+/// Gives a reader of a device of 128 buckets to a test. Returns what the test returns.
+fn with_reader<T: 'static>(test: impl FnOnce(&Reader<'_>) -> T + 'static) -> T {
+    let result = Rc::new(RefCell::new(None));
+    let found = result.clone();
+    run(move |rt| async move {
+        let disk = Disk::new(TestDisk::new(4096), rt);
+        let place = Place { device: Arc::from("test disk"), set: "a set".into() };
+        let geometry = Geometry::new(BUCKET, Sectors(1), 128, 4, 4).expect("a geometry");
+        let reader = Reader { disk: &disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
+        *found.borrow_mut() = Some(test(&reader));
+    });
+    result.take().expect("the test ran")
+}
 
 /// A node in bucket 5.
 fn node_at(level: u16, bound: Bound, body: Body) -> Node {
@@ -32,14 +48,8 @@ fn node_at(level: u16, bound: Bound, body: Body) -> Node {
 
 /// Accounts a leaf that begins behind sector 100 of device 1 and has this extent; returns the live and dirty sectors.
 fn account(start: u64, size: u64, bucket: u64) -> Result<(Sectors, Sectors), String> {
-    let result = std::rc::Rc::new(std::cell::RefCell::new(None));
-    let found = result.clone();
-    run(|rt| async move {
-        let disk = Disk::new(TestDisk::new(4096), rt);
-        let place = Place { device: Arc::from("test disk"), set: "a set".into() };
-        let geometry = Geometry::new(BUCKET, Sectors(1), 128, 4, 4).expect("a geometry");
-        let reader = Reader { disk: &disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
-        let mut buckets = Buckets::new(&geometry, BucketNr(4), 128).unwrap();
+    with_reader(move |reader| {
+        let mut buckets = Buckets::new(reader.geometry, BucketNr(4), 128).unwrap();
         let root = node_at(0, MAX_BOUND, Body::Leaf(Leaf::default()));
         let mut tree = Tree::new(root);
         let id = tree.root();
@@ -47,14 +57,13 @@ fn account(start: u64, size: u64, bucket: u64) -> Result<(Sectors, Sectors), Str
         let ptr = Ptr::new(0, Sector(bucket * BUCKET.0), Gen(0));
         extents.push_back(ONE, Entry::extent(Sector(start + size), Sectors(size), true, ptr));
         let lower = (ONE, Sector(100));
-        let checked = check_leaf(&reader, tree.node(id), lower, &extents, &buckets);
+        let checked = check_leaf(reader, tree.node(id), lower, &extents, &buckets);
         let figures = checked.map(|()| {
             tree.account_leaf(id, &extents, &mut buckets);
             (buckets.live_total(), tree.dirty_sectors(ONE))
         });
-        *found.borrow_mut() = Some(figures.map_err(|e| e.to_string()));
-    });
-    result.take().expect("the test ran")
+        figures.map_err(|e| e.to_string())
+    })
 }
 
 #[test]
@@ -80,17 +89,11 @@ fn short() -> format::Corrupt {
 /// Loads an internal node with these keys as the root; bucket 18 has been reused. Returns the pointers on disk to
 /// former children, the children to read, and the number of sectors of the node that have bsets.
 fn take_root(keys: Vec<Bkey>, torn: bool) -> Result<(Vec<Ptr>, Vec<Bkey>, Sectors), String> {
-    let result = std::rc::Rc::new(std::cell::RefCell::new(None));
-    let found = result.clone();
-    run(move |rt| async move {
-        let disk = Disk::new(TestDisk::new(4096), rt);
-        let place = Place { device: Arc::from("test disk"), set: "a set".into() };
-        let geometry = Geometry::new(BUCKET, Sectors(1), 128, 4, 4).expect("a geometry");
-        let reader = Reader { disk: &disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
-        let mut buckets = Buckets::new(&geometry, BucketNr(4), 128).unwrap();
+    with_reader(move |reader| {
+        let mut buckets = Buckets::new(reader.geometry, BucketNr(4), 128).unwrap();
         buckets.raise(BucketNr(18), Gen(2));
         let mut loading = Loading {
-            reader: &reader,
+            reader,
             buckets: &mut buckets,
             tree: None,
             events: Vec::new(),
@@ -114,9 +117,8 @@ fn take_root(keys: Vec<Bkey>, torn: bool) -> Result<(Vec<Ptr>, Vec<Bkey>, Sector
             }
             (root.dead.clone(), wanted.iter().map(|w| w.key).collect(), root.written)
         });
-        *found.borrow_mut() = Some(taken.map_err(|e| e.to_string()));
-    });
-    result.take().expect("the test ran")
+        taken.map_err(|e| e.to_string())
+    })
 }
 
 fn node_ptr(bucket: u64, generation: u8) -> Ptr {
@@ -145,18 +147,14 @@ fn pointers_to_former_children_are_recorded() {
 /// range had no part in the leaf between them: the start ended with an overflow.
 #[test]
 fn leaves_that_do_not_ascend_are_damage() {
-    run(|rt| async move {
-        let disk = Disk::new(TestDisk::new(4096), rt);
-        let place = Place { device: Arc::from("test disk"), set: "a set".into() };
-        let geometry = Geometry::new(BUCKET, Sectors(1), 128, 4, 4).expect("a geometry");
-        let reader = Reader { disk: &disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
+    with_reader(|reader| {
         for (middle, wanted) in [(150, None), (100, Some("found 1:100")), (50, Some("found 1:50"))] {
             let mut tree = Tree::new(node_at(1, MAX_BOUND, Body::Internal(Vec::new())));
             let bounds = [(ONE, Sector(100)), (ONE, Sector(middle)), MAX_BOUND];
             let leaves = bounds.map(|b| tree.add_node(node_at(0, b, Body::Leaf(Leaf::default()))));
             *tree.node_mut(tree.root()).children_mut() = leaves.to_vec();
             tree.rebuild_directory();
-            let found = check_order(&reader, &tree).map_err(|e| e.to_string());
+            let found = check_order(reader, &tree).map_err(|e| e.to_string());
             match wanted {
                 None => assert_eq!(found, Ok(())),
                 Some(end) => assert!(found.as_ref().is_err_and(|e| e.ends_with(end)), "{found:?}"),
@@ -185,11 +183,7 @@ fn children_that_make_no_sense_are_damage() {
 /// Check keys, keys without a pointer and empty keys refer to no data; every other key has its data inside one bucket.
 #[test]
 fn the_data_of_a_key_is_inside_one_bucket() {
-    run(|rt| async move {
-        let disk = Disk::new(TestDisk::new(4096), rt);
-        let place = Place { device: Arc::from("test disk"), set: "a set".into() };
-        let geometry = Geometry::new(BUCKET, Sectors(1), 128, 4, 4).expect("a geometry");
-        let reader = Reader { disk: &disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
+    with_reader(|reader| {
         let node = Bkey::node(MAX_BOUND.0, MAX_BOUND.1, BUCKET, node_ptr(10, 0));
         let w = Wanted { key: node, level: 0, parent: None, path: Vec::new(), child: 0 };
         let key = |size, dev, at| {
