@@ -10,6 +10,7 @@ use clap::{Arg, Command};
 /// The kinds of names for `list-names`, by the identifier of an operand.
 const KINDS: &[(&str, &str)] = &[
     ("volume", "volumes sets"),
+    ("volumes", "volumes"),
     ("backing", "volumes"),
     ("set", "sets"),
     ("cache", "sets"),

@@ -37,8 +37,9 @@ fn names_are_completed() {
     let made = Command::new(env!("CARGO_BIN_EXE_ubcache-pages")).arg(dir).status().unwrap();
     assert!(made.success());
     for (words, names) in [
-        (&["ubcache", "stop", ""][..], &["volumes-1", "volumes-2", "sets-1", "sets-2"][..]),
-        (&["ubcache", "stop", "volumes-2"], &["volumes-2"]),
+        (&["ubcache", "get", ""][..], &["volumes-1", "volumes-2", "sets-1", "sets-2"][..]),
+        (&["ubcache", "stop", ""], &["volumes-1", "volumes-2"]),
+        (&["ubcache", "stop", "volumes-1", "volumes-2"], &["volumes-2"]),
         (&["ubcache", "detach", "--wipe", "v"], &["volumes-1", "volumes-2"]),
         (&["ubcache", "wipe", ""], &["sets-1", "sets-2"]),
         (&["ubcache", "get", "--socket", "x", "data", ""], &["tunables-1", "tunables-2"]),

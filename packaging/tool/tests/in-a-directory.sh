@@ -6,6 +6,14 @@ root=$1/root
 package=$2
 links=$3
 fine() { echo "$1: fine"; }
+# The file has a line with the pattern.
+has() {
+    grep -q "$2" "$1" || {
+        echo "expected $2 in $1, found:"
+        cat "$1"
+        exit 1
+    }
+}
 
 mkdir -p "$root/var/lib/dpkg/info" "$root/var/lib/dpkg/updates" "$root/run"
 # The dependencies of the package are installed.
@@ -50,18 +58,20 @@ sed -i "s|^sysfs_view = .*|sysfs_view = \"$1/sys\"|" "$config"
 socket=$root/run/control.sock
 with() { "$ubcache" "$@" --socket "$socket"; }
 if with wait --timeout 0 data 2>wait.log; then exit 1; fi
-grep -q 'was not served within 0 seconds: no daemon runs' wait.log
+has wait.log 'was not served within 0 seconds: no daemon runs'
 "$ubcache" daemon --config "$config" --socket "$socket" --state-dir "$root/var/lib/ubcache" >daemon.log 2>&1 &
 daemon=$!
 trap 'kill -9 $daemon 2>/dev/null || true; umount -l "$1/sys" 2>/dev/null || true' EXIT
 # The daemon may still be starting.
 if with wait --timeout 5 nothing 2>wait.log; then exit 1; fi
-grep -q 'there is no volume nothing' wait.log
+has wait.log 'there is no volume or set nothing'
 with register cache disk
 with wait --timeout 60 data
-with status | grep -q data
+with status >status.log
+has status.log data
 with set data writeback_percent=20 >/dev/null
-with get data writeback_percent | grep -q 20
+with get data writeback_percent >get.log
+has get.log 20
 # The sysfs view, if FUSE is available.
 if grep -q 'the sysfs view is not available' daemon.log; then
     [ ! -w /dev/fuse ] || [ "$(id -u)" != 0 ]
