@@ -63,6 +63,22 @@ impl Image {
         }
     }
 
+    /// The sectors whose contents another image of the same size does not have.
+    pub fn differing_sectors<'a>(&'a self, other: &'a Image) -> impl Iterator<Item = u64> + 'a {
+        let zeros: &Page = &[0; PAGE_BYTES];
+        let pages = self.pages.iter().zip(&other.pages).zip(0..);
+        pages.flat_map(move |((mine, theirs), page): (_, u64)| {
+            let (mine, theirs) = (mine.as_deref().unwrap_or(zeros), theirs.as_deref().unwrap_or(zeros));
+            let is_same = std::ptr::eq(mine, theirs) || mine == theirs;
+            let sectors = if is_same { 0 } else { PAGE_SECTORS };
+            let differs = move |i: &u64| {
+                let bytes = (i * SECTOR_BYTES) as usize..((i + 1) * SECTOR_BYTES) as usize;
+                mine.get(bytes.clone()) != theirs.get(bytes)
+            };
+            (0..sectors).filter(differs).map(move |i| page * PAGE_SECTORS + i)
+        })
+    }
+
     /// A fingerprint, which is equal for equal contents.
     pub fn fingerprint(&self) -> u64 {
         let mut sum = 0_u64;
@@ -142,5 +158,18 @@ mod tests {
         assert_eq!(b.next_data(Sector(0)), Sector(0));
         assert_eq!(b.next_data(Sector(16)), Sector(64));
         assert!(b.read_at(Sector(63), &mut [0; 1024]).is_err());
+    }
+
+    #[test]
+    fn sectors_that_differ() {
+        let mut a = Image::zeros("a", Sectors(64));
+        a.write(Sector(6), &[1; 3 * SECTOR_BYTES as usize]);
+        let mut b = a.clone();
+        assert_eq!(a.differing_sectors(&b).count(), 0);
+        b.write(Sector(7), &[2; 2 * SECTOR_BYTES as usize]);
+        b.write(Sector(40), &[0; 512]);
+        b.write(Sector(63), &[3; 512]);
+        assert_eq!(a.differing_sectors(&b).collect::<Vec<_>>(), [7, 8, 63]);
+        assert_eq!(b.differing_sectors(&a).collect::<Vec<_>>(), [7, 8, 63]);
     }
 }

@@ -49,7 +49,7 @@ pub struct Medium {
 #[derive(Clone, Default)]
 struct WriteOrder {
     writes: u64,
-    /// For each sector the number of the last write. Copies of a medium share it.
+    /// For each sector the number of the write that it has now. Copies of a medium share it.
     last: Rc<BTreeMap<u64, u64>>,
 }
 
@@ -58,6 +58,14 @@ impl WriteOrder {
         self.writes += 1;
         let end = at.0 + (bytes / SECTOR) as u64;
         Rc::make_mut(&mut self.last).extend((at.0..end).map(|sector| (sector, self.writes)));
+    }
+
+    /// The medium has the contents of an earlier write in these sectors again.
+    fn lost(&mut self, sectors: impl Iterator<Item = u64>) {
+        let last = Rc::make_mut(&mut self.last);
+        for sector in sectors {
+            last.remove(&sector);
+        }
     }
 }
 
@@ -80,9 +88,11 @@ impl Medium {
         &self.live
     }
 
-    /// Whether a sector was last written after another one.
+    /// Whether the contents of a sector were written after those of another one. False if a power loss has brought
+    /// earlier contents of one of them back.
     pub fn is_written_after(&self, sector: Sector, other: Sector) -> bool {
-        self.order.last.get(&sector.0) > self.order.last.get(&other.0)
+        let last = |at: Sector| self.order.last.get(&at.0);
+        last(sector).zip(last(other)).is_some_and(|(this, other)| this > other)
     }
 
     /// Loses the data that is not durable, except the retained part.
@@ -102,6 +112,7 @@ impl Medium {
 
     /// Replaces the contents of the medium; all of them are durable.
     pub(super) fn restart(&mut self, image: Image) {
+        self.order.lost(self.live.differing_sectors(&image));
         self.live = image.clone();
         self.durable = image;
         self.unflushed.clear();
