@@ -13,9 +13,11 @@ use std::rc::Rc;
 use blockio::wrap::MemDisk;
 use blockio::{Driver, DriverOptions};
 use engine::{CacheSet, SetOptions, Volume};
-use format::{Sector, Sectors};
+use format::{FooterKey, RawSuperblock, Sector, Sectors};
 use io::{Disk, Handle, Rng};
 
+/// The place of a superblock.
+const SUPERBLOCK: Sector = Sector(8);
 /// Bucket size of every set of the benches.
 const BUCKET: Sectors = Sectors(1024);
 
@@ -87,6 +89,29 @@ pub async fn memory_set_of(
 /// If the set cannot be opened.
 pub async fn open_on(cache: Disk, backing: Disk, block_sectors: Sectors) -> (CacheSet, Rc<Volume>) {
     rig::format(&cache, &backing, block_sectors, BUCKET).await;
+    open_formatted(cache, backing).await
+}
+
+/// The same with blocks of 4 KiB, and with checksums of cached data.
+///
+/// # Panics
+/// If the set cannot be opened.
+pub async fn open_with_checksums(cache: Disk, backing: Disk) -> (CacheSet, Rc<Volume>) {
+    rig::format(&cache, &backing, Sectors(8), BUCKET).await;
+    let buffer = cache.runtime().pool().take(4096);
+    let (bytes, read) = cache.read(SUPERBLOCK, buffer).await;
+    read.unwrap_or_else(|e| panic!("{e}"));
+    let info = cache.info();
+    let superblock = RawSuperblock::from_prefix(bytes.as_slice())
+        .and_then(|raw| raw.check_cache(info.sectors, info.logical_block_bytes));
+    let mut superblock = superblock.unwrap_or_else(|e| panic!("{e}"));
+    superblock.set_checksum_key(Some(FooterKey(7)));
+    let buffer = cache.runtime().pool().copy_of(&superblock.encode());
+    cache.write(SUPERBLOCK, buffer, true).await.unwrap_or_else(|e| panic!("{e}"));
+    open_formatted(cache, backing).await
+}
+
+async fn open_formatted(cache: Disk, backing: Disk) -> (CacheSet, Rc<Volume>) {
     let set = CacheSet::open(cache, SetOptions::default()).await.unwrap_or_else(|e| panic!("{e}"));
     let volume = set.register(backing).await.unwrap_or_else(|e| panic!("{e}"));
     for (k, v) in [("sequential_cutoff", "0"), ("writeback_running", "0")] {

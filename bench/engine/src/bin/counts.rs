@@ -7,12 +7,14 @@
 //! `valgrind --tool=callgrind --dump-before='*end_of_phase*' counts [BLOCKS]` writes one file for each phase, in this
 //! order: set-up, inserts of new dirty extents, overwrites of dirty data, read hits, the loop alone. `bench::callgrind`
 //! runs it; the test `instructions` checks the limits, and B7 of `make bench` reports.
+//!
+//! `counts BLOCKS checksums` counts the bytes of a set with checksums, and reads nothing, because the device has no data to compare.
 
 use std::cell::Cell;
 use std::hint::black_box;
 use std::rc::Rc;
 
-use bench::{driver, open_on, shuffled};
+use bench::{driver, open_on, open_with_checksums, shuffled};
 use blockio::wrap::MemDisk;
 use format::{Sector, Sectors};
 use io::{Completer, Device, DeviceInfo, Disk, Handle, Request, Rng, WriteFlags};
@@ -66,6 +68,7 @@ fn say(what: &str, count: u64, requests: u64) {
 
 fn main() {
     let blocks: u64 = std::env::args().nth(1).and_then(|a| a.parse().ok()).unwrap_or(10_000);
+    let checksums = std::env::args().nth(2).is_some_and(|a| a == "checksums");
     let driver = driver();
     let rt = driver.handle();
     driver.block_on(async {
@@ -74,7 +77,10 @@ fn main() {
         let cache = Disk::new(device.clone(), rt.clone());
         let backing =
             Disk::new(Rc::new(MemDisk::new("backing", Sectors(blocks * 16 + 1024), 512)), rt.clone());
-        let (set, volume) = open_on(cache.clone(), backing, BLOCK).await;
+        let (set, volume) = match checksums {
+            true => open_with_checksums(cache.clone(), backing).await,
+            false => open_on(cache.clone(), backing, BLOCK).await,
+        };
         device.is_hollow.set(true);
         let mut rng = Rng::new(1);
         // Only every second block is used, so that no two extents can be joined.
@@ -105,6 +111,9 @@ fn main() {
         }
         end_of_phase("overwrite");
         say("overwrite_cache_bytes_per_user_byte", written(&cache) - before, user_bytes);
+        if checksums {
+            return;
+        }
 
         let mut buffer = rt.pool().take(BLOCK_BYTES);
         for n in 0..blocks {

@@ -3,6 +3,7 @@
 //! ```text
 //! bench-nbd serve nbd=SOCKET [SIZE_MIB]    serves one volume in memory until its standard input ends
 //! bench-nbd compare [SECONDS]              loads both with fio's nbd engine and with the client `pump`
+//! bench-nbd checksums UBCACHE [SECONDS]    the cost of checksums: read hits of a set with and of a set without them
 //! ```
 //!
 //! fio makes several system calls for each request, so at a large depth fio is the limit. `pump` sends and receives many requests
@@ -20,6 +21,7 @@ use blockio::{Driver, DriverOptions};
 use export_nbd::{Endpoint, Exports, Reach, Server, ServerOptions, uri};
 use rig::RamVolume;
 
+mod checksums;
 mod pump;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -33,9 +35,15 @@ fn main() -> ExitCode {
         ["serve", endpoint] => serve(endpoint, DEFAULT_MIB),
         ["serve", endpoint, mib] => mib.parse().map_err(Into::into).and_then(|mib| serve(endpoint, mib)),
         ["compare"] => compare(5),
+        ["checksums", program] => checksums::compare(program, 3),
+        ["checksums", program, seconds] => {
+            seconds.parse().map_err(Into::into).and_then(|seconds| checksums::compare(program, seconds))
+        }
         ["compare", seconds] => seconds.parse().map_err(Into::into).and_then(compare),
         _ => {
-            eprintln!("usage: bench-nbd serve nbd=SOCKET [SIZE_MIB] | bench-nbd compare [SECONDS]");
+            eprintln!(
+                "usage: bench-nbd serve nbd=SOCKET [SIZE_MIB] | compare [SECONDS] | checksums UBCACHE [SECONDS]"
+            );
             return ExitCode::from(2);
         }
     };
@@ -203,8 +211,9 @@ fn compare_in(dir: &Path, seconds: u32) -> Outcome<()> {
     for (name, write) in [("pump 4k randread qd32", false), ("pump 4k randwrite qd32", true)] {
         let measure = |peer: &Peer, socket: &str| -> Outcome<(f64, f64)> {
             let before = cpu_seconds(peer.child.id())?;
-            let requests =
-                pump::run(&dir.join(socket), write, DEFAULT_MIB << 20, Duration::from_secs(seconds.into()))?;
+            let socket = &dir.join(socket);
+            let load = pump::Load { socket, export: "", write, size: DEFAULT_MIB << 20, depth: 32 };
+            let requests = pump::run(load, pump::End::Time(Duration::from_secs(seconds.into())))?;
             let cpu = cpu_seconds(peer.child.id())? - before;
             Ok((requests as f64 / f64::from(seconds), cpu * 1e6 / requests as f64))
         };
