@@ -151,7 +151,7 @@ pub enum Flaw {
         found: u64,
     },
     /// A bucket has no room for a prio set of any size.
-    #[error("prio set: no size fits")]
+    #[error("prio set: expected a size that fits into a bucket, found none")]
     NoPrioSize,
     /// The position of the root.
     #[error("btree root key: expected position {expected:?}, found {found:?}")]

@@ -16,20 +16,24 @@ pub const EXIT_CODES: &[(u8, &str)] = &[
         NOT_STORED,
         "The command did its work, and the daemon could not store it: its next start may not know of it.",
     ),
-    (INTERRUPTED, "A second SIGINT ended the program. Flushed data is safe."),
+    (
+        INTERRUPTED,
+        "SIGINT ended the program; if the first one stops its work in order, the second one. Flushed data is safe. A \
+         command that the daemon carries out may go on.",
+    ),
     (HANDED_OVER, "A second SIGUSR2 ended the program. Flushed data is safe."),
-    (TERMINATED, "A second SIGTERM ended the program. Flushed data is safe."),
+    (TERMINATED, "The same with SIGTERM."),
 ];
 
 /// Exit code of a command that failed, or that found a problem.
 const FAILED: u8 = 1;
 /// Exit code of a command whose work is done and not stored.
 const NOT_STORED: u8 = 3;
-/// Exit code after a second SIGINT: 128 and the number of the signal, as shells report it.
+/// Exit code of a program that SIGINT has ended: 128 and the number of the signal, as shells report it.
 pub const INTERRUPTED: u8 = 130;
 /// Exit code after a second SIGUSR2: 128 and the number of the signal.
 pub const HANDED_OVER: u8 = 140;
-/// Exit code after a second SIGTERM: 128 and the number of the signal.
+/// Exit code of a program that SIGTERM has ended: 128 and the number of the signal.
 pub const TERMINATED: u8 = 143;
 
 /// The end of a command that did not succeed.
@@ -53,7 +57,7 @@ pub enum Failure {
         /// The error.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// A second signal ended the command, with this exit code.
+    /// A signal ended the command, with this exit code.
     Signalled(u8),
     /// The command succeeded and found a problem, which it has printed already.
     Found,

@@ -10,6 +10,7 @@ mod commits;
 mod error;
 mod exceptions;
 mod impls;
+mod items;
 mod layers;
 mod named;
 mod numbers;
@@ -100,6 +101,7 @@ fn check(tree: &Tree) -> Result<Vec<Violation>, Error> {
     all.extend(circles::check(tree));
     all.extend(impls::check(tree));
     all.extend(types::check(tree));
+    all.extend(items::check(tree));
     all.extend(references::check(tree));
     all.extend(words::check(tree));
     Ok(all)

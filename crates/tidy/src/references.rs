@@ -201,7 +201,7 @@ fn unknown_source(tree: &Tree, file: &SourceFile, line: usize, word: &str) -> Op
 }
 
 /// Whether a path of the repository ends with `path`, in which directories `src` may be left out.
-fn is_end_of(path: &str, known: &str) -> bool {
+pub(crate) fn is_end_of(path: &str, known: &str) -> bool {
     let mut known = known.rsplit('/');
     path.rsplit('/').all(|part| known.find(|k| part == "src" || *k != "src") == Some(part))
 }

@@ -16,6 +16,7 @@ use std::rc::Rc;
 
 use bench::{driver, open_on, open_with_checksums, shuffled};
 use blockio::wrap::MemDisk;
+use engine::{CacheSet, Volume};
 use format::{Sector, Sectors};
 use io::{Completer, Device, DeviceInfo, Disk, Handle, Request, Rng, WriteFlags};
 
@@ -66,22 +67,26 @@ fn say(what: &str, count: u64, requests: u64) {
     println!("{what} {:.4}", count as f64 / requests as f64);
 }
 
+/// A set whose cache device is hollow.
+async fn open(rt: &Handle, blocks: u64, checksums: bool) -> (Disk, CacheSet, Rc<Volume>) {
+    let device = Rc::new(Hollow { disk: MemDisk::new("cache", CACHE, 4096), is_hollow: Cell::new(false) });
+    let cache = Disk::new(device.clone(), rt.clone());
+    let backing = Disk::new(Rc::new(MemDisk::new("backing", Sectors(blocks * 16 + 1024), 512)), rt.clone());
+    let (set, volume) = match checksums {
+        true => open_with_checksums(cache.clone(), backing).await,
+        false => open_on(cache.clone(), backing, BLOCK).await,
+    };
+    device.is_hollow.set(true);
+    (cache, set, volume)
+}
+
 fn main() {
     let blocks: u64 = std::env::args().nth(1).and_then(|a| a.parse().ok()).unwrap_or(10_000);
     let checksums = std::env::args().nth(2).is_some_and(|a| a == "checksums");
     let driver = driver();
     let rt = driver.handle();
     driver.block_on(async {
-        let device =
-            Rc::new(Hollow { disk: MemDisk::new("cache", CACHE, 4096), is_hollow: Cell::new(false) });
-        let cache = Disk::new(device.clone(), rt.clone());
-        let backing =
-            Disk::new(Rc::new(MemDisk::new("backing", Sectors(blocks * 16 + 1024), 512)), rt.clone());
-        let (set, volume) = match checksums {
-            true => open_with_checksums(cache.clone(), backing).await,
-            false => open_on(cache.clone(), backing, BLOCK).await,
-        };
-        device.is_hollow.set(true);
+        let (cache, set, volume) = open(&rt, blocks, checksums).await;
         let mut rng = Rng::new(1);
         // Only every second block is used, so that no two extents can be joined.
         let order = shuffled(blocks, &mut rng);

@@ -41,6 +41,24 @@ fn the_name_bcache_takes_its_own_and_our_commands() {
     run_as(&bcache, &["check", &ssd]).ok();
 }
 
+/// The page said for a while that most commands of bcache-tools do not exist.
+#[test]
+fn every_command_of_the_page_is_one_of_bcache() {
+    let dir = Dir::new();
+    let bcache = called(&dir, "bcache");
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/compat.md")).unwrap();
+    let rows = page.lines().filter_map(|l| l.strip_prefix("| `bcache "));
+    let commands: Vec<&str> = rows
+        .flat_map(|row| row.split(" | ").next().unwrap().split("`bcache "))
+        .map(|rest| rest.split('`').next().unwrap())
+        .collect();
+    assert!(commands.contains(&"set-cachemode") && commands.contains(&"super-show"), "{commands:?}");
+    for command in commands {
+        let said = run_as(&bcache, &[command, "--help"]).ok();
+        assert!(said.out.contains(command) || command == "version", "{command}: {said}");
+    }
+}
+
 #[test]
 fn a_call_without_a_command_prints_the_usage() {
     let said = run::<&str>(&[]).usage();

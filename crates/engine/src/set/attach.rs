@@ -469,8 +469,8 @@ async fn detach_drained(
             sb.set_state(BackingState::None);
         })
         .await?;
-    // The lock is taken only here: the steps before wait for this backing device without a limit. Holders of the lock
-    // wait for the cache device, and in a walk at most 5 s for a backing device that does not answer.
+    // The lock is taken only here: the steps before wait for this backing device without a limit, and holders of the lock
+    // wait for the cache device only.
     let config = cache.uuids.lock().await;
     if !members.has(volume) {
         return Err(Refusal::NotAttached { volume: volume.label_or_name() }.into());
