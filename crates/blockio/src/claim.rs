@@ -37,7 +37,7 @@ const TRIES: u32 = 10;
 /// Number of tries to claim a device while no holder is found.
 ///
 /// A killed process holds its devices until its requests in flight have ended.
-const TRIES_AFTER_A_DEATH: u32 = 250;
+const TRIES_AFTER_A_CRASH: u32 = 250;
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 
 /// The access to a device.
@@ -329,7 +329,7 @@ fn retry<T>(
             Err(e) if e.raw_os_error() == Some(busy) => {
                 let holder = holder();
                 tries += 1;
-                let enough = if holder.is_some() { TRIES } else { TRIES_AFTER_A_DEATH };
+                let enough = if holder.is_some() { TRIES } else { TRIES_AFTER_A_CRASH };
                 if tries >= enough || holder.as_ref().is_some_and(|h| h.lasting) {
                     let holder = holder.map(|h| h.who);
                     return Err(OpenError::InUse { path: path.to_path_buf(), holder });

@@ -29,8 +29,8 @@ use crate::reactor::{OpId, Reactor};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Number and interval of the checks whether the socket of an ended process is removed: 2 s in all.
-const DEATH_TRIES: u32 = 100;
-const BETWEEN_DEATH_TRIES: Duration = Duration::from_millis(20);
+const LISTENER_TRIES: u32 = 100;
+const BETWEEN_LISTENER_TRIES: Duration = Duration::from_millis(20);
 
 /// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -312,14 +312,14 @@ fn remove_dead_socket(path: &Path) -> io::Result<()> {
     if !fs::symlink_metadata(path)?.file_type().is_socket() {
         return Err(in_use());
     }
-    for _ in 0..DEATH_TRIES {
+    for _ in 0..LISTENER_TRIES {
         match UnixStream::connect(path) {
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return fs::remove_file(path),
             // The kernel closes a ring some time after its process was killed. Until then the socket stays open, because the
             // ring has an accept on it.
             Ok(stream) if listener_is_dead(&stream) => {
                 drop(stream);
-                std::thread::sleep(BETWEEN_DEATH_TRIES);
+                std::thread::sleep(BETWEEN_LISTENER_TRIES);
             }
             // Without a free descriptor, the check is not possible.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => return Err(e),

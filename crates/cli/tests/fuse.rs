@@ -154,7 +154,7 @@ fn synced_data_survives_a_kill() {
     drop(mounted);
 
     let up = place.up();
-    assert!(up.said().contains("unmounted the file system of a process that has died"), "{}", up.said());
+    assert!(up.said().contains("unmounted the file system of a process that has ended"), "{}", up.said());
     let mounted = place.mount(&device(&up));
     assert!(fs::read(place.mount_point.join("precious")).unwrap() == data);
     mounted.unmount();

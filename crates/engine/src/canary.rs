@@ -62,7 +62,7 @@ table! {
         /// A write in flight makes a stale device dirty.
         DirtyAfterStale,
         /// A device is served without its cache, but its superblock does not have the state stale.
-        LostButNotStale,
+        FailedButNotStale,
         /// A device that was served without its cache gets its old slot.
         StaleSlotReused,
         /// A device is detached with dirty data left.
@@ -285,11 +285,11 @@ table! {
         /// A device of no set is served without a cache.
         AloneFree,
         /// The cache of a clean device is lost.
-        LostClean,
+        CacheFailedClean,
         /// The cache of a device with dirty data is lost.
-        LostDirty,
+        CacheFailedDirty,
         /// The cache is lost while the device is being detached.
-        LostDetached,
+        CacheFailedDetached,
     }
 }
 

@@ -20,7 +20,7 @@ use crate::error::FuseError;
 use crate::loopdev;
 use crate::mount::{self, FS_TYPE};
 
-/// A loop device of a process that has died. Every access to it fails. The kernel removes it when no process uses it any more.
+/// A loop device of a process that has ended. Every access to it fails. The kernel removes it when no process uses it any more.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Leftover {
     /// The loop device.
@@ -73,12 +73,14 @@ pub(crate) fn clean_up(dir: &Path) -> Result<Vec<String>, FuseError> {
                 notes.extend(free_loop_devices(dir));
                 mount::detach_lazily(dir)
                     .map_err(|source| FuseError::Unmount { dir: dir.to_path_buf(), source })?;
-                notes
-                    .push(format!("{}: unmounted the file system of a process that has died", dir.display()));
+                notes.push(format!(
+                    "{}: unmounted the file system of a process that has ended",
+                    dir.display()
+                ));
             }
             (true, false) => {
                 return Err(occupied(format!(
-                    "a file system of type {} whose process has died",
+                    "a file system of type {} whose process has ended",
                     entry.fs_type
                 )));
             }
@@ -100,7 +102,7 @@ fn free_loop_devices(dir: &Path) -> Vec<String> {
         let name = device.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         let users = users::of_block_device(&name);
         let sequence = sequence_of(&device);
-        let what = format!("{} over {}, of a process that has died", device.display(), file.display());
+        let what = format!("{} over {}, of a process that has ended", device.display(), file.display());
         notes.push(match loopdev::clear(&device) {
             Err(e) => format!("{what}: cannot be removed: {e}"),
             Ok(()) if users.is_empty() => format!("{what}: removed"),

@@ -67,7 +67,7 @@ where
         let retained = [Retained::Nothing, Retained::Everything, Retained::Some(2), Retained::Some(6)];
         let rng = &mut Rng::new(seed ^ at);
         let tries = [retained[0], retained[1 + rng.below(3) as usize], retained[2 + rng.below(2) as usize]];
-        let outcome = |k: &Retained| disks.iter().map(|d| d.after_power_cut(*k, rng)).collect();
+        let outcome = |k: &Retained| disks.iter().map(|d| d.after_power_loss(*k, rng)).collect();
         let outcomes: Outcomes = tries.iter().map(outcome).collect();
         let fingerprint = outcomes.iter().flatten().map(Image::fingerprint).fold(0, mix);
         Later { outcomes: Box::new(move || outcomes), fingerprint }

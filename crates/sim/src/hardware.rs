@@ -77,7 +77,7 @@ impl Hardware {
             set.stop().await.unwrap_or_else(|e| panic!("a new set: {e}"));
             set.abandon();
         });
-        self.power_cut(machine, Retained::Nothing);
+        self.power_loss(machine, Retained::Nothing);
         let image = self.cache.image();
         set_generations(&image, Gen(generation)).into_iter().for_each(|(at, set)| self.cache.put(at, &set));
     }
@@ -116,7 +116,7 @@ impl Hardware {
     }
 
     /// Switches the machine and every device off. Tasks are dropped where they are.
-    pub fn power_cut(&self, machine: Machine, retained: Retained) {
+    pub fn power_loss(&self, machine: Machine, retained: Retained) {
         self.cut(machine, Cut::Power(retained, retained));
     }
 
@@ -131,7 +131,7 @@ impl Hardware {
             Cut::Kill => (None, None),
         };
         let cut = |disk: &SimDisk, retained: Option<Retained>| match retained {
-            Some(retained) => disk.power_cut(retained),
+            Some(retained) => disk.power_loss(retained),
             None => disk.kill(),
         };
         cut(&self.cache, cache);

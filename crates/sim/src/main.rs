@@ -311,7 +311,7 @@ fn seeds(args: &Args) -> Result<bool, Error> {
          some, {} process crashes): {:.0} per second, {:.0} per second of processor time",
         report.runs + failed.len() as u64,
         args.range().start,
-        report.power_cuts,
+        report.power_losses,
         report.partial_cuts,
         report.kills,
         crashes as f64 / seconds,

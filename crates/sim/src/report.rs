@@ -32,7 +32,7 @@ pub struct Report {
     /// Crashes while the set was being opened after such a crash.
     pub in_second_recovery: u64,
     /// Power losses of all devices.
-    pub power_cuts: u64,
+    pub power_losses: u64,
     /// Power losses of the cache device alone, or of the backing devices alone.
     pub partial_cuts: u64,
     /// Process crashes.
@@ -143,7 +143,7 @@ impl Report {
         self.crashes += other.crashes;
         self.in_recovery += other.in_recovery;
         self.in_second_recovery += other.in_second_recovery;
-        self.power_cuts += other.power_cuts;
+        self.power_losses += other.power_losses;
         self.partial_cuts += other.partial_cuts;
         self.kills += other.kills;
         self.stops += other.stops;

@@ -296,7 +296,7 @@ impl Images {
         }
         match outcome {
             Outcome::Done(()) => Ok(()),
-            Outcome::PowerCut => Err(Violation::PowerCut),
+            Outcome::PowerLoss => Err(Violation::PowerLoss),
             Outcome::Stuck(why) => Err(Violation::Stuck { why }),
         }
     }

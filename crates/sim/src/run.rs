@@ -274,7 +274,7 @@ impl<'a> Run<'a> {
         let theirs = session.clone();
         let task = machine.handle().spawn(async move { theirs.run().await });
         let outcome = machine.run(&task, BOOT_LIMIT);
-        self.observe(&session, matches!(outcome, Outcome::PowerCut));
+        self.observe(&session, matches!(outcome, Outcome::PowerLoss));
         let in_order = self.end_of(outcome, &session)?;
         // A boot without the cache device leaves the set as it was.
         if !boot.alone {
@@ -299,7 +299,7 @@ impl<'a> Run<'a> {
         }
         match outcome {
             Outcome::Done(result) => result,
-            Outcome::PowerCut => Ok(false),
+            Outcome::PowerLoss => Ok(false),
             Outcome::Stuck(why) => Err(Violation::Stuck { why: format!("{why}; {}", self.dump(session)) }),
         }
     }
@@ -422,7 +422,7 @@ impl<'a> Run<'a> {
             self.initialised |= session.set().is_some();
             session.give_up();
             // The devices lose their power, so the judges see whether the stop has made all data durable.
-            self.hardware.power_cut(machine, crate::disk::Retained::Nothing);
+            self.hardware.power_loss(machine, crate::disk::Retained::Nothing);
             self.end_of_host();
             return;
         }
@@ -512,7 +512,7 @@ impl<'a> Run<'a> {
         self.report.in_recovery += u64::from(self.cut_short > 0);
         self.report.in_second_recovery += u64::from(self.cut_short > 1);
         match cut {
-            Cut::Power(..) => self.report.power_cuts += 1,
+            Cut::Power(..) => self.report.power_losses += 1,
             Cut::Cache(_) | Cut::Backing(_) => self.report.partial_cuts += 1,
             Cut::Kill => self.report.kills += 1,
         }

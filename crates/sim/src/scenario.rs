@@ -235,7 +235,7 @@ impl Scenario {
         assert!(self.hardware.disks().all(|d| !d.was_misused()), "a request broke the contract of devices");
         let end = match outcome {
             Outcome::Done(()) => End::Finished,
-            Outcome::PowerCut => End::Cut,
+            Outcome::PowerLoss => End::Cut,
             Outcome::Stuck(why) => {
                 let set = boot.set.borrow().as_ref().map(|s| format!("{:?}", s.status()));
                 let disks: Vec<String> = self.hardware.disks().map(|d| d.dump()).collect();
@@ -246,7 +246,7 @@ impl Scenario {
         end
     }
 
-    /// Runs a boot to its end and leaves the machine on, for [`Scenario::power_cut`] or [`Scenario::kill`].
+    /// Runs a boot to its end and leaves the machine on, for [`Scenario::power_loss`] or [`Scenario::kill`].
     ///
     /// # Panics
     /// If the boot does not end, or a check fails.
@@ -268,7 +268,7 @@ impl Scenario {
     ) -> &mut Scenario {
         self.boot(script);
         self.oracles.iter().for_each(|o| o.borrow_mut().stopped());
-        self.switch_off(|hardware, machine| hardware.power_cut(machine, Retained::Nothing));
+        self.switch_off(|hardware, machine| hardware.power_loss(machine, Retained::Nothing));
         self
     }
 
@@ -283,9 +283,9 @@ impl Scenario {
     ///
     /// # Panics
     /// If the machine is off.
-    pub fn power_cut(&mut self, retained: Retained) -> &mut Scenario {
+    pub fn power_loss(&mut self, retained: Retained) -> &mut Scenario {
         self.oracles.iter().for_each(|o| o.borrow_mut().crashed());
-        self.switch_off(|hardware, machine| hardware.power_cut(machine, retained));
+        self.switch_off(|hardware, machine| hardware.power_loss(machine, retained));
         self
     }
 
@@ -303,7 +303,7 @@ impl Scenario {
     ///
     /// # Panics
     /// If the machine is off.
-    pub fn cache_power_cut(&mut self, retained: Retained) -> &mut Scenario {
+    pub fn cache_power_loss(&mut self, retained: Retained) -> &mut Scenario {
         self.oracles.iter().for_each(|o| o.borrow_mut().crashed());
         self.switch_off(|hardware, machine| hardware.cut(machine, Cut::Cache(retained)));
         self

@@ -98,7 +98,7 @@ fn start(
     });
     let said = match machine.run(&task, limit) {
         Outcome::Done(said) => said,
-        Outcome::PowerCut => Err(Violation::PowerCut),
+        Outcome::PowerLoss => Err(Violation::PowerLoss),
         Outcome::Stuck(why) => Err(Violation::Stuck { why }),
     };
     hardware.kill(machine);

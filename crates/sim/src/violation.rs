@@ -154,7 +154,7 @@ pub enum Violation {
     },
     /// The power was cut where the plan has no cut.
     #[error("the power was cut")]
-    PowerCut,
+    PowerLoss,
     /// The engine reacts to a substituted cache device in another way than expected.
     #[error("{substitute:?}: {source}")]
     Substitute {

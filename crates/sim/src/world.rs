@@ -357,7 +357,7 @@ pub enum Outcome<T> {
     /// The task ended with this result.
     Done(T),
     /// The power failed before the task ended.
-    PowerCut,
+    PowerLoss,
     /// The task cannot end; the text describes the state.
     Stuck(String),
 }
@@ -371,7 +371,7 @@ impl<T> Outcome<T> {
     pub fn done(self) -> T {
         match self {
             Outcome::Done(v) => v,
-            Outcome::PowerCut => panic!("the power was cut, expected the task to end"),
+            Outcome::PowerLoss => panic!("the power was cut, expected the task to end"),
             Outcome::Stuck(why) => panic!("expected the task to end: {why}"),
         }
     }
@@ -406,7 +406,7 @@ impl Machine {
             loop {
                 let n = self.runtime.run(&mut self.schedule, 16);
                 if self.world.is_off() {
-                    return Outcome::PowerCut;
+                    return Outcome::PowerLoss;
                 }
                 polls += n;
                 if n == 0 {

@@ -91,7 +91,7 @@ fn prepared(slot: Slot) -> Scenario {
             b.set().detach(&b.volume(0)).await.unwrap();
         }
     });
-    scenario.power_cut(Retained::Nothing);
+    scenario.power_loss(Retained::Nothing);
     scenario
 }
 

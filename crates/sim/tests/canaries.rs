@@ -39,7 +39,7 @@ const WITHIN: u64 = 300;
 const RARE: &[Bug] = &[
     Bug::DirectBeforeDirtyKey,
     Bug::DirtyAfterStale,
-    Bug::LostButNotStale,
+    Bug::FailedButNotStale,
     Bug::GenerationsNotAwaited,
     Bug::HoleTakenForDurable,
     Bug::DirtyDroppedBeforeFlush,

@@ -43,7 +43,7 @@ pub fn the_update_of_a_superblock_is_not_overtaken() {
             assert!(b.rt.now().since(began) < SLOW, "the scenario is about a write that comes meanwhile");
             b.rt.sleep(SLOW).await;
         });
-        scenario.power_cut(Retained::Everything).judge().happy_end();
+        scenario.power_loss(Retained::Everything).judge().happy_end();
     }
 }
 
@@ -72,7 +72,7 @@ fn a_command_goes_on_when_its_caller_does_not_wait() {
         assert_eq!(b.set().get("cache_replacement_policy").unwrap(), "lru fifo [random]");
         assert_eq!(b.volume(0).get("label").unwrap(), "second");
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A volume without a cache was stopped although its device could not be flushed, and no command reported the error.
@@ -88,7 +88,7 @@ fn a_stop_says_that_the_device_was_not_flushed() {
         assert!(said.contains("flush"), "{said}");
         b.clients[0].loss_reported();
     });
-    scenario.power_cut(Retained::Nothing).judge();
+    scenario.power_loss(Retained::Nothing).judge();
 }
 
 /// A walk of the index runs to its end without its caller, so it leaves no leaf busy. Requests would wait for a busy leaf, and in
@@ -141,7 +141,7 @@ fn a_device_that_cannot_be_flushed_keeps_nothing_of_others_from_being_durable() 
         b.clients[0].loss_reported();
         b.clients[1].oracle.borrow_mut().stopped();
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// Two operators detach a volume, and one of them gives up. The other one's volume took dirty data again, and under load it was

@@ -99,7 +99,7 @@ pub fn damaged_dirty_data_is_neither_served_nor_written_back() {
             assert!(b.clients[0].read(100, 50).await.is_some());
             b.volume(0).drained().await.unwrap();
         });
-        scenario.power_cut(Retained::Nothing).judge().happy_end();
+        scenario.power_loss(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -143,7 +143,7 @@ fn a_damaged_block_that_cannot_be_read_again_is_damaged() {
         assert_eq!(damage(b.set().take_events()), [(100, true)]);
         assert!(b.clients[0].write(100, 1, true).await && b.clients[0].read(100, 1).await.is_some());
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A stop writes the footers of all buckets that were overwritten in place, and flushes for all of them together.
@@ -168,7 +168,7 @@ fn a_stop_leaves_no_block_without_a_checksum() {
             assert_eq!((counters.verified_blocks, counters.unverified_blocks), (700, 0));
             b.stop().await;
         });
-        scenario.power_cut(Retained::Nothing);
+        scenario.power_loss(Retained::Nothing);
     }
     scenario.judge().happy_end();
 }
@@ -193,7 +193,7 @@ pub fn a_footer_waits_for_data_that_was_overwritten_in_place() {
             b.sleep_ms(1000).await;
             assert_eq!(b.set().checksum_counters().footers_written, 2);
         });
-        scenario.power_cut(Retained::Some(n)).judge().happy_end();
+        scenario.power_loss(Retained::Some(n)).judge().happy_end();
     }
 }
 
@@ -219,7 +219,7 @@ pub fn damaged_data_is_not_packed() {
         assert!(b.clients[0].read(0, 14).await.is_some() && b.clients[0].read(15, 55).await.is_some());
         assert!(b.clients[0].write(14, 1, true).await);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// Data is overwritten in place at all moments of the life of its bucket: nothing counts as damaged, neither at once nor
@@ -243,7 +243,7 @@ pub fn data_that_is_overwritten_in_place_does_not_count_as_damaged() {
                 assert_eq!(counters.damaged_blocks, 0);
                 assert!(round == 0 || counters.footers_erased > 0, "{counters:?}");
             });
-            scenario.power_cut(retained);
+            scenario.power_loss(retained);
         }
         scenario.judge().happy_end();
     }
@@ -274,7 +274,7 @@ pub fn a_footer_that_a_wipe_has_overwritten_does_not_come_back_over_other_data()
             assert!(b.clients[0].read(0, 7).await.is_some());
             assert!(b.clients[0].write(3, 1, true).await);
         });
-        scenario.power_cut(Retained::Nothing);
+        scenario.power_loss(Retained::Nothing);
         scenario.happy_end();
     }
 }
@@ -320,7 +320,7 @@ fn damage_beside_data_that_is_overwritten_in_place_is_noticed() {
         assert!(b.clients[0].read(3, 1).await.is_none(), "the damage was served");
         assert!(b.clients[0].write(3, 1, true).await);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A read waits for the footer of its bucket while the footer of another bucket is replaced by zeros.
@@ -347,7 +347,7 @@ fn damage_is_noticed_while_another_bucket_is_overwritten_in_place() {
         assert!(reading.await.is_none(), "the damage was served");
         assert!(b.clients[0].write(3, 1, true).await);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// Releases the reads of the cache device that are held back, and holds back those that follow. Waits for the first of them.
@@ -388,7 +388,7 @@ fn data_that_was_read_wrong_once_is_not_packed() {
         assert_eq!((counters.corrected_blocks, counters.damaged_blocks), (1, 0), "{counters:?}");
         b.read_all(0).await;
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A block does not match. While it is read a second time, a client overwrites it in place, and the device answers the read
@@ -420,7 +420,7 @@ fn damaged_data_that_is_overwritten_while_it_is_read_again_does_not_count() {
         assert!(reading.await.is_some(), "the data counts as damaged");
         assert_eq!(damage(b.set().take_events()), []);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// Damaged clean data is a hole before the backing device gets newer data, also if a crash brings back the leaf that has its
@@ -443,7 +443,7 @@ fn invalidated_clean_data_does_not_come_back_over_newer_data() {
         assert!(c.write(103, 1, true).await);
         b.cache.put(place, &right);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// The zeros over a footer cannot be written. The footer may still be there, so the next overwriting in place writes them
@@ -469,7 +469,7 @@ fn a_footer_that_could_not_be_replaced_is_replaced_later() {
             assert_eq!(b.set().counters().overwrites, 1, "the first write went to a new place");
             assert_eq!(b.set().checksum_counters().footers_erased, 2);
         });
-        scenario.power_cut(Retained::Nothing).judge().happy_end();
+        scenario.power_loss(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -488,7 +488,7 @@ fn a_stop_writes_the_footer_of_the_open_bucket() {
         let counters = b.set().checksum_counters();
         assert_eq!((counters.verified_blocks, counters.unverified_blocks), (3, 0));
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A process fills buckets, and then no durable key names them: other data replaces the data before a stop, or the keys of
@@ -509,7 +509,7 @@ pub fn data_of_a_kernel_does_not_count_as_damaged() {
                 b.stop().await;
             }
         });
-        scenario.power_cut(Retained::Everything);
+        scenario.power_loss(Retained::Everything);
         scenario.hardware.turn_checksums_off();
         for n in 0..4 {
             scenario.boot_and_stop(move |b| async move {
@@ -524,7 +524,7 @@ pub fn data_of_a_kernel_does_not_count_as_damaged() {
             b.read_all(0).await;
             assert_eq!(damage(b.set().take_events()), []);
         });
-        scenario.power_cut(Retained::Nothing).judge().happy_end();
+        scenario.power_loss(Retained::Nothing).judge().happy_end();
     }
 }
 

@@ -43,7 +43,7 @@ fn writeback_waits_until_the_dirty_keys_are_durable() {
             b.sleep_ms(2000).await;
             assert!(b.cache.held() > 0, "the journal is on its way");
         });
-        scenario.power_cut(retained).judge().happy_end();
+        scenario.power_loss(retained).judge().happy_end();
     }
 }
 
@@ -74,7 +74,7 @@ fn clean_in_the_superblock_waits_for_the_keys_of_now() {
         drained.await.unwrap();
         assert_eq!(b.volume(0).state(), Some(BackingState::Clean));
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A write or discard that bypasses the cache over dirty data waits until the key of that data is durable.
@@ -97,7 +97,7 @@ pub fn direct_changes_wait_until_the_dirty_keys_are_durable() {
                 b.sleep_ms(2000).await;
                 assert!(b.cache.held() > 0, "the journal is on its way");
             });
-            scenario.power_cut(retained).judge().happy_end();
+            scenario.power_loss(retained).judge().happy_end();
         }
     }
 }
@@ -152,7 +152,7 @@ pub fn a_durable_write_past_the_cache_waits_for_the_hole_below_a_copy() {
                     _ => c.write_zeroes(200, 200, ZeroFlags { fua: true, ..ZeroFlags::default() }).await,
                 });
             });
-            scenario.power_cut(retained).judge().happy_end();
+            scenario.power_loss(retained).judge().happy_end();
         }
     }
 }
@@ -172,7 +172,7 @@ pub fn durable_zeros_of_a_flash_only_volume_wait_for_their_edges() {
         assert!(b.clients[0].write(0, 8, true).await);
         assert!(b.clients[0].write_zeroes(4, 132, ZeroFlags { fua: true, may_unmap: true }).await);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A request of this kind fails once in writeback. The client discards the dirty data, reads what the device returns, and fills a leaf,
@@ -201,7 +201,7 @@ fn copies_after_a_failure_of_writeback(kind: Kind) {
                 assert!(b.clients[0].write(n * 2 % 200, 1, n % 10 == 9).await);
             }
         });
-        scenario.power_cut(Retained::Nothing).judge().happy_end();
+        scenario.power_loss(Retained::Nothing).judge().happy_end();
     }
 }
 

@@ -52,7 +52,7 @@ fn refusals() {
         b.tune(0, "writeback_running", "0").await;
         assert!(b.clients[0].write(0, 16, true).await);
     });
-    s.power_cut(Retained::Nothing);
+    s.power_loss(Retained::Nothing);
     s.boot(|b| async move {
         change(&b, |sb| sb.set_state(BackingState::Clean));
         b.open().await;
@@ -107,7 +107,7 @@ fn truncated() {
         b.tune(0, "writeback_running", "0").await;
         assert!(b.clients[0].write(2000, 16, true).await);
     });
-    s.power_cut(Retained::Nothing);
+    s.power_loss(Retained::Nothing);
     s.boot(|b| async move {
         let small = SimDisk::new(&b.world, 9, SimDisk::describe("small", 1024, 512));
         small.put(Sector(0), &b.backings[0].image().read_vec(Sector(0), Sectors(1024)));
@@ -132,7 +132,7 @@ fn damaged_structures() {
             b.open().await;
             assert!(b.clients[0].write(0, 16, true).await);
         });
-        s.power_cut(Retained::Nothing);
+        s.power_loss(Retained::Nothing);
         s.boot(move |b| async move {
             let Heads { superblock: sb, newest, .. } = Heads::read(&b.cache);
             let g = *sb.geometry();
@@ -216,7 +216,7 @@ fn no_bucket_left() {
     s.boot(|b| async move {
         CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
     });
-    s.power_cut(Retained::Nothing);
+    s.power_loss(Retained::Nothing);
     s.boot(|b| async move {
         let mut heads = Heads::read(&b.cache);
         let (g, newest) = (*heads.superblock.geometry(), heads.newest.clone());
@@ -288,7 +288,7 @@ fn torn() {
             b.sleep_ms(50_000).await;
             assert_eq!(b.cache.held(), 1, "the write is on its way");
         });
-        s.power_cut(Retained::Some(4)).judge().happy_end();
+        s.power_loss(Retained::Some(4)).judge().happy_end();
     }
 }
 

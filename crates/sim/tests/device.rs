@@ -62,7 +62,7 @@ fn a_block_has_a_version_since_its_last_flush_after_a_power_loss() {
             write(6, false).await.unwrap();
         });
         drop(machine);
-        disk.power_cut(Retained::Some(3));
+        disk.power_loss(Retained::Some(3));
         let bytes = disk.image().read_vec(Sector(8), Sectors(8));
         for block in bytes.chunks(512) {
             assert!(block.iter().all(|b| *b == block[0]) && (4..=6).contains(&block[0]), "{}", block[0]);
@@ -95,7 +95,7 @@ fn a_flush_covers_what_ended_before_it() {
     assert_eq!(disk.image().read_vec(Sector(0), Sectors(1)), [1; 512]);
     let medium = disk.medium();
     assert_eq!(
-        medium.after_power_cut(Retained::Nothing, &mut Rng::new(1)).read_vec(Sector(0), Sectors(1)),
+        medium.after_power_loss(Retained::Nothing, &mut Rng::new(1)).read_vec(Sector(0), Sectors(1)),
         [0; 512]
     );
 }
@@ -120,11 +120,11 @@ fn a_power_loss_takes_back_the_order_of_lost_writes() {
     let is_after = |one: u64, other: u64| disk.medium().is_written_after(Sector(one), Sector(other));
     run(vec![(1, 1), (0, 1), (1, 9)]);
     assert!(is_after(1, 0) && !is_after(0, 1) && !is_after(1, 5) && !is_after(5, 1));
-    disk.power_cut(Retained::Nothing);
+    disk.power_loss(Retained::Nothing);
     assert!(!is_after(1, 0) && !is_after(0, 1), "sector 1 has the contents from before sector 0 again");
     run(vec![(1, 2)]);
     assert!(is_after(1, 0));
-    disk.power_cut(Retained::Nothing);
+    disk.power_loss(Retained::Nothing);
     assert!(is_after(1, 0), "nothing was lost");
 }
 

@@ -123,7 +123,7 @@ fn a_copy_of_what_a_run_that_was_given_up_has_left_waits_for_a_flush() {
                 assert!(c.write(n * 2 % 200, 1, n % 10 == 9).await);
             }
         });
-        scenario.power_cut(Retained::Nothing);
+        scenario.power_loss(Retained::Nothing);
         scenario.judge();
         scenario.happy_end();
     }
@@ -154,7 +154,7 @@ pub fn a_release_flushes_what_a_failed_writeback_has_written() {
             b.set().release(&b.volume(0)).await.unwrap();
             b.set().gc().await.unwrap();
         });
-        scenario.power_cut(Retained::Nothing);
+        scenario.power_loss(Retained::Nothing);
         scenario.judge();
         scenario.happy_end();
     }

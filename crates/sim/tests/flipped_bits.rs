@@ -33,7 +33,7 @@ fn life() -> (Image, Image) {
         }
         assert!(b.clients[0].flush().await);
     });
-    scenario.power_cut(Retained::Everything);
+    scenario.power_loss(Retained::Everything);
     (scenario.hardware.cache.image(), scenario.hardware.backings[0].image())
 }
 

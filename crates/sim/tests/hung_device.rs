@@ -51,7 +51,7 @@ pub fn a_flush_that_hangs_does_not_fill_the_journal() {
             assert!(b.clients[HUNG].write(0, 64, false).await);
             assert!(b.clients[HUNG].read(0, 128).await.is_some());
         });
-        scenario.power_cut(retained).judge().happy_end();
+        scenario.power_loss(retained).judge().happy_end();
     }
 }
 
@@ -75,7 +75,7 @@ pub fn dirty_data_is_written_and_flushed_while_its_device_hangs() {
                 assert!(took_ms <= LONGEST_MS, "write {n} took {took_ms} ms");
             }
         });
-        scenario.power_cut(Retained::Nothing).judge().happy_end();
+        scenario.power_loss(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -98,7 +98,7 @@ fn a_device_that_answers_late_is_cached_again() {
         assert!(b.set().status().cached_sectors > before);
         assert!(b.clients[HEALTHY].flush().await);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A walk that replaces the leaf waits for the flush as a write of the leaf does, and then continues without the copies.
@@ -115,7 +115,7 @@ fn a_leaf_is_replaced_without_copies_of_a_device_that_hangs() {
         b.set().gc().await.unwrap();
         assert_eq!(b.set().status().cached_sectors, Sectors::ZERO);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// The flush of a device is late. Until it ends, no other leaf and no other write of the leaf waits for the device again.
@@ -137,7 +137,7 @@ fn a_device_that_is_late_is_not_waited_for_again() {
             assert!(round == 0 || took_ms < 1000, "walk {round} took {took_ms} ms");
         }
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A leaf that no request waits for is written after the flush of its device, also if that takes a second, and keeps its copies.
@@ -161,7 +161,7 @@ fn a_slow_flush_costs_no_copies() {
         assert_eq!(b.set().status().cached_sectors, copies);
         assert!(b.volume(HUNG).take_events().is_empty());
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// The leaf waits for a flush while copies arrive, more of them than a leaf may hold: they wait for the leaf to be written,
@@ -195,7 +195,7 @@ fn copies_wait_for_a_full_leaf_and_reads_do_not() {
         b.sleep_ms(1000).await;
         assert_eq!(b.set().status().cached_sectors, before + Sectors(8));
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A detach that waits for a hung write of its own volume holds no lock that another attach or detach needs.
@@ -218,7 +218,7 @@ fn a_detach_that_hangs_holds_up_no_other_device() {
         assert!(b.clients[HEALTHY].write(0, 8, true).await);
         assert!(b.rt.now().since(began).0 / 1_000_000 <= LONGEST_MS);
     });
-    scenario.power_cut(Retained::Nothing);
+    scenario.power_loss(Retained::Nothing);
 }
 
 /// Requests of a device that is being detached do not wait for the table of devices, which the cache device has: from the
@@ -241,7 +241,7 @@ fn a_cache_device_that_hangs_holds_up_no_request_of_a_detached_device() {
         b.cache.release();
         detach.await.unwrap();
     });
-    scenario.power_cut(Retained::Nothing);
+    scenario.power_loss(Retained::Nothing);
 }
 
 /// Attaching a device that hangs holds up neither requests nor a detach of others.
@@ -262,5 +262,5 @@ fn an_attach_that_hangs_holds_up_no_other_device() {
         b.set().detach(&b.volume(HEALTHY)).await.unwrap();
         assert!(b.rt.now().since(began).0 / 1_000_000 <= LONGEST_MS);
     });
-    scenario.power_cut(Retained::Nothing);
+    scenario.power_loss(Retained::Nothing);
 }

@@ -45,7 +45,7 @@ fn known_damage_is_known_after_a_crash_although_its_bucket_was_overwritten_in_pl
             *theirs.borrow_mut() = b.set().damaged_buckets();
             assert!(b.clients[0].write(0, 1, true).await);
         });
-        scenario.power_cut(Retained::Nothing);
+        scenario.power_loss(Retained::Nothing);
         scenario.boot(move |b| async move {
             open(&b).await;
             b.clients[0].set_tolerant(true);
@@ -112,7 +112,7 @@ fn a_scrub_goes_on_behind_a_footer_that_cannot_be_written() {
         let first = if b.place_of(0) < b.place_of(100) { 0 } else { 100 };
         assert!(b.clients[0].write(first, 1, true).await);
     });
-    scenario.power_cut(Retained::Nothing);
+    scenario.power_loss(Retained::Nothing);
     scenario.boot(|b| async move {
         open(&b).await;
         let (first, second) = if b.place_of(0) < b.place_of(100) { (0, 100) } else { (100, 0) };

@@ -71,7 +71,7 @@ fn packed_data_leaves_its_buckets() {
         let taken = idle.total - idle.available - idle.metadata;
         assert!(idle.dirty == 0 && taken <= 2, "{taken} buckets are in use: {idle:?}");
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// Extents too far apart to be read together.
@@ -83,7 +83,7 @@ fn each_extent_is_moved_however_few_there_are() {
             thin(&b, 13, |bucket, n| bucket % 5 != 0 || bucket / 5 >= sparse_buckets || n == 0).await;
             assert_eq!(pack(&b).await, sparse_buckets);
         });
-        scenario.power_cut(Retained::Nothing).judge().happy_end();
+        scenario.power_loss(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -96,7 +96,7 @@ fn buckets_that_are_three_quarters_full_stay() {
             thin(&b, 14, |_, n| n < left).await;
             assert_eq!(pack(&b).await, moved, "{left} eighths are left");
         });
-        scenario.power_cut(Retained::Nothing).judge().happy_end();
+        scenario.power_loss(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -143,5 +143,5 @@ fn clean_data_is_packed_along_while_there_is_room() {
         assert_eq!(b.set().status().cached_sectors, Sectors(500 * 8), "nothing was given up");
         b.backings[0].release();
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }

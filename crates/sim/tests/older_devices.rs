@@ -36,7 +36,7 @@ fn start_and_judge(scenario: &mut Scenario, options: SetOptions) {
         b.open_with(options).await;
         b.read_all(0).await;
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// The crash log outlives the process in the memory of the host. The device has failed a request, because its power was
@@ -55,7 +55,7 @@ pub fn a_crash_log_does_not_count_after_the_device_failed() {
             b.cache.set_faults(vec![Fault { matching: Matching::all(kind), skip: 0, count: 1 }]);
             assert_eq!(b.clients[0].write(512, 8, metadata).await, !metadata);
         });
-        scenario.cache_power_cut(Retained::Nothing);
+        scenario.cache_power_loss(Retained::Nothing);
         start_and_judge(&mut scenario, options(&memory));
     }
 }
@@ -75,7 +75,7 @@ fn a_crash_log_does_not_count_after_a_discard_failed() {
         }
         assert!(b.set().failure().is_none(), "a discard is advice");
     });
-    scenario.cache_power_cut(Retained::Nothing);
+    scenario.cache_power_loss(Retained::Nothing);
     assert!(memory.recorded().is_empty());
     start_and_judge(&mut scenario, options(&memory));
 }
@@ -97,7 +97,7 @@ fn a_crash_log_does_not_count_after_a_request_of_a_wipe_failed() {
             b.sleep_ms(50).await;
             assert!(b.cache.counters().failed > 0, "no request of the wipe failed");
         });
-        scenario.cache_power_cut(Retained::Nothing);
+        scenario.cache_power_loss(Retained::Nothing);
         assert!(memory.recorded().is_empty(), "after a failed {kind:?}");
         start_and_judge(&mut scenario, options(&memory));
     }
@@ -166,7 +166,7 @@ fn a_crash_log_counts_after_the_device_had_no_room() {
             let found = b.clients[0].read(64, 64).await;
             assert!(found.is_some() && found == *answered.borrow());
         });
-        scenario.power_cut(Retained::Nothing).judge().happy_end();
+        scenario.power_loss(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -196,7 +196,7 @@ fn a_crash_log_does_not_count_after_the_device_had_no_room_and_then_failed() {
         assert!(!write.await);
         assert!(log.recorded().is_empty());
     });
-    scenario.cache_power_cut(Retained::Nothing);
+    scenario.cache_power_loss(Retained::Nothing);
     start_and_judge(&mut scenario, options(&memory));
 }
 
@@ -229,7 +229,7 @@ fn a_crash_log_does_not_count_after_the_device_had_no_room_and_a_flush_failed() 
         assert_eq!(b.cache.counters().failed, 2);
         assert!(log.recorded().is_empty());
     });
-    scenario.cache_power_cut(Retained::Nothing);
+    scenario.cache_power_loss(Retained::Nothing);
     start_and_judge(&mut scenario, options(&memory));
 }
 
@@ -349,7 +349,7 @@ fn an_older_cache_that_was_started_alone_starts_empty_for_a_clean_device() {
         b.open().await;
         b.read_all(0).await;
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// The backing device cannot be written while it registers. Its last number still counts, beside the new one.
@@ -417,7 +417,7 @@ fn an_older_cache_starts_empty_for_a_clean_device() {
         assert_eq!(b.set().dirty_sectors(b.volume(0).inode().unwrap()), Sectors::ZERO);
         b.read_all(0).await;
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// Starts without a rollback, with devices that come and go in one run, are never taken for one.

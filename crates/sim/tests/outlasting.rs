@@ -48,7 +48,7 @@ pub fn a_read_does_not_return_the_zeros_of_a_wipe_after_its_volume_was_detached(
         b.backings[1].release();
         walk.await.unwrap();
     });
-    scenario.power_cut(Retained::Nothing);
+    scenario.power_loss(Retained::Nothing);
 }
 
 /// The slot of the detached volume is that of a new volume when the read looks up again. It returns the data of that volume.
@@ -113,7 +113,7 @@ pub fn a_release_waits_for_the_update_of_the_superblock() {
             assert!(b.clients[0].write(64, 8, true).await);
             b.rt.sleep(SLOW).await;
         });
-        scenario.power_cut(retained).judge().happy_end();
+        scenario.power_loss(retained).judge().happy_end();
     }
 }
 

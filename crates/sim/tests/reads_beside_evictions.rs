@@ -37,5 +37,5 @@ pub fn two_reads_that_are_larger_than_the_cache_end() {
             assert!(reading.try_take().is_some_and(|data| data.is_some()), "no answer after a hundred reads");
         }
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }

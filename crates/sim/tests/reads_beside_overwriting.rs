@@ -55,7 +55,7 @@ fn a_read_of_a_block_that_is_overwritten_all_the_time_ends() {
                 "no answer after a hundred reads of the device, checksums: {checksums}"
             );
         });
-        scenario.power_cut(Retained::Nothing).judge().happy_end();
+        scenario.power_loss(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -93,5 +93,5 @@ fn a_read_does_not_wait_for_a_change_that_hangs() {
         b.backings[0].release();
         assert!(discard.await);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }

@@ -121,7 +121,7 @@ pub fn as_many_free_buckets_as_priorities_need_are_enough() {
         scenario.boot(|b| async move {
             CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
         });
-        scenario.power_cut(Retained::Nothing);
+        scenario.power_loss(Retained::Nothing);
         scenario.boot(move |b| async move {
             assert!(Heads::read(&b.cache).fill(&b.cache, left));
             match CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await {
@@ -175,14 +175,14 @@ pub fn a_replay_keeps_no_more_of_the_index_than_it_may() {
         assert!(b.clients[0].flush().await);
         assert!(b.set().status().index_bytes as u64 > 2 * LIMIT_BYTES);
     });
-    scenario.power_cut(Retained::Nothing).judge();
+    scenario.power_loss(Retained::Nothing).judge();
     scenario.boot(|b| async move {
         let set = open_limited(&b).await;
         // The leaves are read to be written, and dropped again.
         set.stop().await.unwrap();
         assert!(set.status().index_bytes as u64 <= LIMIT_BYTES, "{} bytes", set.status().index_bytes);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A start with a full index took 16 bytes for each extent, whatever `btree_cache_limit` says.
@@ -206,5 +206,5 @@ pub fn a_start_keeps_no_more_of_the_index_than_it_may() {
         let set = open_limited(&b).await;
         set.abandon();
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }

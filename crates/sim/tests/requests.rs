@@ -42,7 +42,7 @@ fn a_stop_waits_for_requests_under_way_and_no_longer() {
         soon(&b, "the stop", stop).await.unwrap();
         assert!(first.await.is_some() && second.await.is_some());
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// The leaf with a copy is written behind a flush of the device, which fails: the copy is given up, and no more are made.
@@ -62,7 +62,7 @@ fn a_device_that_failed_a_flush_gets_no_more_copies() {
         b.sleep_ms(100).await;
         assert_eq!(b.set().status().cached_sectors, Sectors::ZERO, "nobody knows what the device has");
     });
-    scenario.power_cut(Retained::Everything);
+    scenario.power_loss(Retained::Everything);
 }
 
 /// A map of more buckets than are looked at in one turn.
@@ -78,7 +78,7 @@ fn a_map_of_many_buckets_has_them_all() {
             assert_eq!((map.total, map.cells.len()), (70_000, cells as usize));
         }
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// Only leaves that were read from the device counted: the index of a set that is filled by writes, which reads none, grew
@@ -106,7 +106,7 @@ fn an_index_that_grows_by_writes_stays_in_its_memory() {
         b.read_all(0).await;
         assert!(b.set().counters().btree_reads > 0);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// The memory of holes that were written counted for ever: leaves went from memory too early, in the end at once.
@@ -124,7 +124,7 @@ fn holes_that_are_written_take_no_memory() {
             assert_eq!(b.set().status().index_bytes, 0);
         }
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// What exports tell their clients about a volume.
@@ -146,7 +146,7 @@ fn an_export_is_told_what_the_volume_is() {
         assert_eq!((cached.optimal_io_bytes(), flash.optimal_io_bytes()), (1 << 16, 0));
         assert!(!cached.read_only() && !flash.read_only());
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// Writes that come while a device is being detached go past the cache: else there would always be something to write back.
@@ -167,7 +167,7 @@ fn a_detach_takes_no_new_dirty_data() {
         b.backings[0].release();
         soon(&b, "the detach", detach).await.unwrap();
     });
-    scenario.power_cut(Retained::Nothing).judge();
+    scenario.power_loss(Retained::Nothing).judge();
 }
 
 /// Of zeros over whole blocks nothing is written; those at the edges are written once, also where what is there is
@@ -192,7 +192,7 @@ fn zeros_over_a_volume_write_the_edges_once() {
                 assert_eq!(written, Sectors(edges * 8), "{sectors} zeros at {start}");
             }
         });
-        scenario.power_cut(Retained::Everything).judge().happy_end();
+        scenario.power_loss(Retained::Everything).judge().happy_end();
     }
 }
 
@@ -217,7 +217,7 @@ fn dirty_data_is_overwritten_in_place_whatever_the_blocks() {
             }
             assert_eq!(b.set().counters().overwrites, 2);
         });
-        scenario.power_cut(Retained::Nothing).judge().happy_end();
+        scenario.power_loss(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -238,7 +238,7 @@ fn a_hit_copies_nothing_while_there_is_room() {
         assert_eq!((hits, b.set().counters().promoted_extents), (4, 0));
         assert_eq!(b.set().set_counters().written, before);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// Errors reach the operator, and commands wait for events without polling.
@@ -269,7 +269,7 @@ fn errors_are_counted_and_events_are_waited_for() {
         set.clear_device_stats();
         assert_eq!(set.set_counters().written, Sectors::ZERO);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// The operator learns that the set is disabled, and that its clean device works without the cache.
@@ -288,7 +288,7 @@ fn the_failure_of_a_set_and_its_effect_on_a_clean_device_are_events() {
         let stale = |e: &&SetEvent| matches!(e, SetEvent::State { state: "inconsistent", .. });
         assert_eq!(events.iter().filter(stale).count(), 1, "{events:?}");
     });
-    scenario.power_cut(Retained::Nothing);
+    scenario.power_loss(Retained::Nothing);
 }
 
 /// A request of two pieces: one that the cache fails to read, and one that it does not have. The backing device fails both.
@@ -307,7 +307,7 @@ fn an_error_of_a_read_in_place_of_the_cache_counts_for_the_backing_device() {
         assert!(b.clients[0].read(0, 16).await.is_none());
         assert_eq!(b.volume(0).io_errors(), 2);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// Zeros that the device does not write count as an error of the device, with its cache and without it.
@@ -329,7 +329,7 @@ fn an_error_of_zeros_counts_for_the_backing_device() {
         assert_eq!(alone.io_errors(), 1);
         alone.stop().await.unwrap();
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// Data that was read is inserted after the reply: at most 128 inserts at a time. Further reads are answered without an insert.
@@ -351,7 +351,7 @@ fn so_many_misses_are_cached_at_a_time() {
         b.sleep_ms(10).await;
         assert_eq!(b.set().status().cached_sectors, Sectors(129), "there is room for more again");
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A request for a volume that is being deleted is waited for; one that comes later fails, and changes nothing.
@@ -376,7 +376,7 @@ fn a_deleted_volume_takes_no_requests() {
         assert!(late.is_err(), "the volume is gone");
         assert_eq!(b.set().status().dirty, vec![]);
     });
-    scenario.power_cut(Retained::Nothing);
+    scenario.power_loss(Retained::Nothing);
 }
 
 /// Mode and label are in the superblock. A write of it that fails leaves what was there before, on the disk and in memory.
@@ -398,7 +398,7 @@ fn a_mode_that_cannot_be_stored_is_not_set() {
         assert_eq!(volume.tunables().cache_mode, CacheMode::Writearound);
         assert_eq!(volume.tunables().label, "other");
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A detach that fails changes nothing: what is written afterwards is dirty data again.
@@ -416,7 +416,7 @@ fn a_volume_goes_on_after_a_detach_that_failed() {
         assert!(b.clients[0].write(64, 8, false).await);
         assert_eq!(b.volume(0).dirty_sectors(), Sectors(16));
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A walk of the index is asked for when nothing of a device is dirty any more, in a cache that is half full.
@@ -436,7 +436,7 @@ fn a_walk_follows_writeback_where_that_is_wanted() {
             b.sleep_ms(1000).await;
             assert_eq!(b.set().counters().gc_runs - before, walks, "{wanted} {flash_sectors}");
         });
-        scenario.power_cut(Retained::Nothing).judge().happy_end();
+        scenario.power_loss(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -458,7 +458,7 @@ fn writes_that_are_late_count_as_congestion() {
         }
         assert_ne!(congested[0], congested[1]);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A stop writes every leaf that has something unwritten: sixteen at a time.
@@ -492,7 +492,7 @@ fn leaves_are_written_sixteen_at_a_time() {
         b.cache.release();
         stopping.await.unwrap();
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A device that is served alone ends with its last whole block.
@@ -524,5 +524,5 @@ fn generations_go_around() {
         }
         assert!((10_000..60_000).contains(&reads), "{reads} reads");
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }

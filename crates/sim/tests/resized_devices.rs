@@ -37,7 +37,7 @@ pub fn copies_behind_the_end_of_a_truncated_device_are_gone() {
             assert!(b.clients[0].write(FAR, 16, true).await);
             b.set().stop().await.unwrap();
         });
-        s.power_cut(Retained::Nothing);
+        s.power_loss(Retained::Nothing);
         s.boot(|b| async move {
             let large = b.backings[0].image().size();
             let (set, _small) = open_with(&b, SMALL).await;
@@ -48,7 +48,7 @@ pub fn copies_behind_the_end_of_a_truncated_device_are_gone() {
             grown(&b, large).await;
         });
         if power_loss {
-            s.power_cut(Retained::Nothing);
+            s.power_loss(Retained::Nothing);
             s.boot(|b| async move {
                 let large = b.backings[0].image().size();
                 grown(&b, large).await;

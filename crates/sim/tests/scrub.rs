@@ -67,7 +67,7 @@ fn a_scrub_gives_checksums_to_blocks_that_have_none() {
                 }
             }
         });
-        scenario.power_cut(Retained::Nothing);
+        scenario.power_loss(Retained::Nothing);
     }
     scenario.judge().happy_end();
 }
@@ -103,7 +103,7 @@ fn a_scrub_finds_damage() {
         assert_eq!(b.set().damaged(), []);
         assert_eq!(b.set().scrub().await.unwrap().problems(), 0);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// What sector `at` of the volume has: the bytes of the client with one bit flipped, or a sector that was never written.
@@ -167,7 +167,7 @@ fn damaged_data_is_accepted_or_dropped_for_good() {
                     assert!(b.clients[0].read(100, 50).await.is_some());
                 }
             });
-            scenario.power_cut(Retained::Nothing);
+            scenario.power_loss(Retained::Nothing);
         }
         scenario.judge().happy_end();
     }
@@ -207,7 +207,7 @@ pub fn a_scrub_beside_overwriting_in_place_raises_no_alarm() {
                 assert_eq!(counters.damaged_blocks, 0, "{counters:?}");
                 assert!(round == 0 || counters.learnt_blocks > 0, "{counters:?}");
             });
-            scenario.power_cut(if round % 2 == 0 { Retained::Some(seed) } else { Retained::Nothing });
+            scenario.power_loss(if round % 2 == 0 { Retained::Some(seed) } else { Retained::Nothing });
         }
         scenario.judge().happy_end();
     }
@@ -250,7 +250,7 @@ pub fn a_footer_is_not_written_over_data_of_a_kernel() {
         b.read_all(0).await;
         assert_eq!(b.set().checksum_counters().damaged_blocks, 0);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A set that fails ends its scrub at once, also while the scrub pauses for days because of its rate.
@@ -309,7 +309,7 @@ fn a_scrub_goes_on_where_it_was_cancelled() {
                 b.stop().await;
             }
         });
-        scenario.power_cut(Retained::Nothing);
+        scenario.power_loss(Retained::Nothing);
     }
     scenario.judge().happy_end();
 }

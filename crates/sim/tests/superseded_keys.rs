@@ -65,7 +65,7 @@ fn a_superseded_key_does_not_outlive_its_bucket() {
         }
         assert!(b.clients[0].flush().await);
     });
-    scenario.power_cut(Retained::Nothing);
+    scenario.power_loss(Retained::Nothing);
     let (sets, highest) = sets_and_generation(&scenario);
     assert!(sets >= 3, "the first leaf was written anew: the scenario is about a leaf that was not");
     assert!(highest > HALF_WAY_ROUND, "generations went up to {highest} only");

@@ -90,7 +90,7 @@ fn nothing_is_left_of_a_detached_device() {
             assert_wiped(&b.cache);
             assert!(b.clients[STAYS].write(200, 8, true).await);
         });
-        scenario.power_cut(Retained::Nothing);
+        scenario.power_loss(Retained::Nothing);
         assert_wiped(&scenario.hardware.cache);
         scenario.judge().happy_end();
     }
@@ -110,7 +110,7 @@ fn a_discard_is_not_believed() {
             b.set().wipe().await.unwrap();
             assert_wiped(&b.cache);
         });
-        scenario.power_cut(Retained::Nothing).judge().happy_end();
+        scenario.power_loss(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -154,7 +154,7 @@ fn others_are_served_meanwhile() {
             b.read_all(STAYS).await;
             b.read_all(FLASH).await;
         });
-        scenario.power_cut(Retained::Some(2)).judge().happy_end();
+        scenario.power_loss(Retained::Some(2)).judge().happy_end();
     }
 }
 
@@ -208,7 +208,7 @@ fn a_wipe_is_run_again_after_a_crash() {
                 b.sleep_ms(1).await;
             }
         });
-        scenario.power_cut(Retained::Some(2)).judge();
+        scenario.power_loss(Retained::Some(2)).judge();
         assert!(!on_medium(&scenario.hardware.cache, DETACHED).is_empty(), "it was not at its end");
         scenario.boot(|b| async move {
             let set = engine::CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
@@ -216,7 +216,7 @@ fn a_wipe_is_run_again_after_a_crash() {
             assert_wiped(&b.cache);
             set.stop().await.unwrap();
         });
-        scenario.power_cut(Retained::Nothing).judge().happy_end();
+        scenario.power_loss(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -236,7 +236,7 @@ fn a_wipe_that_fails_says_so() {
         b.set().wipe().await.unwrap();
         assert_wiped(&b.cache);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// The set fails while a wipe is under way: the wipe says why it did not end.
@@ -259,7 +259,7 @@ fn a_wipe_of_a_set_that_fails_says_why() {
         let e = wipe.await.unwrap_err().to_string();
         assert!(e.contains("buckets may still hold data") && !e.contains("given up"), "{e}");
     });
-    scenario.power_cut(Retained::Nothing);
+    scenario.power_loss(Retained::Nothing);
 }
 
 /// A wipe that is given up, or whose set is stopped, leaves a set that works.
@@ -285,7 +285,7 @@ fn a_wipe_can_be_given_up() {
         b.stop().await;
         let _ = wipe.await;
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A reader has looked a key up and waits for the data; then the data is replaced, and a wipe overwrites its old place. The
@@ -314,7 +314,7 @@ fn a_reader_that_a_wipe_overtakes_looks_again() {
             assert!(r.await.is_some());
         }
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A wipe is durable when it ends, without a client's flush after it.
@@ -329,7 +329,7 @@ fn a_wipe_that_has_ended_is_durable() {
         let (done, all) = b.set().wipe_progress();
         assert!(done > 0 && done <= all, "{done} of {all} buckets");
     });
-    scenario.power_cut(Retained::Nothing);
+    scenario.power_loss(Retained::Nothing);
     assert_wiped(&scenario.hardware.cache);
     scenario.judge().happy_end();
 }

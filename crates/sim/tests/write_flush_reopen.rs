@@ -57,7 +57,7 @@ fn written_flushed_stopped_reopened_and_cut() {
                 v[0].flush().await.unwrap();
                 write(&rt, &v[0], 200, 8, 3).await;
             });
-            hardware.power_cut(m, retained);
+            hardware.power_loss(m, retained);
             let mut m = hardware.boot(Order::Lifo);
             let (rt, parts) = (m.handle(), hardware.parts(&m));
             m.block_on(async move {
@@ -94,7 +94,7 @@ fn keys_are_replayed_after_a_crash_and_not_after_a_stop() {
                 set.stop().await.unwrap();
             }
         });
-        hardware.power_cut(m, Retained::Nothing);
+        hardware.power_loss(m, Retained::Nothing);
         let mut m = hardware.boot(Order::Fifo);
         let (rt, parts) = (m.handle(), hardware.parts(&m));
         m.block_on(async move {
@@ -123,5 +123,5 @@ fn a_release_makes_data_durable_that_was_overwritten_in_place() {
         b.set().release(&volume).await.unwrap();
         c.oracle.borrow_mut().released();
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }

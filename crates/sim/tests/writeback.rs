@@ -36,7 +36,7 @@ fn writeback_keeps_to_its_rate() {
         let written = Sectors(32 * 8) - b.volume(0).dirty_sectors();
         assert!((Sectors(40)..=Sectors(120)).contains(&written), "{written} sectors in ten seconds");
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A gap of zeros in a sparse file may be a hole, for which there is no room: it is not written. Other gaps are.
@@ -58,7 +58,7 @@ fn holes_between_dirty_data_are_not_filled() {
         assert_eq!(counters.writeback_bridge_written, Sectors(8), "the gap that has data");
         assert_eq!(b.backings[0].counters().writes - before, 2);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A gap that the device fails to read counts as an error of the device. The dirty data around it is written alone.
@@ -77,7 +77,7 @@ fn a_gap_that_cannot_be_read_counts_as_an_error() {
         assert_eq!(b.volume(0).io_errors(), 1);
         assert_eq!(b.set().set_counters().writeback_bridged_runs, 0);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A sweep that finds nothing up to the end of the device continues at its start, without a rest.
@@ -106,7 +106,7 @@ fn a_sweep_goes_on_at_the_begin_of_the_device() {
         let took = b.rt.now().since(began);
         assert!(took < Nanos::from_ms(500), "{took:?} for 8 sectors");
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A device that is written in stripes has a full one at its end. A start leaves little of the index in memory; the count of
@@ -143,7 +143,7 @@ fn stripes_are_counted_in_leaves_that_are_not_in_memory() {
         b.backings[0].release();
         draining.await.unwrap();
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// A drain that begins during a dirty write writes back what that write brings.
@@ -165,5 +165,5 @@ fn a_drain_waits_for_a_dirty_write_that_is_under_way() {
         draining.await.unwrap();
         assert_eq!(b.volume(0).dirty_sectors(), Sectors::ZERO);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }

@@ -34,7 +34,7 @@ fn requests_wait_over_a_crash_of_the_daemon() {
     let dir = Dir::new();
     let (cache, backing) = (dir.disk("cache", 64 * MIB), dir.disk("backing", 256 * MIB));
     let builder =
-        Vm::build("daemon-death").tools(&["mkfs.ext4", "e2fsck", "fio"]).disk(&dir.disk("other", 32 * MIB));
+        Vm::build("daemon-crash").tools(&["mkfs.ext4", "e2fsck", "fio"]).disk(&dir.disk("other", 32 * MIB));
     let mut guest = Guest::boot(builder.text(LIBRARY, "/etc/daemon"), &cache, &backing);
     let guest = &mut guest;
     sh(
@@ -300,4 +300,49 @@ fn devices_are_pulled_out_under_clients_of_nbd_and_fuse() {
          mount $(loop_of) /mnt && md5sum -c /tmp/sum && umount /mnt && \
          down && ubcache check $(disk_of cache) $(disk_of backing) $(disk_of other)",
     );
+}
+
+/// What is written over ublk is read over NBD and FUSE, for 24 volumes of one daemon, also after a crash of the daemon.
+#[test]
+fn twenty_four_volumes_are_served_over_every_export() {
+    if skipped("twenty_four_volumes_are_served_over_every_export") {
+        return;
+    }
+    let dir = Dir::new();
+    // One disk holds all backing devices, as files of a file system.
+    let builder = Vm::build("daemon-many").tools(&["mkfs.ext4", "nbdcopy", "fusermount3"]).memory_mib(1024);
+    let builder = builder.text(LIBRARY, "/etc/daemon").text(
+        "exports = [\"ublk\", \"nbd=/run/all.sock\", \"fuse=/run/fuse/{volume}\"]\n",
+        "/etc/ubcache/ubcache.toml",
+    );
+    let mut guest = Guest::boot(builder, &dir.disk("cache", 64 * MIB), &dir.disk("backing", 512 * MIB));
+    let guest = &mut guest;
+    let disks = "$(for n in $(seq 0 23); do echo /tmp/disks/$n; done)";
+    sh(
+        guest,
+        &format!(
+            "modprobe fuse; mkfs.ext4 -q /dev/disk/backing && mkdir /tmp/disks /run/fuse && \
+             mount /dev/disk/backing /tmp/disks && for disk in {disks}; do truncate -s 16M $disk; done && \
+             ubcache make -C /dev/disk/cache $(for disk in {disks}; do echo -B $disk; done) --bucket 64k --writeback && \
+             launch && until ubcache register /dev/disk/cache {disks}; do usleep 50000; done"
+        ),
+    );
+    let each = |script: &str| format!("for n in $(seq 0 23); do {script} || {{ what; exit 1; }}; done");
+    let block = "{ echo volume $n; cat /tmp/seed; } | head -c 65536";
+    let write = format!(
+        "{block} | dd of=$(ubcache wait --timeout 100 bcache$n | sed 's/.*: //') bs=64k iflag=fullblock conv=fsync"
+    );
+    sh(guest, &format!("head -c 65536 /dev/urandom >/tmp/seed; {}", each(&write)));
+    let compare = format!(
+        "nbdcopy \"nbd+unix:///bcache$n?socket=/run/all.sock\" /tmp/copy && {block} | cmp -n 65536 - /tmp/copy && \
+         {block} | cmp -n 65536 - /run/fuse/bcache$n/bcache$n"
+    );
+    sh(guest, &each(&compare));
+    sh(
+        guest,
+        "[ $(ls -d /sys/block/ublkb* | wc -l) = 24 ] && ! ubcache status --json | grep -q NOT_EXPORTED && crash && gone && launch",
+    );
+    sh(guest, &format!("served $(for n in $(seq 0 23); do echo bcache$n; done) && {}", each(&compare)));
+    sh(guest, &format!("down && ubcache check /dev/disk/cache {disks}"));
+    guest.no_complaints();
 }

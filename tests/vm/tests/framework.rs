@@ -6,8 +6,8 @@ use std::time::Duration;
 use ubcache_vm::{Dir, Vm, skipped};
 
 #[test]
-fn commands_files_and_power_cuts() {
-    if skipped("commands_files_and_power_cuts") {
+fn commands_files_and_power_losses() {
+    if skipped("commands_files_and_power_losses") {
         return;
     }
     let dir = Dir::new();

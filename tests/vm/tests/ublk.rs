@@ -269,12 +269,12 @@ fn ext4_is_made_mounted_filled_and_clean() {
 const RESUMED_WITHIN_US: u32 = 20_000_000;
 
 #[test]
-fn the_death_of_the_server_is_a_pause() {
-    if skipped("the_death_of_the_server_is_a_pause") {
+fn a_crash_of_the_server_is_a_pause() {
+    if skipped("a_crash_of_the_server_is_a_pause") {
         return;
     }
     let dir = Dir::new();
-    let mut guest = boot("ublk-death", &dir, 256, &["mkfs.ext4", "e2fsck", "fio"]);
+    let mut guest = boot("ublk-crash", &dir, 256, &["mkfs.ext4", "e2fsck", "fio"]);
     guest.sh("up && mkfs.ext4 -q /dev/ublkb0 && mount /dev/ublkb0 /mnt").ok();
     guest
         .sh(&format!(
@@ -307,8 +307,8 @@ fn the_death_of_the_server_is_a_pause() {
 }
 
 #[test]
-fn death_with_every_tag_under_way_is_noticed_at_once() {
-    if skipped("death_with_every_tag_under_way_is_noticed_at_once") {
+fn a_crash_with_every_tag_under_way_is_noticed_at_once() {
+    if skipped("a_crash_with_every_tag_under_way_is_noticed_at_once") {
         return;
     }
     let dir = Dir::new();

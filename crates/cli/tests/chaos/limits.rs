@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use ubcache_cli::nbd_client::{Ask, Client};
 
-use crate::death::many_lives;
+use crate::crashes::many_lives;
 use crate::host;
 use crate::load::Traffic;
 use crate::place::*;

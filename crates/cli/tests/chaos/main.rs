@@ -21,7 +21,7 @@ mod load;
 #[allow(dead_code, reason = "shared with the other tests, which use the rest")]
 mod world;
 
-mod death;
+mod crashes;
 mod faulty;
 mod full;
 mod limits;

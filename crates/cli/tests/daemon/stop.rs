@@ -359,7 +359,7 @@ fn a_device_of_a_killed_daemon_is_a_problem_until_it_is_free() {
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!(found[0]["kind"], "dead_export", "{found:?}");
     let text = found[0]["text"].as_str().unwrap();
-    assert!(text.contains(&format!("{dead} is of a process that has died")), "{text}");
+    assert!(text.contains(&format!("{dead} is of a process that has ended")), "{text}");
     let now = format!("; unmount or close it, and use {}, where the volume is served now", device(&daemon));
     assert!(text.ends_with(&now), "{text}");
     assert_eq!(found[0]["command"], format!("ps -fp {}", std::process::id()));

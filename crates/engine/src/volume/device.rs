@@ -9,12 +9,13 @@ use std::rc::Rc;
 use format::{Sector, Sectors};
 use io::{BlockVolume, Buffer, Handle, Nanos, RangeStatus, ReadFlags, VolumeError, WriteFlags, ZeroFlags};
 
+use super::cache_failed::handle_failed_cache;
 use super::direct::Direct;
 use super::ranges::Ranges;
 use super::request::Read;
 use super::write::Write;
 use super::writeback_state::WritebackState;
-use super::{Volume, backing, direct, lost, read, write};
+use super::{Volume, backing, direct, read, write};
 use crate::canary::{Bug, bug};
 use crate::index::Kind;
 use crate::policy::bypass::BypassReason;
@@ -154,7 +155,7 @@ impl Volume {
                     return (buffer, result.map_err(|e| self.unanswered(OpKind::Read, e.to_volume_error())));
                 }
             }
-            if let Err(e) = lost::cache_lost(self.target(&cache, inode)).await {
+            if let Err(e) = handle_failed_cache(self.target(&cache, inode)).await {
                 return (buffer, Err(self.unanswered(OpKind::Read, e.to_volume_error())));
             }
         }
@@ -198,8 +199,8 @@ impl Volume {
                     Err(_) => {}
                 }
             }
-            let lost = lost::cache_lost(self.target(&cache, inode)).await;
-            lost.map_err(|e| self.unanswered(OpKind::Write, e.to_volume_error()))?;
+            let handled = handle_failed_cache(self.target(&cache, inode)).await;
+            handled.map_err(|e| self.unanswered(OpKind::Write, e.to_volume_error()))?;
         }
     }
 
@@ -263,7 +264,7 @@ impl Volume {
                     Err(_) => {}
                 }
             }
-            lost::cache_lost(self.target(&cache, inode)).await.map_err(|e| e.to_volume_error())?;
+            handle_failed_cache(self.target(&cache, inode)).await.map_err(|e| e.to_volume_error())?;
         }
     }
 
@@ -336,7 +337,7 @@ impl Volume {
                     return result.map(|()| outcome).map_err(|e| e.to_volume_error());
                 }
             }
-            lost::cache_lost(self.target(&cache, inode)).await.map_err(|e| e.to_volume_error())?;
+            handle_failed_cache(self.target(&cache, inode)).await.map_err(|e| e.to_volume_error())?;
         }
     }
 

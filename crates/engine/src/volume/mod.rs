@@ -11,12 +11,12 @@
 mod backing;
 mod blocks;
 mod cache;
+mod cache_failed;
 mod damaged;
 mod device;
 mod direct;
 mod drain;
 mod hit;
-mod lost;
 mod miss;
 mod overwrite;
 mod pieces;
@@ -88,7 +88,7 @@ pub struct Volume {
     /// Dirty writes that have begun and have not inserted all their keys into the index yet.
     dirty_in_flight: Cell<usize>,
     idle: Event,
-    lost: Mutex,
+    failure_handling: Mutex,
     writeback: WritebackState,
 }
 
@@ -146,7 +146,7 @@ impl Volume {
             in_flight: Cell::new(0),
             dirty_in_flight: Cell::new(0),
             idle: Event::default(),
-            lost: Mutex::default(),
+            failure_handling: Mutex::default(),
             writeback: WritebackState::new(load.clone()),
             load,
             rt,

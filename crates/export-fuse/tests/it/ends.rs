@@ -206,7 +206,7 @@ fn a_mount_of_a_killed_process_is_cleaned_up() {
     let disk = RamDisk::new("bcache0", MIB).with_garbage().shared();
     let mut server = Server::start(&at, &[&disk], LOOPS);
     assert_eq!(server.notes.len(), 2, "{:?}", server.notes);
-    assert!(server.notes[0].contains("has died: removed"), "{:?}", server.notes);
+    assert!(server.notes[0].contains("has ended: removed"), "{:?}", server.notes);
     assert!(server.notes[1].contains("unmounted"), "{:?}", server.notes);
     assert_eq!(host::loops_over(&at).len(), 1, "the new one");
     server.stop().unwrap();
@@ -251,6 +251,6 @@ fn a_dead_file_system_of_another_kind_is_left_alone() {
     assert_eq!(fs::metadata(&at).unwrap_err().raw_os_error(), Some(107), "not connected");
     let disk = RamDisk::new("bcache0", MIB).with_garbage().shared();
     let why = Server::try_start(&at, &[&disk], FILES).map(drop).unwrap_err();
-    assert!(why.contains("fuse.other") && why.contains("has died"), "{why}");
+    assert!(why.contains("fuse.other") && why.contains("has ended"), "{why}");
     assert!(host::is_mount_point(&at));
 }

@@ -102,7 +102,7 @@ impl Medium {
         let (ended, under_way) =
             std::mem::take(&mut self.unflushed).into_iter().partition(|u| u.ended.is_some());
         self.unflushed = ended;
-        let image = self.after_power_cut(retained, rng);
+        let image = self.after_power_loss(retained, rng);
         self.restart(image);
         for u in &under_way {
             self.live.write(u.sector, &u.data);
@@ -154,7 +154,7 @@ impl Medium {
     }
 
     /// The contents after a power loss now.
-    pub fn after_power_cut(&self, retained: Retained, rng: &mut Rng) -> Image {
+    pub fn after_power_loss(&self, retained: Retained, rng: &mut Rng) -> Image {
         let mut image = self.durable.clone();
         let block = self.block_sectors as usize * SECTOR;
         for u in &self.unflushed {

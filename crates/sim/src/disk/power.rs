@@ -33,7 +33,7 @@ impl SimDisk {
     }
 
     /// The contents after a power loss now. The disk does not change.
-    pub fn after_power_cut(&self, retained: Retained, rng: &mut Rng) -> Image {
+    pub fn after_power_loss(&self, retained: Retained, rng: &mut Rng) -> Image {
         let s = self.state.borrow();
         let mut medium = s.medium.clone();
         let of_eight = if retained == Retained::Everything { 8 } else { 4 };
@@ -44,7 +44,7 @@ impl SimDisk {
                 medium.apply(*op, r.request.sector + Sectors(*from), data.clone());
             }
         }
-        medium.after_power_cut(retained, rng)
+        medium.after_power_loss(retained, rng)
     }
 
     /// The present state of the device, from which the outcomes of a power loss follow.
@@ -63,12 +63,12 @@ impl SimDisk {
     }
 
     /// Cuts the power of the device, as the fault model in [`super`] describes.
-    pub fn power_cut(&self, retained: Retained) {
+    pub fn power_loss(&self, retained: Retained) {
         let s = &mut *self.state.borrow_mut();
         let image = self.world.random(|rng| {
             let chance = if retained == Retained::Everything { 8 } else { 4 };
             SimDisk::touch_running(s, rng, chance);
-            s.medium.after_power_cut(retained, rng)
+            s.medium.after_power_loss(retained, rng)
         });
         s.medium.restart(image);
         s.late.clear();
@@ -81,7 +81,7 @@ impl SimDisk {
         let image = self.world.random(|rng| {
             let chance = if retained == Retained::Everything { 8 } else { 4 };
             SimDisk::touch_running(s, rng, chance);
-            s.medium.after_power_cut(retained, rng)
+            s.medium.after_power_loss(retained, rng)
         });
         s.medium.restart(image);
         for r in s.running.values_mut() {

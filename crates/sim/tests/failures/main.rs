@@ -1,5 +1,5 @@
 //! Every failure of a scenario: one request fails, or all from one on, or the device answers none for a while, at the cache device
-//! or at a backing device, wherever that is in the scenario. And every death: the process, or the power, goes after each step.
+//! or at a backing device, wherever that is in the scenario. And every crash: the process, or the power, ends after each step.
 //!
 //! The oracle and the judges check the data. The pages, which lie beside those of the ledger, record the effects of each
 //! failure: which steps of the scenario fail, the state of the set, the reports, and the number of requests to the devices. A
@@ -206,7 +206,7 @@ fn recovery(set: Set, steps: usize, survives: Option<Retained>) -> String {
         done.reach(steps).await;
     });
     match survives {
-        Some(survives) => scenario.power_cut(survives),
+        Some(survives) => scenario.power_loss(survives),
         None => scenario.kill(),
     };
     let line: Rc<RefCell<String>> = Rc::default();
@@ -228,7 +228,7 @@ fn recovery(set: Set, steps: usize, survives: Option<Retained>) -> String {
             sums(&b)
         );
     });
-    scenario.power_cut(Retained::Nothing).judge();
+    scenario.power_loss(Retained::Nothing).judge();
     line.take()
 }
 
@@ -236,7 +236,7 @@ fn recovery(set: Set, steps: usize, survives: Option<Retained>) -> String {
 const STEPS: usize = 45;
 
 #[test]
-fn deaths_after_each_step() {
+fn crashes_after_each_step() {
     let mut all = Vec::new();
     for set in [Set::Usual, Set::Other] {
         for steps in 0..=STEPS {

@@ -54,7 +54,7 @@ fn item_0_a_write_past_dirty_data_does_not_bring_back_older_data() {
                 b.write_beside(0, 100, 256, false);
                 b.sleep_ms(2000).await;
             });
-            scenario.power_cut(retained).judge().happy_end();
+            scenario.power_loss(retained).judge().happy_end();
         }
     }
 }
@@ -90,7 +90,7 @@ fn item_0_every_way_past_dirty_data() {
                 }
                 b.sleep_ms(2000).await;
             });
-            scenario.power_cut(retained).judge().happy_end();
+            scenario.power_loss(retained).judge().happy_end();
         }
     }
 }
@@ -115,7 +115,7 @@ fn item_1_a_cache_that_was_away_comes_back_empty() {
             assert!(b.clients[0].flush().await);
             assert!(b.set().failure().is_some());
         });
-        scenario.power_cut(retained).judge().happy_end();
+        scenario.power_loss(retained).judge().happy_end();
     }
 }
 
@@ -146,10 +146,10 @@ fn item_1_the_device_says_stale_before_it_is_written_alone() {
         for w in writes {
             w.await;
         }
-        let image = b.backings[0].after_power_cut(Retained::Nothing, &mut io::Rng::new(1));
+        let image = b.backings[0].after_power_loss(Retained::Nothing, &mut io::Rng::new(1));
         assert_eq!(durable_state(&image), BackingState::Stale);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// Item 2. Dirty data was written back, the keys say clean, the superblock says clean; then the power fails before
@@ -164,13 +164,13 @@ fn item_2_data_written_back_is_flushed_before_it_is_clean() {
         b.volume(0).drained().await.unwrap();
         assert!(b.backings[0].counters().flushes > flushes);
         assert_eq!(b.volume(0).state(), Some(BackingState::Clean));
-        let image = b.backings[0].after_power_cut(Retained::Nothing, &mut io::Rng::new(1));
+        let image = b.backings[0].after_power_loss(Retained::Nothing, &mut io::Rng::new(1));
         for sector in 0..512 {
             let bytes = image.read_vec(Sector(16 + sector), Sectors(1));
             b.clients[0].oracle.borrow().check_sector(sector, &bytes).unwrap();
         }
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// Item 3. The kernel starts to write "dirty" into the backing superblock and acknowledges the write without waiting:
@@ -187,10 +187,10 @@ fn item_3_the_superblock_says_dirty_before_the_first_dirty_write_is_acknowledged
         assert!(first.try_take().is_none() && second.try_take().is_none());
         b.backings[0].release();
         assert!(first.await && second.await);
-        let image = b.backings[0].after_power_cut(Retained::Nothing, &mut io::Rng::new(1));
+        let image = b.backings[0].after_power_loss(Retained::Nothing, &mut io::Rng::new(1));
         assert_eq!(durable_state(&image), BackingState::Dirty);
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// Item 4. Copies of what was read go to the index without the journal; the leaf is written 30 seconds later. The
@@ -209,7 +209,7 @@ fn item_4_no_key_is_durable_before_its_data() {
             b.read_all(0).await;
             b.sleep_ms(90_000).await;
         });
-        scenario.power_cut(Retained::Nothing).judge();
+        scenario.power_loss(Retained::Nothing).judge();
         let cached = scenario.hardware.cache.image();
         let view = inspect::SetView::open(&cached, inspect::Mode::Strict).unwrap();
         let clean: u64 = view.pieces().filter(|(.., kind)| kind.is_live()).map(|(_, p, _)| p.len.0).sum();
@@ -240,7 +240,7 @@ fn item_5_no_sector_changes_without_a_write() {
                 }
                 b.sleep_ms(4500).await;
             });
-            scenario.power_cut(retained).judge();
+            scenario.power_loss(retained).judge();
             // The oracle remembers what is read; once from the cache, once from the device alone.
             scenario.boot_and_stop(|b| async move {
                 b.open().await;
@@ -287,7 +287,7 @@ fn item_8_moved_copies_do_not_come_back_from_their_old_place() {
                 assert!(c.write(i * 32, 8, true).await);
             }
         });
-        scenario.power_cut(retained).judge().happy_end();
+        scenario.power_loss(retained).judge().happy_end();
     }
 }
 
@@ -309,7 +309,7 @@ fn item_9_a_failed_cache_write_goes_to_the_backing_device() {
             assert!(b.clients[0].read(0, 16).await.is_some());
             assert!(b.clients[0].flush().await);
         });
-        scenario.power_cut(Retained::Nothing).judge().happy_end();
+        scenario.power_loss(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -328,7 +328,7 @@ fn item_10_a_failed_backing_flush_is_reported() {
             assert!(!b.clients[0].flush().await);
             assert!(!b.clients[0].flush().await, "the data may be gone: asking again must not hide that");
         });
-        scenario.power_cut(Retained::Nothing).judge().happy_end();
+        scenario.power_loss(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -355,7 +355,7 @@ fn item_11_a_flush_leaves_a_backing_device_alone_that_was_not_written() {
         assert!((10..=10 + prios).contains(&flushes), "{flushes} flushes, one for each journal entry");
         assert!((10..=10 + 2 * prios).contains(&writes), "{writes} durable writes");
     });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
 
 /// Item 15. The kernel caches only the first missing piece of a read.
@@ -409,7 +409,7 @@ fn item_17_dirty_keys_that_nobody_can_reach_go_away() {
         assert!(b.set().status().cached_sectors >= Sectors(1024));
         b.sleep_ms(100).await;
     });
-    scenario.power_cut(Retained::Nothing).judge();
+    scenario.power_loss(Retained::Nothing).judge();
     scenario.boot(|b| async move {
         let disk = b.parts.backings[0].clone();
         let refused = engine::Volume::pass_through(disk.clone(), false).await.map(drop).unwrap_err();
@@ -469,7 +469,7 @@ fn item_18_no_errors_while_a_clean_device_loses_its_cache() {
             assert!(b.set().failure().is_some());
             assert_eq!(b.clients[0].errors(), 0);
         });
-        scenario.power_cut(Retained::Some(4)).judge().happy_end();
+        scenario.power_loss(Retained::Some(4)).judge().happy_end();
     }
 }
 
@@ -536,7 +536,7 @@ fn clean_in_the_superblock_means_no_dirty_key_on_disk() {
             b.sleep_ms(5000).await;
             assert_eq!(b.backings[0].held(), 1, "the superblock is being written");
         });
-        scenario.power_cut(retained).judge();
+        scenario.power_loss(retained).judge();
         let cache = scenario.hardware.cache.image();
         let view = inspect::SetView::open(&cache, inspect::Mode::Strict).unwrap();
         assert!(!view.extents_are_dirty(), "dirty keys are left");
@@ -568,6 +568,6 @@ fn the_content_of_a_discarded_sector_does_not_change() {
             assert_eq!(b.read_all(0).await, found);
             assert!(b.clients[0].flush().await);
         });
-        scenario.power_cut(Retained::Some(4)).judge().happy_end();
+        scenario.power_loss(Retained::Some(4)).judge().happy_end();
     }
 }

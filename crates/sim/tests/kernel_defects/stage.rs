@@ -141,7 +141,7 @@ pub fn state_of(image: &Image) -> BackingState {
 
 /// What the backing device would have if the power failed now and its volatile cache were lost.
 pub fn durable(disk: &SimDisk) -> Image {
-    disk.medium().after_power_cut(Retained::Nothing, &mut Rng::new(1))
+    disk.medium().after_power_loss(Retained::Nothing, &mut Rng::new(1))
 }
 
 /// Whom the power fails, and what survives of what is not durable.
@@ -173,7 +173,7 @@ pub fn cut(hardware: &Hardware, m: Machine, b: Boot, cut: Cut) {
     };
     for (disk, retained) in [(&hardware.cache, cache), (&hardware.backings[0], backing)] {
         match retained {
-            Some(k) => disk.power_cut(k),
+            Some(k) => disk.power_loss(k),
             None => disk.kill(),
         }
     }
@@ -205,7 +205,7 @@ where
         let task = m.handle().spawn(scene(b.clone()));
         let ended = match m.run(&task, Nanos::from_secs(600)) {
             Outcome::Done(()) => true,
-            Outcome::PowerCut => false,
+            Outcome::PowerLoss => false,
             Outcome::Stuck(why) => panic!("cut at {at}: {why}"),
         };
         drop(task);

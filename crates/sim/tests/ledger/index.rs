@@ -78,11 +78,11 @@ fn starts() {
         assert!(b.clients[0].read(1, 4).await.is_some());
         sums(&b, "before the crash");
     });
-    for (what, kill) in [("power cut", false), ("the process dies", true)] {
+    for (what, kill) in [("power loss", false), ("the process dies", true)] {
         if kill {
             scenario.kill()
         } else {
-            scenario.power_cut(Retained::Nothing)
+            scenario.power_loss(Retained::Nothing)
         };
         lines.push(what.to_owned());
         lines.extend(chapter(&mut scenario, Detail::Requests, |b| async move {
@@ -93,7 +93,7 @@ fn starts() {
             b.sleep_ms(2000).await;
         }));
     }
-    scenario.power_cut(Retained::Everything);
+    scenario.power_loss(Retained::Everything);
     scenario.boot_and_stop(|b| async move {
         b.open().await;
         b.stop().await;
@@ -112,7 +112,7 @@ fn starts() {
         b.world.log(|| format!("= {wiped:?}"));
         sums(&b, "wiped");
     }));
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
     compare("starts", &lines);
 }
 

@@ -32,7 +32,7 @@ pub fn page<F: Future<Output = ()> + 'static>(
 ) {
     let mut scenario = Scenario::new(1, layout, flash_sectors);
     let lines = chapter(&mut scenario, detail, script);
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    scenario.power_loss(Retained::Nothing).judge().happy_end();
     compare(name, &lines);
 }
 

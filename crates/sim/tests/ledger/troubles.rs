@@ -258,7 +258,7 @@ fn stops() {
             }
         }));
         scenario.oracles.iter().for_each(|o| o.borrow_mut().stopped());
-        scenario.power_cut(Retained::Nothing).judge();
+        scenario.power_loss(Retained::Nothing).judge();
     }
     scenario.happy_end();
     compare("stops", &lines);

@@ -92,7 +92,7 @@ fn killed_in_our_own_recovery() {
     let plan = Plan { ops: 1500, max_sectors: 16, flushes_permille: 10, ..w.plan(1) };
     guest_load::begin(&mut ours.vm, ubcache_vm::guest::DEVICE, &plan);
     guest_load::wait(&mut ours.vm, &plan, 100);
-    let mut deaths = 0;
+    let mut kills = 0;
     ours.sh("crash; gone").ok();
     for changes in 0.. {
         power.stop_after(changes);
@@ -102,7 +102,7 @@ fn killed_in_our_own_recovery() {
             power.release();
             break;
         }
-        deaths += 1;
+        kills += 1;
         ours.kill();
         // What it had asked of its disks arrives after its crash.
         power.release();
@@ -113,8 +113,8 @@ fn killed_in_our_own_recovery() {
             ours.sh("moves; crash; gone").ok();
         }
     }
-    println!("killed {deaths} times before it was ready");
-    assert!(deaths >= 2, "its recovery writes and flushes");
+    println!("killed {kills} times before it was ready");
+    assert!(kills >= 2, "its recovery writes and flushes");
     guest_load::end(&mut ours.vm, &plan);
     w.model.ran(&plan);
     ours.judge(&mut w.model);

@@ -11,7 +11,7 @@ use serve::exports::{Opens, Way};
 use super::{Problem, SetView, volume_title};
 use crate::host::end_of_use;
 
-/// A block device of a process that has died, and its users.
+/// A block device of a process that has ended, and its users.
 pub(crate) struct DeadExport {
     pub(crate) device: PathBuf,
     /// Name of the volume that the device was an export of.
@@ -39,7 +39,7 @@ fn of_one(dead: &DeadExport, sets: &[SetView]) -> Problem {
         false => format!("unmount or close it, and use {}, where the volume is served now", ways.join(", ")),
     };
     let text = format!(
-        "{what}: {device} is of a process that has died, and every access to it fails, but it is in use: {}; {now}",
+        "{what}: {device} is of a process that has ended, and every access to it fails, but it is in use: {}; {now}",
         in_words(&dead.users)
     );
     let command = dead.users.first().map_or_else(|| format!("lsblk {device}"), end_of_use);

@@ -535,7 +535,7 @@ fn a_device_of_a_dead_process_that_is_in_use_is_a_problem() {
     let found = dead_exports(&[dead("bcache0", vec![user]), dead("bcache7", Vec::new())], &sets);
     assert!(
         found[0].text.starts_with(
-            "media (bcache0): /dev/loop10 is of a process that has died, and every access to it fails, but it is in use: \
+            "media (bcache0): /dev/loop10 is of a process that has ended, and every access to it fails, but it is in use: \
              /dev/loop10 is mounted at /mnt/media; unmount or close it"
         ),
         "{found:?}"

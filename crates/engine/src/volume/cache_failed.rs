@@ -14,9 +14,9 @@ use crate::refusal::Refusal;
 use crate::tunables::StopWhenFailed;
 
 /// Handles the failure of the set. `Ok`: from now on the volume is served without the set.
-pub(super) async fn cache_lost(target: Target<'_>) -> Result<(), EngineError> {
+pub(super) async fn handle_failed_cache(target: Target<'_>) -> Result<(), EngineError> {
     let Target { volume, cache, inode } = target;
-    let _one = volume.lost.lock().await;
+    let _one = volume.failure_handling.lock().await;
     if volume.attached().is_none() {
         // Another request has handled it.
         return Ok(());
@@ -26,7 +26,7 @@ pub(super) async fn cache_lost(target: Target<'_>) -> Result<(), EngineError> {
     let dirty = cache.index.tree().dirty_sectors(inode);
     let always = volume.tunables.borrow().stop_when_cache_set_failed == StopWhenFailed::Always;
     if dirty > Sectors::ZERO || always {
-        mark(Mark::LostDirty);
+        mark(Mark::CacheFailedDirty);
         return Err(failure);
     }
     // Data that was written back may still be in the volatile cache of the device, and counts as clean from now on.
@@ -34,9 +34,9 @@ pub(super) async fn cache_lost(target: Target<'_>) -> Result<(), EngineError> {
     let changed = |sb: &mut BackingSuper| {
         // A device that was being detached may no longer belong to the set.
         if sb.state() == BackingState::None {
-            mark(Mark::LostDetached);
-        } else if !bug(Bug::LostButNotStale) {
-            mark(Mark::LostClean);
+            mark(Mark::CacheFailedDetached);
+        } else if !bug(Bug::FailedButNotStale) {
+            mark(Mark::CacheFailedClean);
             sb.set_state(BackingState::Stale);
         }
     };
