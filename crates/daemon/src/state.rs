@@ -108,6 +108,12 @@ impl State {
         stored.is_some_and(|stored| devices.iter().all(|&one| is_in(&stored, one)))
     }
 
+    /// Whether the file lacks a change that the next start needs.
+    pub(crate) fn lacks_a_change(&self) -> bool {
+        let stored = self.writer.status().stored;
+        stored.is_none_or(|stored| stored.needed() != self.now.needed())
+    }
+
     /// The command that shows why the last write failed.
     pub(crate) fn next_command(&self) -> String {
         let dir = self.dir().display();

@@ -313,7 +313,11 @@ impl Admission {
                 None => refused?,
             }
         }
-        self.can_remember_all(probe).await?;
+        match accepted.is_empty() {
+            true => self.can_remember_all(probe).await?,
+            // The next start would refuse a device whose identity is not stored.
+            false => self.can_remember().await?,
+        }
         for (one, _) in &accepted {
             let mark = Mark {
                 identity: one.identity.clone(),

@@ -75,6 +75,16 @@ pub(super) struct Remembered {
 }
 
 impl Remembered {
+    /// The state without what the next start can do without: it reads the superblocks of the devices that it serves.
+    pub(super) fn needed(&self) -> Remembered {
+        let mut needed = self.clone();
+        for mark in needed.marks.values_mut() {
+            (mark.sequence, mark.path) = (0, None);
+            mark.label.clear();
+        }
+        needed
+    }
+
     /// Removes the addresses and the label of a volume, or of all flash-only volumes of a set.
     pub(super) fn forget_places(&mut self, id: &str) {
         let flash_only = format!("{id}/");
