@@ -220,7 +220,27 @@ fn of_device(device: &DeviceView, sets: &[SetView]) -> Option<Problem> {
     let (why, command) = state_and_command(device);
     // The reason of a failed registration begins with the path, which the title has.
     let why = why.strip_prefix(&format!("{}: ", device.path.display())).unwrap_or(&why);
-    Some(Problem::new(kind, format!("{} {}: {why}", title(device), device.state), command))
+    let dirty = if kind == "device_failed" { dirty_of_failed(device) } else { String::new() };
+    Some(Problem::new(kind, format!("{} {}: {why}{dirty}", title(device), device.state), command))
+}
+
+/// Where the dirty data of a disk is that has failed, as the end of a message; empty if it has none.
+fn dirty_of_failed(device: &DeviceView) -> String {
+    let set = device.set.as_deref().or(device.left_dirty_in.as_deref());
+    let (Some(set), amount) = (set, device.dirty_bytes) else { return String::new() };
+    match (amount, &device.left_dirty_in, &device.cache_path) {
+        (Some(0), ..) | (None, None, _) => String::new(),
+        (Some(bytes), ..) => {
+            format!("; cache set {set} has {} of dirty data of it", serve::amount::human(bytes))
+        }
+        (None, Some(set), path) => {
+            let path = path.as_ref().map_or_else(String::new, |path| format!(" ({})", path.display()));
+            format!(
+                "; cache set {set} has dirty data of it, which is on its cache device{path} alone, and that device is not \
+                 registered"
+            )
+        }
+    }
 }
 
 fn is_on(tunables: &[TunableFigure], key: &str) -> bool {
@@ -431,7 +451,9 @@ fn of_missing_disks(set: &SetView, figures: &SetFigures, devices: &[DeviceView])
                 false => format!("{}, ", serve::plain::label(&slot.label)),
             };
             let path = slot.uuid.as_ref().and_then(|uuid| set.disks.get(uuid));
-            let other = path.and_then(|path| devices.iter().find(|d| &d.path == path));
+            // A device that cannot be found has neither a UUID nor other contents.
+            let is_other = |d: &&DeviceView| d.uuid.is_some() || d.blank.is_some();
+            let other = path.and_then(|path| devices.iter().find(|d| &d.path == path).filter(is_other));
             let (more, command) = match (other, path) {
                 (Some(other), _) => (formatted(other), format!("ubcache super {}", other.path.display())),
                 (None, Some(path)) => (String::new(), format!("ubcache register {}", path.display())),

@@ -1,4 +1,4 @@
-//! Tests of the problems of devices that were unplugged.
+//! Tests of the problems of devices that were unplugged or have died.
 
 use super::*;
 
@@ -36,4 +36,25 @@ fn the_cache_device_that_is_plugged_in_again_is_not_unregistered() {
             "{found:?}"
         );
     }
+}
+
+/// The dirty data of a disk that had died was in no problem.
+#[test]
+fn the_dirty_data_of_a_disk_that_has_failed_is_in_its_problem() {
+    let failed = device("/dev/hdd", "backing", "failed", "/dev/hdd: cannot be found");
+    let text = |device: DeviceView| problems(&[], &[device]).remove(0).text;
+    assert_eq!(text(failed.clone()), "/dev/hdd failed: cannot be found");
+    assert_eq!(
+        text(DeviceView { dirty_bytes: Some(0), ..failed.clone() }),
+        "/dev/hdd failed: cannot be found"
+    );
+    assert_eq!(
+        text(DeviceView { dirty_bytes: Some(4096), ..failed.clone() }),
+        "/dev/hdd failed: cannot be found; cache set s has 4.0 KiB of dirty data of it"
+    );
+    assert_eq!(
+        text(DeviceView { left_dirty_in: Some("s".into()), ..failed }),
+        "/dev/hdd failed: cannot be found; cache set s has dirty data of it, which is on its cache device (/dev/ssd) alone, and \
+         that device is not registered"
+    );
 }
