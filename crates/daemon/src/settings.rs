@@ -33,6 +33,9 @@ pub(crate) struct Changed {
     value: String,
     /// Whether the value also applies after a restart.
     persistent: bool,
+    /// Whether the state directory has a part of the change.
+    #[serde(skip)]
+    in_state: bool,
     /// The requested and the current number, if they differ: a tunable may take multiples of a number only, and 0 may stand
     /// for a default.
     limited: Option<String>,
@@ -46,9 +49,9 @@ fn is_limited(key: &str, asked: &str, now: &str) -> bool {
 }
 
 impl Changed {
-    /// Whether the value also applies after a restart.
-    pub(crate) fn is_persistent(&self) -> bool {
-        self.persistent
+    /// Whether the state directory has a part of the change.
+    pub(crate) fn is_in_state(&self) -> bool {
+        self.in_state
     }
 
     /// The current number, if it differs from the requested one.
@@ -287,7 +290,9 @@ impl Settings {
         // At the next start the value of the configuration would override that of the superblock.
         let configured = self.shared.configured(&self.shared.config(), &target.key).contains_key(key);
         let remembered = persistent && !NOT_REMEMBERED.contains(&key) && (!in_superblock || configured);
-        if remembered {
+        // A superblock stores a label, and the state the owner of the label and of its addresses.
+        let in_state = remembered || key == "label";
+        if in_state {
             self.shared.can_store().await?;
         }
         let before = target.volumes_now().await;
@@ -321,6 +326,7 @@ impl Settings {
             key: key.to_owned(),
             value: now,
             persistent: remembered || in_superblock,
+            in_state,
             limited,
             notes,
         })
@@ -368,14 +374,16 @@ impl Settings {
             }
             None => figure.default.clone(),
         };
-        if self.shared.state().tunables(&target.key.id).contains_key(key) {
+        let in_state = self.shared.state().tunables(&target.key.id).contains_key(key);
+        if in_state {
             self.shared.can_store().await?;
         }
         // A configured value can be out of a range that depends on another tunable; then nothing changes.
         target.worker.command(target.command(key, &value, Beyond::Refused)).await?;
         self.shared.state().set_tunable(&target.key.id, key, None);
         let now = target.value_now(key).await?;
-        Ok(Changed { key: key.to_owned(), value: now, persistent: true, limited: None, notes: Vec::new() })
+        let (key, notes) = (key.to_owned(), Vec::new());
+        Ok(Changed { key, value: now, persistent: true, in_state, limited: None, notes })
     }
 
     /// What this configuration gives to a set and its volumes, as long as the labels have these owners.

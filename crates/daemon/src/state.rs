@@ -108,6 +108,12 @@ impl State {
         stored.is_some_and(|stored| devices.iter().all(|&one| is_in(&stored, one)))
     }
 
+    /// Whether the file lacks a change that the next start needs.
+    pub(crate) fn lacks_a_change(&self) -> bool {
+        let stored = self.writer.status().stored;
+        stored.is_none_or(|stored| stored.needed() != self.now.needed())
+    }
+
     /// The command that shows why the last write failed.
     pub(crate) fn next_command(&self) -> String {
         let dir = self.dir().display();
@@ -156,6 +162,7 @@ impl State {
                 label.clone_into(&mut mark.label);
             }
             s.devices.remove(path);
+            s.forget_dirty_disk(key);
             stored.iter().for_each(|key| s.forget_places(key));
         });
     }
@@ -257,6 +264,30 @@ impl State {
 
     pub(crate) fn set_mark(&mut self, key: &str, mark: Mark) {
         self.change(|s| drop(s.marks.insert(key.to_owned(), mark)));
+    }
+
+    /// Stores which registered disks have dirty data in a set, when its cache device is unregistered.
+    pub(crate) fn set_left_dirty(&mut self, set: &str, disks: Vec<String>) {
+        self.change(|s| match disks.is_empty() {
+            true => drop(s.left_dirty.remove(set)),
+            false => drop(s.left_dirty.insert(set.to_owned(), disks)),
+        });
+    }
+
+    /// Removes what is stored of the dirty data of a set, or of a disk, because the device is served.
+    pub(crate) fn forget_left_dirty(&mut self, key: &str) {
+        self.change(|s| {
+            s.left_dirty.remove(key);
+            s.forget_dirty_disk(key);
+        });
+    }
+
+    /// The set that had dirty data of the disk at this path when its cache device was unregistered.
+    pub(crate) fn left_dirty_in(&self, path: &Path, uuid: Option<&str>) -> Option<String> {
+        // A disk that was not found at the start has no UUID but the stored one.
+        let uuid = uuid.or_else(|| Some(self.now.devices.get(path)?.uuid.as_str()))?;
+        let found = self.now.left_dirty.iter().find(|(_, disks)| disks.iter().any(|disk| disk == uuid));
+        found.map(|(set, _)| set.clone())
     }
 
     /// The name of a volume, if it has one.

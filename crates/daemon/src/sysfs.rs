@@ -203,7 +203,10 @@ async fn set(registry: &Arc<Registry>, set: &str, what: SetOrder) -> Result<(), 
         },
         SetOrder::CreateVolume(size) => {
             let wanted = NewVolume { sectors: size.0, label: String::new(), dry_run: false };
-            thread.create(wanted).await.map(|_| ())
+            match registry.shared.can_store().await {
+                Ok(()) => thread.create(wanted).await.map(|_| ()),
+                Err(e) => Err(e),
+            }
         }
         SetOrder::ClearStats => thread.command(Command::ClearStats { volume: None }).await.map(|_| ()),
         SetOrder::ClearDeviceStats => thread.clear_device_stats().await,

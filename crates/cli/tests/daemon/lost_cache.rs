@@ -100,6 +100,46 @@ fn a_dirty_disk_is_never_released() {
     daemon.stop();
 }
 
+/// The dirty data of a disk that died was in no problem after its cache device was unregistered.
+#[test]
+fn status_says_where_the_dirty_data_of_a_dead_disk_is() {
+    let place = Place::new();
+    let mut daemon = place.start_registered();
+    let mut client = place.client("bcache0");
+    client.write(0, &DATA).unwrap();
+    client.flush().unwrap();
+    drop(client);
+    let away = place.dir.path("away");
+    std::fs::rename(&place.hdd, &away).unwrap();
+    daemon.run(&["unregister", &place.ssd]).ok().says(&["4.0 KiB of dirty data stay on it"]);
+    let alone = format!("has dirty data of it, which is on its cache device ({}) alone", place.ssd);
+    for _ in 0..2 {
+        daemon.run(&["status"]).ok().says(&["1 PROBLEM", "hdd", " failed: ", &alone]);
+        // The next start cannot read the disk.
+        daemon.stop();
+        daemon = place.start();
+    }
+    daemon.run(&["register", &place.ssd]).ok();
+    let next = format!("register {}`", place.hdd);
+    let belong = "4.0 KiB of dirty data in cache set ";
+    let said = daemon.run(&["status"]).ok().says(&[belong, "a disk that is not registered (one, ", &next]);
+    assert!(!said.out.contains(&alone) && !said.out.contains("it was formatted"), "{said}");
+    std::fs::rename(&away, &place.hdd).unwrap();
+    daemon.run(&["register", &place.hdd]).ok();
+    daemon.run(&["status"]).ok().says(&["no problems"]);
+    // The disk waits for its cache device, and is not said to have failed.
+    daemon.run(&["unregister", &place.ssd]).ok();
+    assert!(!daemon.run(&["status"]).ok().out.contains(&alone));
+    let state = || std::fs::read_to_string(place.dir.path("state/state.json")).unwrap();
+    assert!(state().contains("left_dirty"));
+    daemon.run(&["register", &place.ssd]).ok();
+    assert!(place.client("bcache0").read(0, 4096).unwrap() == DATA);
+    assert!(!state().contains("left_dirty"));
+    daemon.run(&["unregister", &place.ssd, "one"]).ok();
+    assert!(!state().contains("left_dirty"));
+    daemon.stop();
+}
+
 /// `--force` is for lost cache devices: a set that is served writes its dirty data back first.
 #[test]
 fn a_served_disk_is_not_detached_by_force() {

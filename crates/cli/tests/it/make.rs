@@ -374,6 +374,25 @@ fn a_dry_run_writes_nothing() {
     assert!(before == (read(&ssd), read(&hdd)));
 }
 
+/// A dry run named the flash-only volumes with data alone, and the others would have been lost without a word.
+#[test]
+fn a_flash_only_volume_without_data_is_named_before_it_is_lost() {
+    let dir = Dir::new();
+    let ssd = dir.sparse("ssd", 16 << 20);
+    run(&["make", "-C", &ssd, "--bucket", "8k"]).ok();
+    for label in ["scratch", "swap"] {
+        run(&["volume", "create", &ssd, "1M", "--label", label, "--offline"]).ok();
+    }
+    let make = |more: &str| run(&["make", "-C", &ssd, "--bucket", "8k", more]);
+    let volumes = "with 2 flash-only volumes without data: \"scratch\" (1.0 MiB), \"swap\" (1.0 MiB)";
+    make("--dry-run").refused(&[volumes, "overwrite it with --wipe"]);
+    let said = run(&["make", "-C", &ssd, "--bucket", "8k", "--wipe", "--dry-run"]).ok();
+    said.says(&[&format!("{volumes}: this would be lost"), "nothing was written"]);
+    make("--wipe").ok();
+    let said = run(&["make", "-C", &ssd, "--bucket", "8k", "--wipe", "--dry-run"]).ok();
+    assert!(!said.out.contains("flash-only"), "{said}");
+}
+
 /// mkswap leaves the superblock of bcache in place. `make --wipe` then overwrote the swap space without a word.
 #[test]
 fn a_signature_beside_an_old_superblock_needs_force() {

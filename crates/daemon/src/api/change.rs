@@ -59,9 +59,12 @@ pub(super) async fn cached_set_of(
     Ok((worker, named))
 }
 
-/// The answer to a change that the state directory stores: `not_stored` says why it could not.
+/// The answer to a change that the state directory stores: `not_stored` says why it could not. What the next start can do
+/// without is no reason.
 pub(super) async fn done(api: &Api, mut value: Value) -> Answered {
-    value["not_stored"] = json!(api.registry.shared.not_stored().await);
+    let shared = &api.registry.shared;
+    let not_stored = shared.not_stored().await;
+    value["not_stored"] = json!(not_stored.filter(|_| shared.state().lacks_a_change()));
     ok(value)
 }
 

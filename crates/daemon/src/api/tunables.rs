@@ -176,9 +176,9 @@ async fn change(api: Arc<Api>, audit: Audit, change: TunableChange) -> Answered 
         Ok(changed)
     };
     let changed = to_the_end(work).await?;
-    let is_stored = changed.is_persistent();
+    let in_state = changed.is_in_state();
     let answer = json!({"changed": changed, "resolved": named});
-    if is_stored { done(&here, answer).await } else { ok(answer) }
+    if in_state { done(&here, answer).await } else { ok(answer) }
 }
 
 pub(super) async fn set_tunables(State(api): SharedApi, Path(set): Path<String>) -> Answered {

@@ -17,6 +17,7 @@ use serve::{Failure, message};
 
 use super::devices::{DeviceState, WaitsFor};
 use super::inventory::Inventory;
+use super::views::SetView;
 use crate::hub::Kind;
 use crate::identity::Likeness;
 use crate::order::KnownSlot;
@@ -313,7 +314,11 @@ impl Admission {
                 None => refused?,
             }
         }
-        self.can_remember_all(probe).await?;
+        match accepted.is_empty() {
+            true => self.can_remember_all(probe).await?,
+            // The next start would refuse a device whose identity is not stored.
+            false => self.can_remember().await?,
+        }
         for (one, _) in &accepted {
             let mark = Mark {
                 identity: one.identity.clone(),
@@ -387,6 +392,17 @@ impl Admission {
             None => Mark { identity: probe.identity.clone(), sequence, path, label },
         };
         state.set_mark(probe.key(), mark);
+        state.forget_left_dirty(probe.key());
+    }
+
+    /// Stores which registered disks have dirty data in this set, whose cache device the operator unregisters.
+    pub(crate) fn remember_dirty(&self, set: &SetView) {
+        let known = self.remembered();
+        let is_known = |uuid: &String| known.values().any(|k| k.uuid == *uuid);
+        let slots = set.figures.set.iter().flat_map(|figures| &figures.dirty_by_slot);
+        let dirty = slots.filter(|slot| slot.dirty_bytes > 0).filter_map(|slot| slot.uuid.clone());
+        let disks = dirty.filter(is_known).collect();
+        self.shared.state().set_left_dirty(&set.id, disks);
     }
 
     /// Why this device may not join a set without a command that names it; `None` if it may.

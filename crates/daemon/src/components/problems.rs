@@ -91,7 +91,7 @@ pub(crate) fn problems(sets: &[SetView], devices: &[DeviceView]) -> Vec<Problem>
         of_set(set, devices, &mut found);
         for volume in &set.figures.volumes {
             let before = found.len();
-            of_volume(set, volume, sets, &mut found);
+            of_volume(set, volume, (sets, devices), &mut found);
             found.iter_mut().skip(before).for_each(|p| p.of.volume = Some(volume.name.clone()));
         }
         let id = set.has_cache.then(|| set.id.clone());
@@ -220,7 +220,27 @@ fn of_device(device: &DeviceView, sets: &[SetView]) -> Option<Problem> {
     let (why, command) = state_and_command(device);
     // The reason of a failed registration begins with the path, which the title has.
     let why = why.strip_prefix(&format!("{}: ", device.path.display())).unwrap_or(&why);
-    Some(Problem::new(kind, format!("{} {}: {why}", title(device), device.state), command))
+    let dirty = if kind == "device_failed" { dirty_of_failed(device) } else { String::new() };
+    Some(Problem::new(kind, format!("{} {}: {why}{dirty}", title(device), device.state), command))
+}
+
+/// Where the dirty data of a disk is that has failed, as the end of a message; empty if it has none.
+fn dirty_of_failed(device: &DeviceView) -> String {
+    let set = device.set.as_deref().or(device.left_dirty_in.as_deref());
+    let (Some(set), amount) = (set, device.dirty_bytes) else { return String::new() };
+    match (amount, &device.left_dirty_in, &device.cache_path) {
+        (Some(0), ..) | (None, None, _) => String::new(),
+        (Some(bytes), ..) => {
+            format!("; cache set {set} has {} of dirty data of it", serve::amount::human(bytes))
+        }
+        (None, Some(set), path) => {
+            let path = path.as_ref().map_or_else(String::new, |path| format!(" ({})", path.display()));
+            format!(
+                "; cache set {set} has dirty data of it, which is on its cache device{path} alone, and that device is not \
+                 registered"
+            )
+        }
+    }
 }
 
 fn is_on(tunables: &[TunableFigure], key: &str) -> bool {
@@ -282,7 +302,7 @@ fn of_set(set: &SetView, devices: &[DeviceView], found: &mut Vec<Problem>) {
     }
     let Some(figures) = &set.figures.set else { return };
     if let Some(why) = &figures.failed {
-        found.push(of_disabled_set(&set.figures, devices, why, (&what, &path)));
+        found.push(of_disabled_set(set, devices, why, (&what, &path)));
     }
     if is_on(&figures.tunables, "io_disable") {
         found.push(Problem::new(
@@ -365,37 +385,47 @@ fn dirty_by_volume(figures: &Snapshot, devices: &[DeviceView]) -> (Vec<String>, 
     (served.collect(), others.collect())
 }
 
+/// What the daemon does by itself with the set of a cache device that is plugged in again.
+const STARTS_AGAIN: &str = "the set starts again as soon as its volumes are not in use";
+
+/// The cache device of a set, if it is plugged in again and waits until the volumes of the set are not in use.
+fn replugged<'a>(set: &SetView, devices: &'a [DeviceView]) -> Option<&'a DeviceView> {
+    device_of(set, devices).filter(|device| matches!(device.awaits, Some(Awaited::EndOfUse(_))))
+}
+
 /// A set whose cache device has failed. Where its dirty data is, and what has to end before the device is registered again.
-fn of_disabled_set(
-    figures: &Snapshot,
-    devices: &[DeviceView],
-    why: &str,
-    (what, path): (&str, &str),
-) -> Problem {
-    let problem = |text: String| Problem {
-        of: Subject::default(),
-        kind: "set_failed",
-        text: format!("{what} is disabled: {why}; {text}"),
-        command: format!("ubcache unregister {path} && ubcache register {path}"),
+fn of_disabled_set(set: &SetView, devices: &[DeviceView], why: &str, (what, path): (&str, &str)) -> Problem {
+    let figures = &set.figures;
+    let problem = |text: String| {
+        let text = format!("{what} is disabled: {why}; {text}");
+        Problem::new("set_failed", text, format!("ubcache unregister {path} && ubcache register {path}"))
     };
     let (served, others) = dirty_by_volume(figures, devices);
-    if served.is_empty() && others.is_empty() {
-        return problem(
-            "its volumes have no dirty data, so nothing is lost; if the device does not come back, see the page \
-             dead-ssd-clean of the guide"
-                .into(),
-        );
-    }
-    let end = end_of_use(&figures.volumes);
+    let is_clean = served.is_empty() && others.is_empty();
     let until = match (served.is_empty(), others.is_empty()) {
         (false, true) => ", and these volumes fail every request until the device works again",
         (false, false) => ", and its volumes fail every request until the device works again",
         (true, _) => ", and cannot be read until the device works again",
     };
-    problem(format!(
-        "dirty data is on this cache device alone ({}){until}{end}; if it never does, see the page dead-ssd-dirty of the guide",
-        [served, others].concat().join(", ")
-    ))
+    let dirty =
+        format!("dirty data is on this cache device alone ({})", [served, others].concat().join(", "));
+    match replugged(set, devices) {
+        // To unregister the device would end what the daemon does by itself.
+        Some(device) => {
+            let dirty = if is_clean { "its volumes have no dirty data" } else { &dirty };
+            let text = format!("{dirty}; the device is plugged in again, and {STARTS_AGAIN}");
+            Problem { command: state_and_command(device).1, ..problem(text) }
+        }
+        None if is_clean => problem(
+            "its volumes have no dirty data, so nothing is lost; if the device does not come back, see the page \
+             dead-ssd-clean of the guide"
+                .into(),
+        ),
+        None => problem(format!(
+            "{dirty}{until}{}; if it never does, see the page dead-ssd-dirty of the guide",
+            end_of_use(&figures.volumes)
+        )),
+    }
 }
 
 /// What has to end before the set of these volumes can be unregistered; empty if that is nothing.
@@ -421,7 +451,9 @@ fn of_missing_disks(set: &SetView, figures: &SetFigures, devices: &[DeviceView])
                 false => format!("{}, ", serve::plain::label(&slot.label)),
             };
             let path = slot.uuid.as_ref().and_then(|uuid| set.disks.get(uuid));
-            let other = path.and_then(|path| devices.iter().find(|d| &d.path == path));
+            // A device that cannot be found has neither a UUID nor other contents.
+            let is_other = |d: &&DeviceView| d.uuid.is_some() || d.blank.is_some();
+            let other = path.and_then(|path| devices.iter().find(|d| &d.path == path).filter(is_other));
             let (more, command) = match (other, path) {
                 (Some(other), _) => (formatted(other), format!("ubcache super {}", other.path.display())),
                 (None, Some(path)) => (String::new(), format!("ubcache register {}", path.display())),
@@ -469,7 +501,12 @@ fn typed<'a>(volume: &'a VolumeFigures, sets: &[SetView]) -> &'a str {
     }
 }
 
-fn of_volume(set: &SetView, volume: &VolumeFigures, sets: &[SetView], found: &mut Vec<Problem>) {
+fn of_volume(
+    set: &SetView,
+    volume: &VolumeFigures,
+    (sets, devices): (&[SetView], &[DeviceView]),
+    found: &mut Vec<Problem>,
+) {
     let (what, name) = (volume_title(volume), typed(volume, sets));
     let device = volume.backing_device.as_deref();
     if let Some(why) = &volume.problem {
@@ -504,23 +541,36 @@ fn of_volume(set: &SetView, volume: &VolumeFigures, sets: &[SetView], found: &mu
         ));
     }
     if volume.state == Some("inconsistent") {
-        let path = device.unwrap_or("DISK");
-        let text = format!("{what} was used without its cache: the data that the cache has of it is stale");
-        let (text, command) = match set.figures.set.as_ref().filter(|figures| figures.failed.is_some()) {
-            // A disabled set has the disk until its cache device is unregistered.
-            Some(figures) => {
-                let cache = &figures.names.device;
-                let end = end_of_use(&set.figures.volumes);
-                let text = format!(
-                    "{text}; its set is disabled{end}; if the cache device does not come back, see the page dead-ssd-clean \
-                     of the guide"
-                );
-                (text, format!("ubcache unregister {cache} && ubcache register {cache} {path}"))
-            }
-            None => (text, format!("ubcache attach {} {path}", set_for(set, volume, sets))),
-        };
-        found.push(Problem::new("stale", text, command));
+        found.push(of_stale(set, volume, (sets, devices)));
     }
+}
+
+/// A disk that was used without its cache.
+fn of_stale(set: &SetView, volume: &VolumeFigures, (sets, devices): (&[SetView], &[DeviceView])) -> Problem {
+    let path = volume.backing_device.as_deref().unwrap_or("DISK");
+    let text = format!(
+        "{} was used without its cache: the data that the cache has of it is stale",
+        volume_title(volume)
+    );
+    let disabled = set.figures.set.as_ref().filter(|figures| figures.failed.is_some());
+    let (text, command) = match (disabled, replugged(set, devices)) {
+        (Some(_), Some(device)) => {
+            let text = format!("{text}; its cache device is plugged in again, and {STARTS_AGAIN}");
+            (text, state_and_command(device).1)
+        }
+        // A disabled set has the disk until its cache device is unregistered.
+        (Some(figures), None) => {
+            let cache = &figures.names.device;
+            let end = end_of_use(&set.figures.volumes);
+            let text = format!(
+                "{text}; its set is disabled{end}; if the cache device does not come back, see the page dead-ssd-clean \
+                 of the guide"
+            );
+            (text, format!("ubcache unregister {cache} && ubcache register {cache} {path}"))
+        }
+        (None, _) => (text, format!("ubcache attach {} {path}", set_for(set, volume, sets))),
+    };
+    Problem::new("stale", text, command)
 }
 
 #[cfg(test)]

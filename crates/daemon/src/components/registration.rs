@@ -275,6 +275,9 @@ impl Registration {
                     message::warn(format!("{named}: {e}"));
                 }
                 self.inventory.devices.remove(&path);
+                sets.iter()
+                    .filter(|view| view.id == *set)
+                    .for_each(|view| self.admission.remember_dirty(view));
                 self.placement.replace_without_cache(set).await;
             }
             // An earlier thread may still serve a device whose last registration has failed.

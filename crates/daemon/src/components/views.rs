@@ -43,6 +43,9 @@ pub(crate) struct DeviceView {
     /// The path of the cache device of its set, present or last; `None` if the daemon has never served the set.
     #[serde(skip)]
     pub(crate) cache_path: Option<PathBuf>,
+    /// The set that had dirty data of this disk when its cache device was unregistered.
+    #[serde(skip)]
+    pub(crate) left_dirty_in: Option<String>,
     /// Dirty data of this backing device in the cache, in bytes; `None` if its set is not served.
     pub(crate) dirty_bytes: Option<u64>,
     #[serde(flatten)]
@@ -351,7 +354,9 @@ impl Views {
                 None => (None, None, String::new()),
             };
             let name = uuid.as_ref().and_then(|uuid| self.shared.state().known_name(uuid));
-            let cache_path = set.as_deref().and_then(|set| self.last_path(set));
+            let left_dirty_in = self.shared.state().left_dirty_in(&path, uuid.as_deref());
+            let of_set = set.as_deref().or(left_dirty_in.as_deref());
+            let cache_path = of_set.and_then(|set| self.last_path(set));
             DeviceView {
                 path,
                 uuid,
@@ -365,6 +370,7 @@ impl Views {
                 awaits,
                 blank,
                 cache_path,
+                left_dirty_in,
                 dirty_bytes: None,
                 sizes: DeviceSizes { data_offset_bytes, ..DeviceSizes::default() },
             }

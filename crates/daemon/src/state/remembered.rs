@@ -72,9 +72,31 @@ pub(super) struct Remembered {
     /// Buckets with damaged dirty data, by UUID of the set.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) damaged: BTreeMap<String, Vec<u32>>,
+    /// Disks with dirty data in a set whose cache device is not registered, by UUID of the set.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) left_dirty: BTreeMap<String, Vec<String>>,
 }
 
 impl Remembered {
+    /// The state without what the next start can do without: it reads the superblocks of the devices that it serves.
+    pub(super) fn needed(&self) -> Remembered {
+        let mut needed = self.clone();
+        needed.left_dirty.clear();
+        for mark in needed.marks.values_mut() {
+            (mark.sequence, mark.path) = (0, None);
+            mark.label.clear();
+        }
+        needed
+    }
+
+    /// Removes what is stored of the dirty data of a disk.
+    pub(super) fn forget_dirty_disk(&mut self, uuid: &str) {
+        self.left_dirty.retain(|_, disks| {
+            disks.retain(|disk| disk != uuid);
+            !disks.is_empty()
+        });
+    }
+
     /// Removes the addresses and the label of a volume, or of all flash-only volumes of a set.
     pub(super) fn forget_places(&mut self, id: &str) {
         let flash_only = format!("{id}/");

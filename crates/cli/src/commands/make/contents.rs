@@ -7,8 +7,8 @@ use std::error::Error;
 use std::path::Path;
 
 use blockio::{probe_before_bcache, probe_signature};
-use format::{BackingState, Identity, Inode, RawSuperblock, Sector, Sectors, identify};
-use inspect::view::SlotKind;
+use format::{BackingState, Identity, Inode, RawSuperblock, Sector, Sectors, counted, identify};
+use inspect::view::{Slot, SlotKind};
 use inspect::{FileSource, Mode, SetView};
 use io::Disk;
 
@@ -228,7 +228,8 @@ fn describe(path: &Path, bytes: &[u8]) -> Contents {
     }
 }
 
-/// A cache device of this name, with the dirty data of each device and volume of its set.
+/// A cache device of this name, with the dirty data of each device and volume of its set, and its flash-only volumes without
+/// data.
 fn with_dirty_data(path: &Path, name: String) -> Contents {
     let view = FileSource::open(path).map_err(Into::into).and_then(|source| {
         SetView::open(&source, Mode::Strict).map_err(Box::<dyn Error + Send + Sync>::from)
@@ -242,18 +243,30 @@ fn with_dirty_data(path: &Path, name: String) -> Contents {
     };
     let dirty = |inode: Inode| Sectors(view.totals_of(inode).dirty_sectors);
     let is_dirty = |inode: Inode, kind| kind != SlotKind::Invalidated && dirty(inode) != Sectors::ZERO;
+    let of = |slot: &Slot| match slot.label.is_empty() {
+        true => slot.uuid.to_string(),
+        false => format!("{:?}", slot.label),
+    };
     let all: Vec<_> = view.slots.iter().filter(|(inode, slot)| is_dirty(**inode, slot.kind)).collect();
     let parts: Vec<String> = all
         .iter()
-        .map(|(inode, slot)| {
-            let of = if slot.label.is_empty() { slot.uuid.to_string() } else { format!("{:?}", slot.label) };
-            format!("{} of {of}", size::human(dirty(**inode).bytes()))
-        })
+        .map(|(inode, slot)| format!("{} of {}", size::human(dirty(**inode).bytes()), of(slot)))
         .collect();
+    let empty = view.slots.iter().filter_map(|(inode, slot)| match slot.kind {
+        SlotKind::Volume(sectors) if dirty(*inode) == Sectors::ZERO => {
+            Some(format!("{} ({})", of(slot), size::human(sectors.bytes())))
+        }
+        _ => None,
+    });
+    let empty: Vec<String> = empty.collect();
+    let empty = match empty.len() {
+        0 => String::new(),
+        n => format!(", with {} without data: {}", counted(n as u64, "flash-only volume"), empty.join(", ")),
+    };
     if parts.is_empty() {
-        return Contents::known(name, Dirty::No);
+        return Contents::known(format!("{name}{empty}"), Dirty::No);
     }
-    let text = format!("{name}, with dirty data that exists nowhere else: {}", parts.join(", "));
+    let text = format!("{name}{empty}, with dirty data that exists nowhere else: {}", parts.join(", "));
     let (volumes, disks): (Vec<_>, Vec<_>) =
         all.iter().partition(|(_, slot)| matches!(slot.kind, SlotKind::Volume(_)));
     let slots: Vec<Inode> = volumes.iter().map(|(inode, _)| **inode).collect();

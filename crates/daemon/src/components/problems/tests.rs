@@ -1,5 +1,6 @@
 //! Tests of the problems of sets and devices that a test makes.
 
+mod gone;
 mod waits;
 
 use std::collections::BTreeMap;
@@ -55,6 +56,7 @@ fn device(path: &str, kind: &'static str, state: &'static str, why: &str) -> Dev
         awaits: None,
         blank: None,
         cache_path: Some(PathBuf::from("/dev/ssd")),
+        left_dirty_in: None,
         dirty: false,
         dirty_bytes: None,
         sizes: DeviceSizes::default(),
