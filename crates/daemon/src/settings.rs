@@ -322,14 +322,8 @@ impl Settings {
         self.shared.hub.publish(Kind::Configuration, Some(&target.worker.plan.id), "", &text);
         let limited = (!NOT_REMEMBERED.contains(&key) && is_limited(key, value, &now))
             .then(|| format!("{key}={value}: the value is {now} now"));
-        Ok(Changed {
-            key: key.to_owned(),
-            value: now,
-            persistent: remembered || in_superblock,
-            in_state,
-            limited,
-            notes,
-        })
+        let persistent = remembered || in_superblock;
+        Ok(Changed { key: key.to_owned(), value: now, persistent, in_state, limited, notes })
     }
 
     /// Applies the section of the configuration that the new label selects, in place of that of the old label, so that the
