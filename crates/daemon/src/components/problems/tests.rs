@@ -1,6 +1,6 @@
 //! Tests of the problems of sets and devices that a test makes.
 
-mod gone;
+mod unplug;
 mod waits;
 
 use std::collections::BTreeMap;
