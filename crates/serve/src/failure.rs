@@ -22,7 +22,7 @@ pub const EXIT_CODES: &[(u8, &str)] = &[
          command that the daemon carries out may go on.",
     ),
     (HANDED_OVER, "A second SIGUSR2 ended the program. Flushed data is safe."),
-    (TERMINATED, "The same with SIGTERM."),
+    (TERMINATED, "SIGTERM ended the program, in the cases of 130. Flushed data is safe."),
 ];
 
 /// Exit code of a command that failed, or that found a problem.
