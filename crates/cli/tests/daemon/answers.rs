@@ -1,8 +1,8 @@
 //! What commands answer: which dirty data stays where, which job goes on, and what is in the way.
 
 use std::io::{Read, Write};
-use std::os::unix::net::UnixListener;
-use std::process::{Command, Stdio};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::{Child, Command, Stdio};
 
 use format::BackingState;
 use rustix::process::Signal;
@@ -105,14 +105,10 @@ fn a_command_that_is_interrupted_says_that_its_job_goes_on() {
     daemon.stop();
 }
 
-/// `register` waited for a disk that hangs, and said nothing when it was interrupted.
-#[test]
-fn register_says_at_an_interrupt_that_it_may_go_on() {
-    let dir = Dir::new();
-    let (socket, disk) = (dir.path("socket"), dir.sparse("disk", 1 << 20));
-    let listener = UnixListener::bind(&socket).unwrap();
+/// Starts a command, and interrupts it after its request. Returns also its connection.
+fn interrupted(listener: &UnixListener, args: &[&str]) -> (Child, UnixStream) {
     let child = Command::new(program())
-        .args(["register", &disk, "--socket", &socket])
+        .args(args)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -122,6 +118,16 @@ fn register_says_at_an_interrupt_that_it_may_go_on() {
     // The command listens for signals before its request.
     assert_ne!(client.read(&mut [0; 65536]).unwrap(), 0);
     signal(child.id(), Signal::INT);
+    (child, client)
+}
+
+/// `register` waited for a disk that hangs, and said nothing when it was interrupted.
+#[test]
+fn register_says_at_an_interrupt_that_it_may_go_on() {
+    let dir = Dir::new();
+    let (socket, disk) = (dir.path("socket"), dir.sparse("disk", 1 << 20));
+    let listener = UnixListener::bind(&socket).unwrap();
+    let (child, _client) = interrupted(&listener, &["register", &disk, "--socket", &socket]);
     // Its question for the status has no answer either.
     drop(listener.accept().unwrap());
     let said = Said::of(child.wait_with_output().unwrap());
@@ -135,17 +141,7 @@ fn a_command_that_does_not_wait_ends_by_a_signal_after_its_answer() {
     let dir = Dir::new();
     let socket = dir.path("socket");
     let listener = UnixListener::bind(&socket).unwrap();
-    let child = Command::new(program())
-        .args(["detach", "one", "--no-wait", "--socket", &socket])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let (mut client, _) = listener.accept().unwrap();
-    // The command listens for signals before its request.
-    assert_ne!(client.read(&mut [0; 65536]).unwrap(), 0);
-    signal(child.id(), Signal::INT);
+    let (child, mut client) = interrupted(&listener, &["detach", "one", "--no-wait", "--socket", &socket]);
     let status = format!("/proc/{}/status", child.id());
     wait_until("the signal", || {
         let text = std::fs::read_to_string(&status).unwrap();
