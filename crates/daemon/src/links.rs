@@ -36,6 +36,9 @@ pub(crate) const DEFAULT_LINKS: &str = "/dev/ubcache";
 const RELEASED_WITHIN: Duration = Duration::from_secs(1);
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 
+/// Time limit for udev to remove directories that are made for a link.
+const REMOVED_WITHIN: Duration = Duration::from_secs(1);
+
 /// Whether the directory is this daemon's.
 enum Ownership {
     /// It is not there, or nothing was linked yet.
@@ -89,9 +92,9 @@ fn try_to_own(dir: &Path, within: Duration) -> std::io::Result<Option<Arc<File>>
     loop {
         let lock = File::from(openat(CWD, dir, flags, Mode::empty())?);
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            // Its owner may have removed the directory meanwhile, and another one may be there now.
             Ok(()) if is_at(dir, &lock) => return Ok(Some(Arc::new(lock))),
-            Ok(()) if began.elapsed() < within => {}
+            // Its owner or udev has removed the directory meanwhile, and another one may be there now.
+            Ok(()) if began.elapsed() < within.max(BETWEEN_TRIES) => {}
             Err(Errno::WOULDBLOCK) if began.elapsed() < within => {
                 std::thread::sleep(BETWEEN_TRIES);
             }
@@ -185,7 +188,8 @@ impl Links {
                 return Ok(Some(dir.clone()));
             }
             clean(dir, &self.dir);
-            *ownership = Ownership::OfAnother;
+            let was_removed = dir.metadata().is_ok_and(|there| there.nlink() == 0);
+            *ownership = if was_removed { Ownership::Free } else { Ownership::OfAnother };
         }
         is_fit(&self.dir)?;
         let has_waited = matches!(ownership, Ownership::OfAnother);
@@ -246,21 +250,21 @@ impl Links {
     pub(crate) fn add(&self, id: &str, label: &str, device: &Path) {
         let linked = &mut *self.lock();
         linked.insert(id.to_owned(), Linked { label: label.to_owned(), device: device.to_owned() });
-        // An earlier daemon may have published a label of this device.
-        self.published.iter().filter(|_| !plain::is_link_name(label)).for_each(|p| p.remove(device));
-        self.update(linked, label);
-        if self.taken_over.swap(false, Ordering::Relaxed) {
-            linked.values().for_each(|l| self.update(linked, &l.label));
-        }
+        self.update_volume(linked, label, device);
     }
 
     /// The label of the volume with this key has changed.
+    ///
+    /// The new link is made before the old one is removed: udev removes a directory without links. The new label takes the
+    /// place of the old one in one step, with one event, so udev never finds the volume without a label.
     pub(crate) fn relabel(&self, id: &str, label: &str) {
         let linked = &mut *self.lock();
         let Some(old) = linked.remove(id) else { return };
-        self.unmake(linked, &old);
-        linked.insert(id.to_owned(), Linked { label: label.to_owned(), ..old });
-        self.update(linked, label);
+        linked.insert(id.to_owned(), Linked { label: label.to_owned(), device: old.device.clone() });
+        self.update_volume(linked, label, &old.device);
+        if old.label != label {
+            self.unmake(linked, &old);
+        }
     }
 
     /// The volume with this key has no block device any more.
@@ -269,6 +273,16 @@ impl Links {
         if let Some(old) = linked.remove(id) {
             self.published.iter().for_each(|published| published.forget(&old.device));
             self.unmake(linked, &old);
+        }
+    }
+
+    /// Makes or removes the link of a volume with a new label or a new device.
+    fn update_volume(&self, linked: &BTreeMap<String, Linked>, label: &str, device: &Path) {
+        self.update(linked, label);
+        // The volume or an earlier daemon may have published another label of this device.
+        self.published.iter().for_each(|published| published.remove_except(device, label));
+        if self.taken_over.swap(false, Ordering::Relaxed) {
+            linked.values().for_each(|l| self.update(linked, &l.label));
         }
     }
 
@@ -282,7 +296,11 @@ impl Links {
         let done = match devices[..] {
             [] => Ok(()),
             [device] => self.link(label, device),
-            [..] => self.unlink(label, &devices),
+            [..] => {
+                let published = self.published.iter();
+                published.for_each(|published| devices.iter().for_each(|device| published.remove(device)));
+                self.unlink(label, &devices)
+            }
         };
         if let Err(e) = done {
             message::warn(format!("{}: the link cannot be made or removed: {e}", place.display()));
@@ -301,9 +319,6 @@ impl Links {
 
     /// Removes a link if it leads to one of these devices.
     fn unlink(&self, label: &str, devices: &[&Path]) -> std::io::Result<()> {
-        if let Some(published) = &self.published {
-            devices.iter().for_each(|device| published.remove(device));
-        }
         let dir = match self.own() {
             Ok(Some(dir)) => dir,
             Ok(None) => return Ok(()),
@@ -311,14 +326,30 @@ impl Links {
             Err(e) => return Err(e),
         };
         if target_in(&dir, label.as_ref()).is_some_and(|to| devices.contains(&&*to)) {
-            unlinkat(&dir, label, AtFlags::empty())?;
-            self.release();
+            match unlinkat(&dir, label, AtFlags::empty()) {
+                // udev has removed it meanwhile.
+                Ok(()) | Err(Errno::NOENT) => self.release(),
+                Err(e) => return Err(e.into()),
+            }
         }
         Ok(())
     }
 
     /// Makes a link, also in the place of one that a crash has left.
+    ///
+    /// When udev has removed the last link of the directory, it removes the directory. If that is the directory that was just
+    /// made here, it is made again.
     fn link(&self, label: &str, device: &Path) -> std::io::Result<()> {
+        let began = Instant::now();
+        loop {
+            match self.try_to_link(label, device) {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound && began.elapsed() < REMOVED_WITHIN => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn try_to_link(&self, label: &str, device: &Path) -> std::io::Result<()> {
         match std::fs::DirBuilder::new().mode(0o755).create(&self.dir) {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e),
             _ => {}
@@ -351,245 +382,4 @@ impl Links {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::{PermissionsExt, symlink};
-
-    use super::*;
-
-    fn target(dir: &Path, label: &str) -> Option<PathBuf> {
-        std::fs::read_link(dir.join(label)).ok()
-    }
-
-    #[test]
-    fn links_follow_volumes() {
-        let dir = tempfile::tempdir().unwrap();
-        let dir = dir.path().join("ubcache");
-        let links = Links::new(dir.clone());
-        let (zero, one) = (Path::new("/dev/ublkb0"), Path::new("/dev/ublkb1"));
-        links.add("a", "data", zero);
-        assert_eq!(target(&dir, "data").as_deref(), Some(zero));
-        links.relabel("a", "archive");
-        assert_eq!((target(&dir, "data"), target(&dir, "archive").as_deref()), (None, Some(zero)));
-        links.remove("a");
-        links.add("b", "archive", one);
-        assert_eq!(target(&dir, "archive").as_deref(), Some(one));
-        links.remove("b");
-        links.remove("unknown");
-        assert!(!dir.exists(), "an empty directory goes");
-    }
-
-    /// udev knew no links, so systemd had no unit for them, and a mount by `/dev/ubcache/LABEL` waited for ever.
-    #[test]
-    fn udev_is_told_the_label_that_has_a_link() {
-        let root = tempfile::tempdir().unwrap();
-        let dir = root.path().join("ubcache");
-        let published = Some(PublishedLabels::below(root.path()));
-        let links = Links { published, ..Links::new(dir.clone()) };
-        let label = |name| std::fs::read_to_string(root.path().join("labels").join(name)).ok();
-        let (zero, one) = (Path::new("/dev/ublkb0"), Path::new("/dev/ublkb1"));
-        links.add("a", "data", zero);
-        assert_eq!(label("ublkb0").as_deref(), Some("UBCACHE_LABEL=data\n"));
-        links.add("b", "data", one);
-        assert_eq!((label("ublkb0"), label("ublkb1")), (None, None), "two volumes have it");
-        links.relabel("b", "films");
-        assert_eq!(label("ublkb0").as_deref(), Some("UBCACHE_LABEL=data\n"));
-        assert_eq!(label("ublkb1").as_deref(), Some("UBCACHE_LABEL=films\n"));
-        // udev has replaced the link by its own.
-        std::fs::remove_file(dir.join("films")).unwrap();
-        symlink("../ublkb1", dir.join("films")).unwrap();
-        links.remove("b");
-        assert_eq!((std::fs::read_link(dir.join("films")).ok(), label("ublkb1")), (None, None));
-    }
-
-    /// Which disk the link named was a matter of the order of their starts.
-    #[test]
-    fn a_label_of_two_volumes_has_no_link() {
-        let dir = tempfile::tempdir().unwrap();
-        let dir = dir.path().join("ubcache");
-        let links = Links::new(dir.clone());
-        let (zero, one) = (Path::new("/dev/ublkb0"), Path::new("/dev/ublkb1"));
-        links.add("a", "data", zero);
-        links.add("b", "data", one);
-        assert_eq!(target(&dir, "data"), None);
-        links.relabel("b", "other");
-        assert_eq!(
-            (target(&dir, "data").as_deref(), target(&dir, "other").as_deref()),
-            (Some(zero), Some(one))
-        );
-        links.relabel("a", "other");
-        assert_eq!((target(&dir, "data"), target(&dir, "other")), (None, None));
-        links.remove("b");
-        assert_eq!(target(&dir, "other").as_deref(), Some(zero));
-    }
-
-    /// A second daemon, with another state directory, took the links of the first one for stale.
-    #[test]
-    fn links_of_another_daemon_stay() {
-        let dir = tempfile::tempdir().unwrap();
-        let dir = dir.path().join("ubcache");
-        let (first, second) = (Links::new(dir.clone()), Links::new(dir.clone()));
-        let (zero, one) = (Path::new("/dev/ublkb0"), Path::new("/dev/ublkb1"));
-        first.add("a", "data", zero);
-        second.remove_stale();
-        second.add("b", "data", one);
-        second.add("c", "films", one);
-        assert_eq!((target(&dir, "data").as_deref(), target(&dir, "films")), (Some(zero), None));
-        second.remove("b");
-        assert_eq!(target(&dir, "data").as_deref(), Some(zero));
-        first.remove("a");
-        assert!(!dir.exists(), "an empty directory goes");
-    }
-
-    /// The first daemon was killed. Its links led to loop devices that the second one used for other volumes.
-    #[test]
-    fn a_second_daemon_takes_over_when_the_first_one_has_ended() {
-        let dir = tempfile::tempdir().unwrap();
-        let dir = dir.path().join("ubcache");
-        let (first, second) = (Links::new(dir.clone()), Links::new(dir.clone()));
-        let (zero, one, two) = (Path::new("/dev/loop0"), Path::new("/dev/loop1"), Path::new("/dev/loop2"));
-        first.add("a", "data", zero);
-        first.add("b", "films", one);
-        second.add("c", "music", two);
-        assert_eq!(target(&dir, "music"), None);
-        drop(first);
-        second.add("d", "data", one);
-        let found = ["data", "films", "music"].map(|label| target(&dir, label));
-        assert_eq!(found, [Some(one.to_owned()), None, Some(two.to_owned())]);
-    }
-
-    /// A crash left `data -> /dev/loop0`. Later, `/dev/loop0` was another volume, and an entry of fstab mounted it as `data`.
-    #[test]
-    fn links_of_an_earlier_daemon_are_removed() {
-        let dir = tempfile::tempdir().unwrap();
-        let dir = dir.path().join("ubcache");
-        std::fs::create_dir(&dir).unwrap();
-        for (label, to) in [("data", "/dev/loop0"), ("films", "/dev/ublkb3"), ("other", "/dev/sda1")] {
-            symlink(to, dir.join(label)).unwrap();
-        }
-        std::fs::write(dir.join("loop"), "a file").unwrap();
-        let links = Links::new(dir.clone());
-        links.remove_stale();
-        assert_eq!((target(&dir, "data"), target(&dir, "films")), (None, None));
-        assert!(target(&dir, "other").is_some() && dir.join("loop").exists(), "they are not of this program");
-        std::fs::remove_file(dir.join("other")).unwrap();
-        std::fs::remove_file(dir.join("loop")).unwrap();
-        links.remove_stale();
-        assert!(!dir.exists(), "an empty directory goes");
-    }
-
-    /// Regression: the setting `links` was changed after a crash, and the links in the old directory stayed.
-    #[test]
-    fn links_in_a_directory_of_an_earlier_configuration_are_removed() {
-        let dir = tempfile::tempdir().unwrap();
-        let dir = dir.path().join("old");
-        let killed = Links::new(dir.clone());
-        killed.add("a", "data", Path::new("/dev/loop0"));
-        remove_left_in(&dir);
-        assert!(target(&dir, "data").is_some(), "a daemon uses them");
-        drop(killed);
-        symlink("/dev/sda1", dir.join("other")).unwrap();
-        remove_left_in(&dir);
-        assert_eq!((target(&dir, "data"), target(&dir, "other").is_some()), (None, true));
-        std::fs::remove_file(dir.join("other")).unwrap();
-        remove_left_in(&dir);
-        assert!(!dir.exists(), "an empty directory goes");
-        remove_left_in(&dir);
-    }
-
-    /// The setting `links` was changed after a crash. udev had the labels still, and made links to devices of other volumes.
-    #[test]
-    fn labels_for_udev_go_with_the_links_of_an_earlier_configuration() {
-        let root = tempfile::tempdir().unwrap();
-        let dir = root.path().join("ubcache");
-        let published = || PublishedLabels::below(root.path());
-        let label = root.path().join("labels/ublkb0");
-        let daemon = Links { published: Some(published()), ..Links::new(dir.clone()) };
-        std::fs::create_dir_all(root.path().join("sys/ublkb0")).unwrap();
-        daemon.add("a", "data", Path::new("/dev/ublkb0"));
-        remove_left(&dir, Some(&published()));
-        assert!(label.exists(), "a daemon uses them");
-        drop(daemon);
-        remove_left(&dir, None);
-        assert!(label.exists(), "the rule of udev names another directory");
-        remove_left(&dir, Some(&published()));
-        assert!(!label.exists(), "also if the directory has gone");
-        assert!(published_in(Path::new(DEFAULT_LINKS)).is_some() && published_in(&dir).is_none());
-    }
-
-    /// A symbolic link that another user has put in the place of the directory would let the daemon, which is root, make and
-    /// remove files in any directory.
-    #[test]
-    fn a_symbolic_link_in_the_place_of_the_directory_is_not_followed() {
-        let outer = tempfile::tempdir().unwrap();
-        let [dir, moved, foreign] = ["ubcache", "moved", "foreign"].map(|name| outer.path().join(name));
-        std::fs::create_dir(&foreign).unwrap();
-        symlink("/dev/loop0", foreign.join("data")).unwrap();
-        let links = Links::new(dir.clone());
-        let (zero, one) = (Path::new("/dev/loop0"), Path::new("/dev/loop1"));
-        links.add("a", "data", zero);
-        std::fs::rename(&dir, &moved).unwrap();
-        symlink(&foreign, &dir).unwrap();
-        links.add("b", "films", one);
-        links.relabel("a", "archive");
-        links.remove("a");
-        remove_left_in(&dir);
-        Links::new(dir.clone()).remove_stale();
-        assert_eq!(target(&foreign, "data").as_deref(), Some(zero), "nothing is removed there");
-        assert_eq!(std::fs::read_dir(&foreign).unwrap().count(), 1, "nothing is made there");
-        assert_eq!(std::fs::read_dir(&moved).unwrap().count(), 0, "its own links are removed");
-        // When the place is free again, the links of all volumes are made again.
-        std::fs::remove_file(&dir).unwrap();
-        links.add("c", "music", one);
-        assert_eq!(
-            ["films", "music"].map(|label| target(&dir, label)),
-            [Some(one.to_owned()), Some(one.to_owned())]
-        );
-        // A directory that every user may write is refused, too.
-        let open = outer.path().join("open");
-        std::fs::create_dir(&open).unwrap();
-        std::fs::set_permissions(&open, PermissionsExt::from_mode(0o777)).unwrap();
-        Links::new(open.clone()).add("d", "data", zero);
-        assert_eq!(target(&open, "data"), None);
-    }
-
-    /// A label is written on the disk, also by other hosts.
-    #[test]
-    fn a_hostile_label_gets_no_link() {
-        let outer = tempfile::tempdir().unwrap();
-        let dir = outer.path().join("ubcache");
-        let links = Links::new(dir.clone());
-        for label in [
-            "--force",
-            "da\u{200b}ta",
-            "../escaped",
-            "..",
-            ".",
-            "",
-            "/etc/x",
-            "a/b",
-            "a\nb",
-            "a\u{1b}[2J",
-            "bcache0",
-            " x",
-            "\u{1}new",
-        ] {
-            links.add("a", label, Path::new("/dev/ublkb0"));
-            assert!(!dir.exists() && !outer.path().join("escaped").exists(), "{label:?}");
-            links.remove("a");
-        }
-        // A stale link is replaced, and what is no link stays.
-        std::fs::create_dir(&dir).unwrap();
-        symlink("/dev/ublkb9", dir.join("data")).unwrap();
-        std::fs::write(dir.join("file"), "x").unwrap();
-        links.add("a", "data", Path::new("/dev/ublkb0"));
-        links.add("b", "file", Path::new("/dev/ublkb1"));
-        assert_eq!(target(&dir, "data").as_deref(), Some(Path::new("/dev/ublkb0")));
-        links.remove("b");
-        assert_eq!(std::fs::read_to_string(dir.join("file")).unwrap(), "x");
-        // The directory itself is no link.
-        let other = outer.path().join("other");
-        symlink(&dir, &other).unwrap();
-        Links::new(other).add("c", "more", Path::new("/dev/ublkb2"));
-        assert_eq!(target(&dir, "more"), None);
-    }
-}
+mod tests;

@@ -40,7 +40,7 @@ impl PublishedLabels {
         if !plain::is_new_label(label) || label.contains(' ') {
             return self.remove(device);
         }
-        let text = format!("UBCACHE_LABEL={label}\n");
+        let text = text_of(label);
         self.remove_files(|other, there| other != name && there == text);
         let file = self.dir.join(name);
         if std::fs::read_to_string(&file).is_ok_and(|there| there == text) {
@@ -58,6 +58,15 @@ impl PublishedLabels {
     pub(crate) fn remove(&self, device: &Path) {
         let Some(name) = name_of(device) else { return };
         self.remove_file(name);
+    }
+
+    /// The device has no label any more except this one, if it is published.
+    pub(crate) fn remove_except(&self, device: &Path, label: &str) {
+        let Some(name) = name_of(device) else { return };
+        let there = std::fs::read_to_string(self.dir.join(name));
+        if !there.is_ok_and(|there| there == text_of(label)) {
+            self.remove_file(name);
+        }
     }
 
     /// The device goes away, and its link with it. A `change` event would make udev read a device that may be ending.
@@ -113,6 +122,11 @@ impl PublishedLabels {
     fn report_change(&self, name: &str) {
         let _ = std::fs::write(self.sys.join(name).join("uevent"), "change");
     }
+}
+
+/// What the rule of udev imports.
+fn text_of(label: &str) -> String {
+    format!("UBCACHE_LABEL={label}\n")
 }
 
 /// The name of a block device of this program in the kernel.
