@@ -4,7 +4,7 @@
 //! needed, and the warnings about memory that could not be reserved. Must not know the means (`blockio::flusher`,
 //! `blockio::heap`, `blockio::refill`).
 
-use std::sync::{Once, OnceLock};
+use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
 use blockio::refill::{self, Refill};
 use blockio::{flusher, heap};
@@ -146,9 +146,37 @@ fn growth_for(available_bytes: u64, addresses_are_limited: bool) -> usize {
     if addresses_are_limited { reserve } else { reserve.max(usize::try_from(growth).unwrap_or(0)) }
 }
 
-/// The queues and depth of a block device for which none are configured, so that its buffers fit into the memory.
+/// The queues and depth of the first block device for which none are configured, so that its buffers fit into the memory.
 pub fn ublk_shape() -> Shape {
     Shape::within(ram::available_bytes() / SHARE_OF_DEVICE)
+}
+
+/// Bytes of buffers of devices that are being started: their queues and depth are chosen, and they do not hold the buffers yet.
+static STARTING_BYTES: Mutex<u64> = Mutex::new(0);
+
+/// A device that is being started, with the length of its buffers in bytes. Dropping it ends the start.
+pub(crate) struct Starting(u64);
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        *STARTING_BYTES.lock().unwrap_or_else(PoisonError::into_inner) -= self.0;
+    }
+}
+
+/// Chooses the queues and depth of a block device that starts now, so that its buffers fit into the memory that earlier ones leave.
+///
+/// The buffers are part of the heap, and their memory is resident: the heap was reserved when an earlier export started.
+pub(crate) fn start_ublk() -> (Shape, Starting) {
+    let mut starting_bytes = STARTING_BYTES.lock().unwrap_or_else(PoisonError::into_inner);
+    let left_bytes = flusher::left_to_hold().saturating_sub(*starting_bytes);
+    let shape = Shape::within(device_bytes(ram::available_bytes(), left_bytes));
+    *starting_bytes += shape.buffer_bytes();
+    (shape, Starting(shape.buffer_bytes()))
+}
+
+/// Each device leaves half of the memory that all devices may still hold to later ones.
+fn device_bytes(available_bytes: u64, left_bytes: u64) -> u64 {
+    (available_bytes / SHARE_OF_DEVICE).min(left_bytes / 2)
 }
 
 /// The limits of the requests of a file system, so that those under way fit into the memory.
@@ -159,6 +187,28 @@ pub(crate) fn fuse_limits() -> RequestLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Each of 24 devices had buffers of a sixteenth of the memory. The daemon used all memory of the host, and was ended by the
+    /// kernel at each start.
+    #[test]
+    fn many_devices_leave_memory_to_the_host() {
+        const VOLUMES: u64 = 24;
+        let least = Shape::within(0).buffer_bytes();
+        for gib in [1, 2, 4, 16, 64] {
+            let available = gib << 30;
+            let mut left = available / SHARE_OF_DEVICES;
+            let mut all = 0;
+            for _ in 0..VOLUMES {
+                let bytes = Shape::within(device_bytes(available, left)).buffer_bytes();
+                all += bytes;
+                left = left.checked_sub(bytes).unwrap_or(left);
+            }
+            let most = available / SHARE_OF_DEVICES + VOLUMES * least;
+            assert!(all <= most, "{gib} GiB: {} MiB of {} MiB", all >> 20, most >> 20);
+            let first = Shape::within(device_bytes(available, available / SHARE_OF_DEVICES));
+            assert_eq!(first, Shape::within(available / SHARE_OF_DEVICE), "one device has what it had");
+        }
+    }
 
     /// A host with enough memory gets no warning while its volumes use a part of the reserve.
     #[test]

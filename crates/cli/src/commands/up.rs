@@ -265,7 +265,7 @@ impl Up {
             (Some(set), _) => set.uuid().to_string(),
             (None, first) => first.and_then(|v| v.backing_uuid()).unwrap_or_default().to_string(),
         };
-        let ublk = self.ublk_shape();
+        let ublk = Some(self.ublk_shape());
         let place = id.clone();
         let context = Context { driver, volumes: &volumes, id, place, sharing: Sharing::Alone, nbd, ublk };
         for spec in &self.export {

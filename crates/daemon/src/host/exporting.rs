@@ -137,7 +137,7 @@ async fn export(
         place: volume.name(),
         sharing,
         nbd,
-        ublk: serve::pressure::ublk_shape(),
+        ublk: None,
     };
     let export = exports::start(&spec, &context).await?;
     Ok(RunningExport { spec, sharing, export })

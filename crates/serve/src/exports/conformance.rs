@@ -44,7 +44,7 @@ async fn life(driver: &Driver, rig: &Rig, spec: &Spec, kind: &Kind) {
         place: "vol".into(),
         sharing: Sharing::Alone,
         nbd: NbdAccess::default(),
-        ublk: export_ublk::Shape::default(),
+        ublk: Some(export_ublk::Shape::default()),
     };
     for (round, end) in ["stop", "hand over", "stop if free", "give up", "stop"].into_iter().enumerate() {
         let at = format!("{spec}, round {round}, {end}");

@@ -104,8 +104,8 @@ pub struct Context<'a> {
     pub sharing: Sharing,
     /// Who may connect by NBD, and the memory of such clients.
     pub nbd: NbdAccess,
-    /// Queues and depth of ublk devices.
-    pub ublk: export_ublk::Shape,
+    /// Queues and depth of ublk devices; without them, those that fit into the memory that is left.
+    pub ublk: Option<export_ublk::Shape>,
 }
 
 /// A way to reach one volume.

@@ -15,7 +15,7 @@ use io::{Handle, Nanos};
 use super::spec::SpecError;
 use super::{Context, Export, Kind, NbdAccess, Occupied, Opens, Place, Spec, Way, WayKind, Work};
 use crate::failure::{Failure, failed};
-use crate::message;
+use crate::{message, pressure};
 
 /// Time between two attempts to stop a volume that is in use.
 const AGAIN: Nanos = Nanos::from_ms(500);
@@ -167,7 +167,14 @@ fn not_served(left: &Left) -> Option<String> {
 pub(crate) async fn start(number: Option<u32>, context: &Context<'_>) -> Result<Ublk, UblkError> {
     let served = |v: &Rc<Volume>| (Rc::new(VolumeRef(v.clone())), identity(&context.id, v));
     let volumes = context.volumes.iter().map(served).collect();
-    let options = Options { number, shape: context.ublk };
+    let (shape, _starting) = match context.ublk {
+        Some(shape) => (shape, None),
+        None => {
+            let (shape, starting) = pressure::start_ublk();
+            (shape, Some(starting))
+        }
+    };
+    let options = Options { number, shape };
     let devices = Devices::start(context.driver, volumes, options).await?;
     for note in devices.notes() {
         message::note(note);
