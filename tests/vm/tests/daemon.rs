@@ -301,3 +301,129 @@ fn devices_are_pulled_out_under_clients_of_nbd_and_fuse() {
          down && ubcache check $(disk_of cache) $(disk_of backing) $(disk_of other)",
     );
 }
+
+/// Loads of 24 volumes, eight over each export.
+const LOADS: &str = r#"
+all() { seq 0 23; }
+names() { all | sed s/^/bcache/; }
+disks() { all | sed s,^,/tmp/disks/,; }
+file_of() { # VOLUME: the file through which its load goes
+    if [ $1 -lt 8 ]; then echo /dev/ublkb$1
+    elif [ $1 -lt 16 ]; then echo /tmp/nbd/$1/data
+    else echo /run/fuse/bcache$1/bcache$1; fi
+}
+connect_nbd() { # VOLUME: a client of NBD that stays connected
+    mkdir -p /tmp/nbd/$1; n=0
+    nbdfuse /tmp/nbd/$1/data "nbd+unix:///bcache$1?socket=/run/all.sock" >/dev/null 2>/tmp/nbd.$1.err &
+    until [ -e /tmp/nbd/$1/data ]; do n=$((n+1)); [ $n -lt 1000 ] || { cat /tmp/nbd.$1.err >&2; return 1; }; usleep 20000; done
+}
+load() { # VOLUME: writes, flushes, reads and compares, until its file /run/enough.VOLUME is there
+    to=$(file_of $1); k=0; in= out=
+    [ $1 -ge 8 ] || { in=iflag=direct; out=oflag=direct; }
+    until [ -e /run/enough.$1 ]; do
+        { echo volume $1 round $k; cat /tmp/seed; } | head -c 65536 >/tmp/block.$1
+        dd if=/tmp/block.$1 of=$to bs=64k seek=$((k % 16)) conv=notrunc,fsync $out 2>/tmp/dd.$1.err && \
+            dd if=$to bs=64k skip=$((k % 16)) count=1 $in 2>/tmp/dd.$1.err | cmp - /tmp/block.$1 || \
+            { echo failed in round $k >/run/done.$1; return; }
+        k=$((k+1)); echo $k >/run/new.$1 && mv /run/new.$1 /run/done.$1
+    done
+    echo ended $k >/run/done.$1
+}
+ended() { # VOLUME...: ends their loads
+    for v; do touch /run/enough.$v; done; n=0
+    for v; do
+        until grep -q '[ef]' /run/done.$v; do n=$((n+1)); [ $n -lt 3000 ] || { echo load $v; what; return 1; }; usleep 20000; done
+        grep -q ended /run/done.$v || { cat /run/done.$v /tmp/dd.$v.err >&2; return 1; }
+    done
+}
+go_on() { # waits until each load has made progress
+    was=
+    for v in $(all); do k=none; [ ! -e /run/done.$v ] || read k </run/done.$v; was="$was $k"; done
+    set -- $was; n=0
+    for v in $(all); do
+        until [ -e /run/enough.$v ] || { [ -e /run/done.$v ] && read k </run/done.$v && [ "$k" != "$1" ]; }; do
+            n=$((n+1)); [ $n -lt 3000 ] || { echo load $v stands still >&2; what; return 1; }; usleep 20000
+        done
+        case "$k" in failed*) cat /run/done.$v /tmp/dd.$v.err >&2; return 1 ;; esac
+        shift
+    done
+}
+prompt() { # ARGUMENTS: a command, which answers within 30 s
+    timeout 30 ubcache "$@" >/tmp/answer || { echo "ubcache $*: $?" >&2; cat /tmp/answer >&2; what; return 1; }
+}
+resident() { awk '/^VmRSS/ { print $2 }' /proc/$(cat /tmp/up.pid)/status; }
+same() { # VOLUME: its last block is there over every export
+    at=$((($(sed 's/ended //' /run/done.$1) - 1) % 16))
+    dd if=/dev/ublkb$1 bs=64k skip=$at count=1 iflag=direct 2>/dev/null | cmp - /tmp/block.$1 && \
+        dd if=/run/fuse/bcache$1/bcache$1 bs=64k skip=$at count=1 2>/dev/null | cmp - /tmp/block.$1 && \
+        nbdcopy "nbd+unix:///bcache$1?socket=/run/all.sock" /tmp/copy && \
+        dd if=/tmp/copy bs=64k skip=$at count=1 2>/dev/null | cmp - /tmp/block.$1
+}
+"#;
+
+/// Every volume has all three exports. The buffers of the devices of ublk took all memory of a host with 1 GiB, and the kernel
+/// ended the daemon at each start.
+#[test]
+fn twenty_four_volumes_are_served_over_every_export() {
+    if skipped("twenty_four_volumes_are_served_over_every_export") {
+        return;
+    }
+    let dir = Dir::new();
+    // One disk holds all backing devices, as files of a file system.
+    let builder = Vm::build("daemon-many")
+        .tools(&["mkfs.ext4", "nbdcopy", "nbdfuse", "fusermount3"])
+        .memory_mib(1024)
+        .text(&format!("{LIBRARY}{LOADS}"), "/etc/daemon")
+        .text(
+            "exports = [\"ublk\", \"nbd=/run/all.sock\", \"fuse=/run/fuse/{volume}\"]\ntunables.sequential_cutoff = 0\n",
+            "/etc/ubcache/ubcache.toml",
+        );
+    let mut guest = Guest::boot(builder, &dir.disk("cache", 64 * MIB), &dir.disk("backing", 512 * MIB));
+    let guest = &mut guest;
+    sh(
+        guest,
+        "modprobe fuse; mkfs.ext4 -q /dev/disk/backing && mkdir -p /tmp/disks /run/fuse && mount /dev/disk/backing /tmp/disks && \
+         for disk in $(disks); do truncate -s 8M $disk; done && \
+         ubcache make -C /dev/disk/cache $(for disk in $(disks); do echo -B $disk; done) --bucket 64k --writeback && launch",
+    );
+    guest.vm.wait_for("the daemon", "ubcache status");
+    sh(guest, "ubcache register /dev/disk/cache $(disks) || { what; exit 1; }; served $(names)");
+    sh(
+        guest,
+        "[ $(ls -d /sys/block/ublkb* | wc -l) = 24 ] && ! ubcache status --json | grep -q NOT_EXPORTED",
+    );
+    let is_small = |guest: &mut Guest| {
+        let resident_kib: u64 = sh(guest, "resident").line().parse().expect("a number");
+        assert!(resident_kib < 640 << 10, "{resident_kib} KiB of 1 GiB");
+    };
+    is_small(guest);
+
+    // All at the same time; each command answers in time, and the loads of all volumes go on.
+    sh(
+        guest,
+        "head -c 65536 /dev/urandom >/tmp/seed; for v in $(seq 8 15); do connect_nbd $v || exit 1; done; \
+         for v in $(all); do load $v >/tmp/load.$v 2>&1 & done; go_on && go_on",
+    );
+    sh(
+        guest,
+        "prompt status --json && prompt set-label bcache3 films && prompt set-cachemode bcache11 writethrough && \
+         prompt detach bcache5 && prompt detach bcache12 && prompt detach bcache21 && prompt drain bcache18 && go_on",
+    );
+    sh(
+        guest,
+        "for v in 7 15 23; do ended $v && prompt stop bcache$v && ! ubcache wait --timeout 0 bcache$v || exit 1; done; \
+         go_on && prompt status",
+    );
+    sh(
+        guest,
+        "ended $(all) && for v in $(seq 8 15); do umount /tmp/nbd/$v; done; ! ubcache status --json | grep OVERDUE",
+    );
+
+    // What a flush was answered for is there over every export.
+    let served = "$(all | grep -vx -e 7 -e 15 -e 23)";
+    sh(guest, &format!("for v in {served}; do same $v || {{ echo $v >&2; what; exit 1; }}; done"));
+    is_small(guest);
+    let attached = "$(disks | grep -v -e '/5$' -e '/12$' -e '/21$')";
+    sh(guest, &format!("down && ubcache check /dev/disk/cache {attached}"));
+    guest.no_complaints();
+}
