@@ -20,7 +20,7 @@ use crate::abi::{self, DeviceInfo, IoCommand, IoDescriptor};
 use crate::control::{self, Control};
 use crate::descriptors::Descriptors;
 use crate::error::UblkError;
-use crate::find::{self, Identity};
+use crate::find::{self, Identities, Identity};
 use crate::server::{Requests, Server, Tags};
 use crate::shape::{MAX_IO_BYTES, Shape};
 use crate::{params, sysfs};
@@ -146,20 +146,21 @@ impl<V: BlockVolume, N: Node> Device<V, N> {
     pub(crate) async fn start(
         host: &Rc<Host<N>>,
         volume: Rc<V>,
-        identity: Identity,
+        identities: Identities,
         number: Option<u32>,
         shape: Shape,
     ) -> Result<Device<V, N>, UblkError> {
-        let found = host.control(move |c| find::find(c, identity)).await;
-        match found {
-            Some(info) if info.state == abi::STATE_DEAD => {
-                refuse_if_alive(host, &info).await?;
-                host.control(move |c| c.delete(info.device)).await?;
+        for identity in identities.all() {
+            match host.control(move |c| find::find(c, identity)).await {
+                Some(info) if info.state == abi::STATE_DEAD => {
+                    refuse_if_alive(host, &info).await?;
+                    host.control(move |c| c.delete(info.device)).await?;
+                }
+                Some(info) => return Device::recover(host, volume, info).await,
+                None => {}
             }
-            Some(info) => return Device::recover(host, volume, info).await,
-            None => {}
         }
-        Device::make(host, volume, identity, number, shape).await
+        Device::make(host, volume, identities.new, number, shape).await
     }
 
     async fn make(

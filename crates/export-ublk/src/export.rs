@@ -11,7 +11,7 @@ use io::BlockVolume;
 use crate::control::Control;
 use crate::device::{Device, Host, KernelNode};
 use crate::error::UblkError;
-use crate::find::Identity;
+use crate::find::Identities;
 use crate::shape::Shape;
 use crate::sysfs;
 
@@ -52,7 +52,7 @@ pub fn obstacle() -> Option<UblkError> {
 }
 
 impl<V: BlockVolume> Ublk<V> {
-    /// Makes a device for each volume, or recovers the device that was left behind with the volume's identity.
+    /// Makes a device for each volume, or recovers the device that was left behind with an identity of the volume.
     ///
     /// The thread of `driver` serves the devices. It should be marked as a flusher (`blockio::flusher`).
     ///
@@ -60,7 +60,7 @@ impl<V: BlockVolume> Ublk<V> {
     /// Devices that were made before the error are removed. Recovered devices are left behind again.
     pub async fn start(
         driver: &Driver,
-        volumes: Vec<(Rc<V>, Identity)>,
+        volumes: Vec<(Rc<V>, Identities)>,
         options: Options,
     ) -> Result<Ublk<V>, UblkError> {
         if !driver.reactor().is_uring() {
@@ -72,10 +72,10 @@ impl<V: BlockVolume> Ublk<V> {
         let node = KernelNode(reactor.clone());
         let host = Rc::new(Host { control, node, rt: driver.handle(), reactor });
         let mut this = Ublk { host, devices: Vec::new(), notes: Vec::new() };
-        for (i, (volume, identity)) in volumes.into_iter().enumerate() {
+        for (i, (volume, identities)) in volumes.into_iter().enumerate() {
             let name = volume.name();
             let number = options.number.map(|n| n + i as u32);
-            match this.start_one(&volume, identity, number, options.shape).await {
+            match this.start_one(&volume, identities, number, options.shape).await {
                 Ok(mut device) => {
                     this.notes.extend(device.note.take());
                     this.note_differences(&device, number, options.shape);
@@ -94,11 +94,11 @@ impl<V: BlockVolume> Ublk<V> {
     async fn start_one(
         &self,
         volume: &Rc<V>,
-        identity: Identity,
+        identities: Identities,
         number: Option<u32>,
         shape: Shape,
     ) -> Result<Device<V, KernelNode>, UblkError> {
-        let start = |number| Device::start(&self.host, volume.clone(), identity, number, shape);
+        let start = |number| Device::start(&self.host, volume.clone(), identities, number, shape);
         match (number, number_of(&volume.name())) {
             (None, Some(usual)) => match start(Some(usual)).await {
                 Err(UblkError::Taken { .. }) => start(None).await,

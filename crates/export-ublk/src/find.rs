@@ -1,7 +1,7 @@
 //! Devices that a process left behind, and the volumes to which they belong.
 //!
-//! Owns the identity of devices. The driver stores 64 bits for the server of a device. They hold a checksum of set and volume, so
-//! that a process that serves the same volume again finds the device without a file or registry.
+//! Owns the identity of devices. The driver stores 64 bits for the server of a device. They hold a checksum of what names the volume,
+//! so that a process that serves the same volume again finds the device without a file or registry. The driver never changes them.
 
 use format::checksum::crc64;
 
@@ -15,7 +15,7 @@ use crate::sysfs;
 pub struct Identity(u64);
 
 impl Identity {
-    /// The identity of what `parts` name together, such as the UUIDs of a set and of a backing device.
+    /// The identity of what `parts` name together, such as the UUID of a set and a slot of it.
     pub fn of(parts: &[&[u8]]) -> Identity {
         let mut bytes = b"ubcache ublk".to_vec();
         for part in parts {
@@ -28,6 +28,28 @@ impl Identity {
 
     pub(crate) fn bits(self) -> u64 {
         self.0
+    }
+}
+
+/// The identities by which the device of a volume is found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Identities {
+    /// The identity of a new device.
+    pub new: Identity,
+    /// The identity that an earlier version of this program gave the device, if it was another one.
+    pub earlier: Option<Identity>,
+}
+
+impl Identities {
+    /// All of them, in the order of the search.
+    pub fn all(self) -> impl Iterator<Item = Identity> {
+        std::iter::once(self.new).chain(self.earlier)
+    }
+}
+
+impl From<Identity> for Identities {
+    fn from(new: Identity) -> Identities {
+        Identities { new, earlier: None }
     }
 }
 

@@ -28,5 +28,5 @@ mod tests;
 
 pub use error::UblkError;
 pub use export::{Exported, Options, Ublk, obstacle};
-pub use find::{Identity, Left, left_behind};
+pub use find::{Identities, Identity, Left, left_behind};
 pub use shape::Shape;

@@ -11,7 +11,7 @@ use crate::abi;
 use crate::control::{Command, Control};
 use crate::device::{Device, Host};
 use crate::error::UblkError;
-use crate::find::Identity;
+use crate::find::{Identities, Identity};
 use crate::shape::Shape;
 use crate::testing::{Answered, Ask, Fake, ram};
 
@@ -41,8 +41,11 @@ impl World {
     }
 
     async fn start(&self, number: Option<u32>) -> Result<Dev, UblkError> {
-        Device::start(&self.host, self.volume.clone(), Identity::of(&[b"set", b"volume"]), number, SHAPE)
-            .await
+        self.start_as(Identity::of(&[b"volume"]).into(), number).await
+    }
+
+    async fn start_as(&self, identities: Identities, number: Option<u32>) -> Result<Dev, UblkError> {
+        Device::start(&self.host, self.volume.clone(), identities, number, SHAPE).await
     }
 
     async fn ask(&self, op: u8, sector: u64, sectors: u32, data: &[u8]) -> Answered {
@@ -179,6 +182,39 @@ fn unanswered_requests_of_a_crashed_process_are_repeated() {
 }
 
 #[test]
+fn a_device_of_an_earlier_version_is_recovered() {
+    let [new, earlier] = [&b"volume"[..], b"set"].map(|part| Identity::of(&[part]));
+    let first = World::new();
+    let fake = first.fake.clone();
+    first.driver.block_on(async {
+        std::mem::forget(first.start_as(earlier.into(), Some(5)).await.unwrap());
+    });
+    fake.server_died(5);
+    let second = World::on(fake.clone(), ram(4096));
+    let both = Identities { new, earlier: Some(earlier) };
+    second.driver.block_on(async {
+        let device = second.start_as(both, Some(0)).await.unwrap();
+        assert_eq!(device.number(), 5);
+        std::mem::forget(device);
+    });
+    assert_eq!(fake.info(5).server_flags, earlier.bits(), "the driver never changes it");
+    fake.server_died(5);
+    // A device with the new identity comes first.
+    let third = World::on(fake.clone(), ram(4096));
+    third.driver.block_on(async {
+        std::mem::forget(third.start_as(new.into(), Some(7)).await.unwrap());
+    });
+    fake.server_died(7);
+    let fourth = World::on(fake.clone(), ram(4096));
+    fourth.driver.block_on(async {
+        let device = fourth.start_as(both, None).await.unwrap();
+        assert_eq!(device.number(), 7);
+        device.remove().await.unwrap();
+    });
+    assert_eq!(fake.numbers(), [5]);
+}
+
+#[test]
 fn a_device_that_is_left_begins_nothing_more() {
     let w = World::new();
     w.driver.block_on(async {
@@ -248,11 +284,7 @@ fn a_number_that_is_taken_names_who_has_it() {
     w.driver.block_on(async {
         let device = w.start(Some(3)).await.unwrap();
         let theirs = Identity::of(&[b"another"]);
-        let taken =
-            Device::<RamVolume, Fake>::start(&other.host, other.volume.clone(), theirs, Some(3), SHAPE)
-                .await
-                .err()
-                .unwrap();
+        let taken = other.start_as(theirs.into(), Some(3)).await.err().unwrap();
         let pid = std::process::id();
         assert_eq!(
             taken.to_string(),

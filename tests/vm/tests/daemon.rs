@@ -102,6 +102,56 @@ fn requests_wait_over_a_crash_of_the_daemon() {
     guest.no_complaints();
 }
 
+/// The device was identified by the set of its volume. A volume that was detached is served without its set after a crash: it got
+/// another device, and the users of the first one waited for ever.
+#[test]
+fn a_volume_that_is_detached_in_use_has_its_device_after_a_crash() {
+    if skipped("a_volume_that_is_detached_in_use_has_its_device_after_a_crash") {
+        return;
+    }
+    let dir = Dir::new();
+    let builder = Vm::build("daemon-detach").tools(&["mkfs.ext4"]).disk(&dir.disk("other", 64 * MIB));
+    let builder = builder.text(LIBRARY, "/etc/daemon");
+    let mut guest = Guest::boot(builder, &dir.disk("cache", 64 * MIB), &dir.disk("backing", 64 * MIB));
+    let guest = &mut guest;
+    sh(
+        guest,
+        "ubcache make -C /dev/disk/cache -B /dev/disk/backing --bucket 64k --writeback --label data && \
+         ubcache make -B /dev/disk/other --label other && launch && \
+         until ubcache register /dev/disk/cache /dev/disk/backing; do usleep 50000; done && served data && \
+         ubcache register /dev/disk/other && ubcache attach /dev/disk/cache other && served other && \
+         ubcache set-cachemode other writeback",
+    );
+    let before = sh(guest, "places").out;
+    assert_eq!(before, "data: /dev/ublkb0\nother: /dev/ublkb1\nbcache0: /dev/ublkb0\nbcache1: /dev/ublkb1\n");
+    sh(
+        guest,
+        "mkfs.ext4 -q /dev/ublkb1 && mount /dev/ublkb1 /mnt && head -c 5000000 /dev/urandom >/mnt/kept && sync && \
+         md5sum /mnt/kept >/tmp/sum && ubcache detach other && ! ubcache attach /dev/disk/cache other",
+    );
+    let crash = |guest: &mut Guest| {
+        sh(guest, "crash && gone && launch && served data other");
+        assert_eq!(sh(guest, "places").out, before);
+        sh(
+            guest,
+            "[ $(ls -d /sys/block/ublkb* | wc -l) = 2 ] && echo 3 >/proc/sys/vm/drop_caches && md5sum -c /tmp/sum && \
+             echo new >>/mnt/new && sync",
+        );
+    };
+    // In the thread of the set that it was detached from, then in its own.
+    crash(guest);
+    crash(guest);
+    sh(
+        guest,
+        "umount /mnt && ubcache attach /dev/disk/cache other && served other && mount /dev/ublkb1 /mnt && md5sum -c /tmp/sum",
+    );
+    crash(guest);
+    let said = sh(guest, "grep -c 'ublkb1: recovered' /tmp/up.err");
+    assert_eq!(said.line(), "3", "{said}");
+    sh(guest, "umount /mnt && down && ubcache check /dev/disk/cache /dev/disk/backing /dev/disk/other");
+    guest.no_complaints();
+}
+
 /// Disks that come and go, by their serial numbers.
 const PLUGS: &str = r#"
 disk_of() { for d in /sys/block/vd*; do [ "$(cat $d/serial)" != "$1" ] || echo /dev/${d##*/}; done; }

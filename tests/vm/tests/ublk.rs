@@ -306,6 +306,42 @@ fn a_crash_of_the_server_is_a_pause() {
     guest.no_complaints();
 }
 
+/// The device was identified by the set of its volume: a process that served the disk without its set, or with it again, did not
+/// recover the device of the process before it.
+#[test]
+fn a_device_is_recovered_with_and_without_its_set() {
+    if skipped("a_device_is_recovered_with_and_without_its_set") {
+        return;
+    }
+    let dir = Dir::new();
+    let mut guest = boot("ublk-detach", &dir, 64, &["mkfs.ext4"]);
+    let alone = "devices='--without-cache -B /dev/disk/backing'; up";
+    let crash = |guest: &mut Guest, next: &str| {
+        guest
+            .sh(&format!("crash && gone && {next} && grep -q 'bcache0 ready: /dev/ublkb0$' /tmp/up.out"))
+            .ok();
+        guest
+            .sh("[ $(ls -d /sys/block/ublkb* | wc -l) = 1 ] && echo 3 >/proc/sys/vm/drop_caches && md5sum -c /tmp/sum && \
+                 echo new >>/mnt/new && sync")
+            .ok();
+    };
+    guest
+        .sh(&format!(
+            "{alone} && mkfs.ext4 -q /dev/ublkb0 && mount /dev/ublkb0 /mnt && head -c 5000000 /dev/urandom >/mnt/kept && sync && \
+             md5sum /mnt/kept >/tmp/sum"
+        ))
+        .ok();
+    crash(&mut guest, "mkfifo /tmp/ask && { sleep 10000 >/tmp/ask & } && input=/tmp/ask && up --stdin");
+    guest.sh("echo detach bcache0 >/tmp/ask").ok();
+    guest.vm.wait_for("a detached disk", "ubcache super /dev/disk/backing | grep -q 'detached'");
+    crash(&mut guest, alone);
+    crash(&mut guest, "up");
+    let said = guest.sh("grep -c 'ublkb0: recovered' /tmp/up.err").ok();
+    assert_eq!(said.line(), "3", "{said}");
+    guest.sh("umount /mnt && down && ubcache check /dev/disk/cache /dev/disk/backing").ok();
+    guest.no_complaints();
+}
+
 #[test]
 fn a_crash_with_every_tag_under_way_is_noticed_at_once() {
     if skipped("a_crash_with_every_tag_under_way_is_noticed_at_once") {

@@ -96,7 +96,7 @@ pub struct Context<'a> {
     pub driver: &'a Driver,
     /// The volumes to export.
     pub volumes: &'a [Rc<Volume>],
-    /// The UUID of the set. No two sets that the host serves have the same UUID.
+    /// The UUID of the set, or of the backing device that is served alone. No two that the host serves have the same UUID.
     pub id: String,
     /// The name of the files that an export makes, if the operator names none. No two exports of a host share it.
     pub place: String,

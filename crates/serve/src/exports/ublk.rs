@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use blockio::Driver;
 use engine::{Volume, VolumeRef};
-use export_ublk::{Identity, Left, Options, Ublk as Devices, UblkError, left_behind};
+use export_ublk::{Identities, Identity, Left, Options, Ublk as Devices, UblkError, left_behind};
 use io::sync::{Event, select};
 use io::{Handle, Nanos};
 
@@ -111,16 +111,21 @@ pub(crate) fn obstacle() -> Option<UblkError> {
     export_ublk::obstacle()
 }
 
-/// The identity of a volume's ublk device: the set, and the backing device or the slot in the set.
-fn identity(id: &str, volume: &Volume) -> Identity {
+/// The identities of a volume's ublk device. `id` is that of the set.
+fn identities(id: &str, volume: &Volume) -> Identities {
     match (volume.backing_uuid(), volume.inode()) {
         (Some(uuid), _) => of_backing(id, &uuid.to_string()),
-        (None, inode) => of_slot(id, inode.map_or(0, |i| i.0)),
+        (None, inode) => of_slot(id, inode.map_or(0, |i| i.0)).into(),
     }
 }
 
-fn of_backing(id: &str, uuid: &str) -> Identity {
-    Identity::of(&[id.as_bytes(), b"backing", uuid.as_bytes()])
+/// The identities of the device of a backing device.
+///
+/// The device is that of the same volume before and after an attach or a detach in use, so its identity has no set. Earlier versions
+/// put the UUID of the set in front, and that of the backing device itself if it was served alone.
+fn of_backing(id: &str, uuid: &str) -> Identities {
+    let of = |id: &str| Identity::of(&[id.as_bytes(), b"backing", uuid.as_bytes()]);
+    Identities { new: of(uuid), earlier: (id != uuid).then(|| of(id)) }
 }
 
 fn of_slot(id: &str, slot: u32) -> Identity {
@@ -129,7 +134,7 @@ fn of_slot(id: &str, slot: u32) -> Identity {
 
 /// The processes that serve ublk devices of this set, without duplicates.
 pub async fn servers(driver: &Driver, id: &str, backing_uuids: &[String]) -> Result<Vec<i32>, Failure> {
-    let mut wanted: Vec<Identity> = backing_uuids.iter().map(|u| of_backing(id, u)).collect();
+    let mut wanted: Vec<Identity> = backing_uuids.iter().flat_map(|u| of_backing(id, u).all()).collect();
     wanted.extend((0..SLOTS).map(|slot| of_slot(id, slot)));
     let found = driver.reactor().blocking(move || left_behind(&wanted)).await?;
     let mut pids: Vec<i32> = found.iter().filter(|l| l.alive).map(|l| l.pid).collect();
@@ -143,7 +148,8 @@ pub(crate) async fn warn_of_left(context: &Context<'_>) {
     if !std::path::Path::new("/dev/ublk-control").exists() {
         return;
     }
-    let wanted: Vec<Identity> = context.volumes.iter().map(|v| identity(&context.id, v)).collect();
+    let wanted: Vec<Identity> =
+        context.volumes.iter().flat_map(|v| identities(&context.id, v).all()).collect();
     let found = context.driver.reactor().blocking(move || left_behind(&wanted)).await.unwrap_or_default();
     for warning in found.iter().filter_map(not_served) {
         message::warn(warning);
@@ -165,7 +171,7 @@ fn not_served(left: &Left) -> Option<String> {
 
 /// Makes or recovers a device for each volume.
 pub(crate) async fn start(number: Option<u32>, context: &Context<'_>) -> Result<Ublk, UblkError> {
-    let served = |v: &Rc<Volume>| (Rc::new(VolumeRef(v.clone())), identity(&context.id, v));
+    let served = |v: &Rc<Volume>| (Rc::new(VolumeRef(v.clone())), identities(&context.id, v));
     let volumes = context.volumes.iter().map(served).collect();
     let (shape, _starting) = match context.ublk {
         Some(shape) => (shape, None),
@@ -279,6 +285,32 @@ impl Force {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const SET: &str = "8e4b9f0a-6f59-4a0c-8c4d-1f3a0c2b7d11";
+    const DISK: &str = "0b6f2f6e-9a35-4b57-8f0e-52a3a4f0c9d2";
+    const OTHER: &str = "c1d7a1c4-22a5-4a9e-9b1b-7d0f4e6a8b33";
+
+    /// The device of a volume that was detached in use was not recovered after a crash, because its identity had the UUID of the set.
+    #[test]
+    fn the_device_of_a_backing_device_is_the_same_with_and_without_a_set() {
+        let [alone, attached, moved] = [DISK, SET, OTHER].map(|id| of_backing(id, DISK));
+        assert_eq!([alone.new, attached.new], [moved.new; 2]);
+        assert_ne!(of_backing(SET, OTHER).new, attached.new, "another disk of the set");
+        // Without a set, an earlier version gave the same identity; with one, it gave one for each set.
+        assert_eq!(alone.earlier, None);
+        assert!(attached.earlier.is_some() && attached.earlier != moved.earlier);
+        assert!(attached.all().all(|identity| identity != of_slot(SET, 0) && identity != of_slot(DISK, 0)));
+    }
+
+    /// Devices outlive the process, so these numbers are part of the interface between versions.
+    #[test]
+    fn identities_stay_what_they_were_in_earlier_versions() {
+        let shown = |identity: Identity| format!("{identity:?}");
+        let attached = of_backing(SET, DISK);
+        assert_eq!(shown(attached.new), "Identity(5936243635186812719)");
+        assert_eq!(attached.earlier.map(shown).as_deref(), Some("Identity(1825419321235814682)"));
+        assert_eq!(shown(of_slot(SET, 3)), "Identity(13285434277200509040)");
+    }
 
     /// A volume with `exports = ["ublk=7", "nbd=..."]` was said to have been left behind by the process that served it.
     #[test]
