@@ -79,7 +79,6 @@ impl<V: BlockVolume> Ublk<V> {
                 Ok(mut device) => {
                     this.notes.extend(device.note.take());
                     this.note_differences(&device, number, options.shape);
-                    this.note_memory(&device);
                     this.devices.push((name, device));
                 }
                 Err(e) => {
@@ -119,20 +118,12 @@ impl<V: BlockVolume> Ublk<V> {
         }
     }
 
-    /// Adds a note if buffers are not resident. Another message tells whether memory is locked.
-    fn note_memory(&mut self, device: &Device<V, KernelNode>) {
-        if device.holds_buffers() || !flusher::memory_is_locked() {
-            return;
-        }
-        let path = device.path();
-        let (path, shape) = (path.display(), device.shape());
-        self.notes.push(format!(
-            "{path}: the buffers of its requests take {} MiB (queues {}, depth {}), which is more than may be \
-             locked in memory for it; if swap is on it, make it smaller (--ublk-queues, --ublk-depth)",
-            shape.buffer_bytes() >> 20,
-            shape.queues,
-            shape.depth
-        ));
+    /// The devices whose buffers are not resident because they are beyond the limit of the process, with their shapes. None if the
+    /// process has not locked its memory: no buffers stay resident then.
+    pub fn beyond_memory(&self) -> impl Iterator<Item = (PathBuf, Shape)> {
+        let devices = self.devices.iter().map(|(_, device)| device);
+        let beyond = devices.filter(|device| !device.holds_buffers() && flusher::memory_is_locked());
+        beyond.map(|device| (device.path(), device.shape()))
     }
 
     /// Messages for the operator.

@@ -27,6 +27,9 @@ impl Shape {
     /// Depths that can be requested. Below 8, the block layer could not leave a tag free.
     pub const DEPTH: std::ops::RangeInclusive<u16> = 8..=abi::MAX_QUEUE_DEPTH;
 
+    /// The shape whose buffers take the least memory.
+    pub const LEAST: Shape = Shape { queues: *Shape::QUEUES.start(), depth: *Shape::DEPTH.start() };
+
     /// The default shape whose buffers take `bytes` at most.
     ///
     /// It has one queue for each processor, at most four. The depth is limited by `bytes`, because every request has a buffer

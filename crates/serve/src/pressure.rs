@@ -179,6 +179,11 @@ fn device_bytes(available_bytes: u64, left_bytes: u64) -> u64 {
     (available_bytes / SHARE_OF_DEVICE).min(left_bytes / 2)
 }
 
+/// Whether the buffers of a block device may be resident if no other device has any.
+pub(crate) fn may_hold(shape: Shape) -> bool {
+    shape.buffer_bytes() <= ram::available_bytes() / SHARE_OF_DEVICES
+}
+
 /// The limits of the requests of a file system, so that those under way fit into the memory.
 pub(crate) fn fuse_limits() -> RequestLimits {
     RequestLimits::within(ram::available_bytes() / SHARE_OF_FILE_SYSTEM)

@@ -58,6 +58,11 @@ pub(crate) fn index_bytes() -> Option<u64> {
     LIMIT.get().map(|limit| limit.0 / 4)
 }
 
+/// Whether the operator's memory limit is the smallest limit of the memory that this process may use.
+pub(crate) fn is_limited_by_operator() -> bool {
+    LIMIT.get().is_some_and(|limit| limit.0 == available_bytes())
+}
+
 /// Bytes of memory that the process may use: those of the host, or fewer if the operator, a control group or the process has a
 /// limit.
 pub fn available_bytes() -> u64 {

@@ -4,18 +4,19 @@
 
 use std::any::Any;
 use std::fmt;
+use std::path::Path;
 use std::rc::Rc;
 
 use blockio::Driver;
 use engine::{Volume, VolumeRef};
-use export_ublk::{Identities, Identity, Left, Options, Ublk as Devices, UblkError, left_behind};
+use export_ublk::{Identities, Identity, Left, Options, Shape, Ublk as Devices, UblkError, left_behind};
 use io::sync::{Event, select};
 use io::{Handle, Nanos};
 
 use super::spec::SpecError;
-use super::{Context, Export, Kind, NbdAccess, Occupied, Opens, Place, Spec, Way, WayKind, Work};
+use super::{Context, Export, Kind, NbdAccess, Occupied, Opens, Place, SaidBy, Spec, Way, WayKind, Work};
 use crate::failure::{Failure, failed};
-use crate::{message, pressure};
+use crate::{message, pressure, ram};
 
 /// Time between two attempts to stop a volume that is in use.
 const AGAIN: Nanos = Nanos::from_ms(500);
@@ -185,7 +186,52 @@ pub(crate) async fn start(number: Option<u32>, context: &Context<'_>) -> Result<
     for note in devices.notes() {
         message::note(note);
     }
+    for (path, shape) in devices.beyond_memory() {
+        let memory = Memory { limited: ram::is_limited_by_operator(), suffices: pressure::may_hold(shape) };
+        if let Some(remedy) = remedy(shape, memory, context.nbd.said_by) {
+            message::note(beyond_memory(&path, shape, &remedy));
+        }
+    }
     Ok(Ublk { devices, rt: context.driver.handle() })
+}
+
+/// Why the buffers of a device are not resident.
+#[derive(Clone, Copy)]
+struct Memory {
+    /// The operator has limited the memory of the process.
+    limited: bool,
+    /// The memory suffices for the buffers of this device if no other device has any.
+    suffices: bool,
+}
+
+/// What an operator can change so that the buffers of a device stay resident; `None` if nothing.
+fn remedy(shape: Shape, memory: Memory, said_by: SaidBy) -> Option<String> {
+    let is_least = shape.buffer_bytes() <= Shape::LEAST.buffer_bytes();
+    let remedies = match said_by {
+        SaidBy::Options => [
+            (!is_least).then_some("make it smaller (--ublk-queues, --ublk-depth)"),
+            memory.limited.then_some("raise --memory-limit"),
+        ],
+        SaidBy::Configuration => [
+            memory
+                .suffices
+                .then_some("give other volumes another export than ublk (`exports` in the configuration)"),
+            memory.limited.then_some("raise `memory_limit` in the configuration"),
+        ],
+    };
+    let possible: Vec<&str> = remedies.into_iter().flatten().collect();
+    (!possible.is_empty()).then(|| possible.join(", or "))
+}
+
+/// The note about a device whose buffers are not resident.
+fn beyond_memory(path: &Path, shape: Shape, remedy: &str) -> String {
+    let Shape { queues, depth } = shape;
+    format!(
+        "{}: the buffers of its requests take {} MiB (queues {queues}, depth {depth}), more than the memory that may be locked for \
+         ublk devices has left; if swap is on it, {remedy}",
+        path.display(),
+        shape.buffer_bytes() >> 20
+    )
 }
 
 /// Whether another kind of export may be used after this failure.
@@ -310,6 +356,30 @@ mod tests {
         assert_eq!(shown(attached.new), "Identity(5936243635186812719)");
         assert_eq!(attached.earlier.map(shown).as_deref(), Some("Identity(1825419321235814682)"));
         assert_eq!(shown(of_slot(SET, 3)), "Identity(13285434277200509040)");
+    }
+
+    /// The daemon has none of the options that its log named, and its devices had the smallest depth already.
+    #[test]
+    fn the_note_about_memory_names_what_the_operator_can_change() {
+        use SaidBy::{Configuration, Options};
+        let shape = Shape { queues: 2, depth: 8 };
+        let memory = |limited, suffices| Memory { limited, suffices };
+        assert_eq!(remedy(shape, memory(false, false), Configuration), None);
+        assert_eq!(remedy(Shape::LEAST, memory(false, true), Options), None);
+        let of = |shape, memory, said_by| remedy(shape, memory, said_by).expect("something can be changed");
+        assert_eq!(
+            of(shape, memory(true, true), Configuration),
+            "give other volumes another export than ublk (`exports` in the configuration), or raise `memory_limit` in the \
+             configuration"
+        );
+        assert_eq!(of(shape, memory(false, true), Options), "make it smaller (--ublk-queues, --ublk-depth)");
+        assert_eq!(of(Shape::LEAST, memory(true, true), Options), "raise --memory-limit");
+        let note = beyond_memory(Path::new("/dev/ublkb9"), shape, "use another disk");
+        assert!(
+            note.starts_with("/dev/ublkb9: the buffers of its requests take 8 MiB (queues 2, depth 8)"),
+            "{note}"
+        );
+        assert!(note.ends_with("if swap is on it, use another disk"), "{note}");
     }
 
     /// A volume with `exports = ["ublk=7", "nbd=..."]` was said to have been left behind by the process that served it.
