@@ -86,11 +86,6 @@ pub fn set_most_held(bytes: u64) {
     LEFT_TO_HOLD.store(bytes, Ordering::Release);
 }
 
-/// How many bytes of buffers the process may still hold resident.
-pub fn left_to_hold() -> u64 {
-    LEFT_TO_HOLD.load(Ordering::Acquire)
-}
-
 /// A share of the limit of resident buffers; dropping it returns the share.
 #[derive(Debug)]
 pub struct Held(u64);

@@ -36,7 +36,7 @@ pub(crate) const DEFAULT_LINKS: &str = "/dev/ubcache";
 const RELEASED_WITHIN: Duration = Duration::from_secs(1);
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 
-/// Time limit for udev to remove directories that are made for a link.
+/// Longest time for which a directory is made again that udev removes before a link is in it.
 const REMOVED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Whether the directory is this daemon's.
@@ -342,18 +342,18 @@ impl Links {
     fn link(&self, label: &str, device: &Path) -> std::io::Result<()> {
         let began = Instant::now();
         loop {
-            match self.try_to_link(label, device) {
+            match std::fs::DirBuilder::new().mode(0o755).create(&self.dir) {
+                Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e),
+                _ => {}
+            }
+            match self.link_in_directory(label, device) {
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound && began.elapsed() < REMOVED_WITHIN => {}
                 done => return done,
             }
         }
     }
 
-    fn try_to_link(&self, label: &str, device: &Path) -> std::io::Result<()> {
-        match std::fs::DirBuilder::new().mode(0o755).create(&self.dir) {
-            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e),
-            _ => {}
-        }
+    fn link_in_directory(&self, label: &str, device: &Path) -> std::io::Result<()> {
         let Some(dir) = self.own()? else { return Ok(()) };
         let there = statat(&dir, label, AtFlags::SYMLINK_NOFOLLOW);
         if there.is_ok_and(|m| FileType::from_raw_mode(m.st_mode) != FileType::Symlink) {

@@ -118,6 +118,11 @@ impl<V: BlockVolume> Ublk<V> {
         }
     }
 
+    /// Length of the buffers of all devices, in bytes.
+    pub fn buffer_bytes(&self) -> u64 {
+        self.devices.iter().map(|(_, device)| device.shape().buffer_bytes()).sum()
+    }
+
     /// The devices whose buffers are not resident because they are beyond the limit of the process, with their shapes. None if the
     /// process has not locked its memory: no buffers stay resident then.
     pub fn beyond_memory(&self) -> impl Iterator<Item = (PathBuf, Shape)> {

@@ -4,7 +4,7 @@
 //! needed, and the warnings about memory that could not be reserved. Must not know the means (`blockio::flusher`,
 //! `blockio::heap`, `blockio::refill`).
 
-use std::sync::{Mutex, Once, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
 
 use blockio::refill::{self, Refill};
 use blockio::{flusher, heap};
@@ -151,31 +151,44 @@ pub fn ublk_shape() -> Shape {
     Shape::within(ram::available_bytes() / SHARE_OF_DEVICE)
 }
 
-/// Bytes of buffers of devices that are being started: their queues and depth are chosen, and they do not hold the buffers yet.
-static STARTING_BYTES: Mutex<u64> = Mutex::new(0);
+/// Bytes of buffers of the block devices for which this process has chosen queues and depth.
+static DEVICES_BYTES: Mutex<u64> = Mutex::new(0);
 
-/// A device that is being started, with the length of its buffers in bytes. Dropping it ends the start.
-pub(crate) struct Starting(u64);
+/// The bytes of buffers that count for an export with block devices. Dropping it ends that.
+pub(crate) struct DeviceBuffers(u64);
 
-impl Drop for Starting {
-    fn drop(&mut self) {
-        *STARTING_BYTES.lock().unwrap_or_else(PoisonError::into_inner) -= self.0;
+impl DeviceBuffers {
+    /// Counts the buffers that the devices really have: a recovered device keeps its queues and depth.
+    pub(crate) fn set(&mut self, bytes: u64) {
+        let mut all_bytes = devices_bytes();
+        *all_bytes = all_bytes.saturating_sub(self.0).saturating_add(bytes);
+        self.0 = bytes;
     }
+}
+
+impl Drop for DeviceBuffers {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+fn devices_bytes() -> MutexGuard<'static, u64> {
+    DEVICES_BYTES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Chooses the queues and depth of a block device that starts now, so that its buffers fit into the memory that earlier ones leave.
 ///
-/// The buffers are part of the heap, and their memory is resident: the heap was reserved when an earlier export started.
-pub(crate) fn start_ublk() -> (Shape, Starting) {
-    let mut starting_bytes = STARTING_BYTES.lock().unwrap_or_else(PoisonError::into_inner);
-    let left_bytes = flusher::left_to_hold().saturating_sub(*starting_bytes);
-    let shape = Shape::within(device_bytes(ram::available_bytes(), left_bytes));
-    *starting_bytes += shape.buffer_bytes();
-    (shape, Starting(shape.buffer_bytes()))
+/// The buffers are part of the heap. Its free part is resident from the first export on, also if the process cannot lock its memory.
+pub(crate) fn start_ublk() -> (Shape, DeviceBuffers) {
+    let mut all_bytes = devices_bytes();
+    let shape = Shape::within(device_bytes(ram::available_bytes(), *all_bytes));
+    *all_bytes += shape.buffer_bytes();
+    (shape, DeviceBuffers(shape.buffer_bytes()))
 }
 
-/// Each device leaves half of the memory that all devices may still hold to later ones.
-fn device_bytes(available_bytes: u64, left_bytes: u64) -> u64 {
+/// Each device leaves half of the memory that all devices may still take to later ones.
+fn device_bytes(available_bytes: u64, devices_bytes: u64) -> u64 {
+    let left_bytes = (available_bytes / SHARE_OF_DEVICES).saturating_sub(devices_bytes);
     (available_bytes / SHARE_OF_DEVICE).min(left_bytes / 2)
 }
 
@@ -201,18 +214,26 @@ mod tests {
         let least = Shape::within(0).buffer_bytes();
         for gib in [1, 2, 4, 16, 64] {
             let available = gib << 30;
-            let mut left = available / SHARE_OF_DEVICES;
-            let mut all = 0;
-            for _ in 0..VOLUMES {
-                let bytes = Shape::within(device_bytes(available, left)).buffer_bytes();
-                all += bytes;
-                left = left.checked_sub(bytes).unwrap_or(left);
-            }
+            let all = (0..VOLUMES)
+                .fold(0, |all, _| all + Shape::within(device_bytes(available, all)).buffer_bytes());
             let most = available / SHARE_OF_DEVICES + VOLUMES * least;
             assert!(all <= most, "{gib} GiB: {} MiB of {} MiB", all >> 20, most >> 20);
-            let first = Shape::within(device_bytes(available, available / SHARE_OF_DEVICES));
+            let first = Shape::within(device_bytes(available, 0));
             assert_eq!(first, Shape::within(available / SHARE_OF_DEVICE), "one device has what it had");
         }
+    }
+
+    /// Buffers that a process could not lock did not count, and each of its devices took a sixteenth of the memory.
+    #[test]
+    fn buffers_count_from_the_start_of_a_device_to_its_end() {
+        let (shape, mut first) = start_ublk();
+        assert_eq!(*devices_bytes(), shape.buffer_bytes());
+        first.set(5 << 20);
+        let (second_shape, second) = start_ublk();
+        assert_eq!(*devices_bytes(), (5 << 20) + second_shape.buffer_bytes());
+        drop(second);
+        drop(first);
+        assert_eq!(*devices_bytes(), 0);
     }
 
     /// A host with enough memory gets no warning while its volumes use a part of the reserve.

@@ -16,7 +16,8 @@ use io::{Handle, Nanos};
 use super::spec::SpecError;
 use super::{Context, Export, Kind, NbdAccess, Occupied, Opens, Place, SaidBy, Spec, Way, WayKind, Work};
 use crate::failure::{Failure, failed};
-use crate::{message, pressure, ram};
+use crate::pressure::{self, DeviceBuffers};
+use crate::{message, ram};
 
 /// Time between two attempts to stop a volume that is in use.
 const AGAIN: Nanos = Nanos::from_ms(500);
@@ -105,6 +106,7 @@ impl Place for Number {
 pub(super) struct Ublk {
     devices: Devices<VolumeRef>,
     rt: Handle,
+    _buffers: Option<DeviceBuffers>,
 }
 
 /// Why the host cannot offer block devices this way; `None` if it can.
@@ -174,15 +176,18 @@ fn not_served(left: &Left) -> Option<String> {
 pub(crate) async fn start(number: Option<u32>, context: &Context<'_>) -> Result<Ublk, UblkError> {
     let served = |v: &Rc<Volume>| (Rc::new(VolumeRef(v.clone())), identities(&context.id, v));
     let volumes = context.volumes.iter().map(served).collect();
-    let (shape, _starting) = match context.ublk {
+    let (shape, mut buffers) = match context.ublk {
         Some(shape) => (shape, None),
         None => {
-            let (shape, starting) = pressure::start_ublk();
-            (shape, Some(starting))
+            let (shape, buffers) = pressure::start_ublk();
+            (shape, Some(buffers))
         }
     };
     let options = Options { number, shape };
     let devices = Devices::start(context.driver, volumes, options).await?;
+    if let Some(buffers) = &mut buffers {
+        buffers.set(devices.buffer_bytes());
+    }
     for note in devices.notes() {
         message::note(note);
     }
@@ -192,7 +197,7 @@ pub(crate) async fn start(number: Option<u32>, context: &Context<'_>) -> Result<
             message::note(beyond_memory(&path, shape, &remedy));
         }
     }
-    Ok(Ublk { devices, rt: context.driver.handle() })
+    Ok(Ublk { devices, rt: context.driver.handle(), _buffers: buffers })
 }
 
 /// Why the buffers of a device are not resident.
