@@ -47,6 +47,42 @@ table! {
         ReadsEvictEachOther,
         /// Data is written back although the dirty key may be lost.
         WritebackBeforeDirtyKey,
+        /// A write or a flush is acknowledged although the keys of the second set are not durable.
+        AcknowledgedAfterOneCopy,
+        /// Data becomes clean in the first set while the second one still has it as dirty.
+        SecondCopyOutlivesFirst,
+        /// The journals of two sets with the same dirty data do not wait for each other.
+        JournalsRunApart,
+        /// Data becomes clean in the first set before it is durable that the second one has no dirty data there.
+        DroppedCopyNotDurable,
+        /// The state clean is durable before it is durable that the second set has no dirty data.
+        CleanStateBeforeSecond,
+        /// A change past the cache drops dirty data from the first set only.
+        DropInFirstSetOnly,
+        /// Dirty data is overwritten in place although a second set has it.
+        OverwriteWithCopy,
+        /// Dirty data is copied to the second set while it changes.
+        CopyRangeNotHeld,
+        /// The superblock of the backing device names a copy that is not durable.
+        CopyNamedBeforeDurable,
+        /// The superblock of the backing device names a copy although the same keys of the first set are not durable.
+        CopyNewerThanPrimary,
+        /// The second set serves a device before the superblock of the device names that set.
+        TakenOverUnrecorded,
+        /// A request that waited while the second set took over goes past the cache.
+        TakenOverSetBypassed,
+        /// A start forgets which ranges of two sets may differ, because it writes to the journal before it stores them.
+        UnsettledForgotten,
+        /// A start serves a device whose two sets may differ.
+        CopiesNotSettled,
+        /// The superblock of the backing device does not say that the second set has no copy any more.
+        LossNotRecorded,
+        /// A copy is trusted that is not the newest one.
+        OldCopyTrusted,
+        /// A copy is trusted that was restored from a backup.
+        RestoredCopyTrusted,
+        /// A copy is trusted although another program has used the first set alone.
+        OtherUseIgnored,
         /// A change past the cache goes ahead although the dirty keys of its range may be lost.
         DirectBeforeDirtyKey,
         /// A direct write does not wait for writeback of its range.

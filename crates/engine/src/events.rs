@@ -101,6 +101,20 @@ pub enum SetEvent {
         /// What it has found.
         report: ScrubReport,
     },
+    /// The second set that had the dirty data of a backing device has failed: the data is in one set only.
+    CopyLost {
+        /// Name of the backing device.
+        device: String,
+        /// Name of the failed cache device.
+        cache: String,
+    },
+    /// The set of a backing device has failed, and the second one serves the device.
+    TookOver {
+        /// Name of the backing device.
+        device: String,
+        /// Name of the cache device of the second set.
+        cache: String,
+    },
     /// A backing device failed too often: every request for it fails until the next start.
     GivenUp {
         /// Name of the backing device.

@@ -49,5 +49,5 @@ pub use events::{Resolution, SetEvent};
 pub use refusal::{Cause, DeviceRefusal, MemoryLimit, Refusal};
 pub use scrub::{DamagedRange, ScrubFigures, ScrubReport};
 pub use set::{CacheSet, Detaching, EngineCounters, SetOptions, SetStatus};
-pub use volume::{Volume, VolumeRef};
+pub use volume::{CopyState, Volume, VolumeRef};
 pub use wipe::Wiped;

@@ -167,14 +167,57 @@ pub enum Refusal {
     /// The set stopped before the change was made.
     #[error("the set is being stopped")]
     Stopping,
+    /// A volume cannot have its dirty data in a second set, too.
+    #[error("{volume}: its dirty data cannot be kept in a second set: {why}")]
+    Mirror {
+        /// The name of the volume.
+        volume: String,
+        /// The reason.
+        why: MirrorRefusal,
+    },
     /// The set is disabled, and the failure is not known.
     #[error("the set is disabled")]
     SetFailed,
 }
 
+/// The reason for which a volume gets no second set.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MirrorRefusal {
+    /// It is the set of the volume.
+    #[error("expected another set than that of the volume")]
+    SameSet,
+    /// The block sizes differ.
+    #[error("expected blocks of {first} sectors as in its set, found {second}")]
+    BlockSize {
+        /// The block size of the set of the volume.
+        first: Sectors,
+        /// The block size of the other set.
+        second: Sectors,
+    },
+    /// It has a second set.
+    #[error("expected a volume with one set, found one with two")]
+    HasCopy,
+    /// No second set has all dirty data.
+    #[error("expected a second set with all of it, found none")]
+    NoCopy,
+    /// The second set has failed before it had all dirty data.
+    #[error("the second set has failed before it had all of it")]
+    Lost,
+}
+
 /// The reason for which a device does not fit.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DeviceRefusal {
+    /// Another set was to serve it, which has no copy of its dirty data.
+    #[error(
+        "it belongs to set {set}, and set {copy_in} has no valid copy of its dirty data: register it together with its own set"
+    )]
+    NoCopy {
+        /// The set of the device.
+        set: Uuid,
+        /// The other set.
+        copy_in: Uuid,
+    },
     /// It is too small for a superblock.
     #[error("expected at least 16 sectors for a superblock, found {sectors}")]
     TooSmall {

@@ -27,6 +27,7 @@ pub mod geometry;
 pub mod journal;
 pub mod key;
 pub mod magic;
+pub mod mirror;
 pub mod node;
 pub mod prio;
 pub mod replay;
@@ -47,6 +48,7 @@ pub use journal::{
 };
 pub use key::{Bkey, Keys, Ptr};
 pub use magic::SetMagic;
+pub use mirror::SlotRole;
 pub use node::{Bset, BsetView, DamageKind, Node, NodeDamage, NodeSummary, for_each_bset, parse_node};
 pub use prio::{BucketPrio, PRIO_INITIAL, PRIO_METADATA, PrioHeader, encode_prio_set, parse_prio_set};
 pub use replay::{Replay, select_replay};
@@ -55,6 +57,7 @@ pub use superblock::{
     identify,
 };
 pub use units::{
-    BucketNr, Gen, Inode, JournalSeq, ParseUuidError, RegistrationNr, SECTOR_BYTES, Sector, Sectors, Uuid,
+    BucketNr, CopyNr, Gen, Inode, JournalSeq, ParseUuidError, RegistrationNr, SECTOR_BYTES, Sector, Sectors,
+    Uuid,
 };
 pub use uuid_table::{INVALID_UUID, UuidEntry};

@@ -73,6 +73,29 @@ impl fmt::Display for RegistrationNr {
     }
 }
 
+/// The number of a copy: a backing device and the second set that has its dirty data have the same one.
+///
+/// It is random, so that a set that has missed a change of the copy has another number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct CopyNr(u64);
+
+impl CopyNr {
+    /// A number made of random bits.
+    pub const fn from_random(bits: u64) -> CopyNr {
+        CopyNr(bits)
+    }
+
+    /// The number in a word from a device.
+    pub(crate) const fn from_word(word: u64) -> CopyNr {
+        CopyNr(word)
+    }
+
+    /// The word to store on a device.
+    pub(crate) const fn to_word(self) -> u64 {
+        self.0
+    }
+}
+
 /// A UUID, in the byte order in which it is stored and printed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Uuid(pub [u8; 16]);

@@ -12,6 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::bytes::as_u64;
 use crate::error::{Corrupt, Structure, Value};
+use crate::mirror::{ROLE_BYTES, SlotRole};
 use crate::superblock::{LABEL_BYTES, label_text};
 use crate::units::{Inode, RegistrationNr, Sectors, Uuid};
 
@@ -22,7 +23,7 @@ pub const UUID_ENTRY_V0_BYTES: usize = 64;
 /// Bytes of a slot behind its fields, from byte 72 on, which the kernel preserves and does not read.
 pub const SLOT_RESERVED_BYTES: usize = 56;
 /// Bytes of a slot behind the numbers of its registrations: bytes 96 to 127.
-pub const SLOT_PADDING_BYTES: usize = 32;
+pub const SLOT_PADDING_BYTES: usize = ROLE_BYTES;
 /// UUID of the slots of devices that were detached and volumes that were deleted.
 pub const INVALID_UUID: Uuid =
     Uuid([0xa0, 0x3e, 0xf8, 0xed, 0x3e, 0xe1, 0xb8, 0x78, 0xc8, 0x50, 0xfc, 0x5e, 0xcb, 0x16, 0xcd, 0x99]);
@@ -52,7 +53,7 @@ struct RawReserved {
     before: U64,
     /// The exclusive or of both with every bit inverted, if there are numbers.
     check: U64,
-    /// No use so far; preserved.
+    /// See [`UuidEntry::role`].
     padding: [u8; SLOT_PADDING_BYTES],
 }
 
@@ -186,10 +187,20 @@ impl UuidEntry {
         });
     }
 
-    /// The padding that has no use so far: bytes 96 to 127 of the slot. The kernel preserves it and does not read it
-    /// (format section 15).
+    /// The role of the set for the dirty data of the device in the slot; `None` if it has no other set.
+    pub fn role(&self) -> Option<SlotRole> {
+        SlotRole::parse(&self.padding(), self.uuid)
+    }
+
+    /// Sets [`UuidEntry::role`].
+    pub fn set_role(&mut self, role: Option<SlotRole>) {
+        self.set_padding(role.map_or([0; SLOT_PADDING_BYTES], |role| role.encode(self.uuid)));
+    }
+
+    /// The bytes of [`UuidEntry::role`]: bytes 96 to 127 of the slot. The kernel preserves them and does not read them (format
+    /// section 15).
     ///
-    /// The UUID table has no checksum: what is put here needs its own. The padding stays behind in the old slot when a device
+    /// The UUID table has no checksum: what is put here has its own. The padding stays behind in the old slot when a device
     /// is detached and attached again, which gives it another slot.
     pub fn padding(&self) -> [u8; SLOT_PADDING_BYTES] {
         self.raw_reserved().padding

@@ -9,7 +9,7 @@ use format::superblock::{
     BackingFormat, BackingState, BackingSuper, CacheFormat, CacheMode, CacheSuper, Identity, RawSuperblock,
     Replacement, identify, label_bytes, label_text,
 };
-use format::{BucketNr, Corrupt, RegistrationNr, Sector, Sectors, Uuid};
+use format::{BucketNr, CopyNr, Corrupt, RegistrationNr, ScrubState, Sector, Sectors, Uuid};
 
 const DEVICE: Sectors = Sectors(131_072);
 
@@ -404,6 +404,87 @@ fn superblocks_preserve_their_padding() {
     assert_eq!(bytes[176..184], 7_u64.to_le_bytes());
     let again = check_backing(&bytes).unwrap();
     assert_eq!((again.padding(), again.registration()), (padding, Some(number)));
+}
+
+/// The record belongs to the set: a device that is formatted for another one does not inherit it.
+#[test]
+fn a_cache_superblock_names_the_group_of_its_set() {
+    let mut cache = check_cache(&cache_bytes()).unwrap();
+    assert_eq!(cache.group(), None);
+    let (before, group) = (cache.encode(), Uuid([7; 16]));
+    cache.set_group(None);
+    assert_eq!(cache.encode(), before);
+    cache.set_group(Some(group));
+    let bytes = cache.encode();
+    assert_eq!(bytes[..4064], before[..4064]);
+    assert_eq!(check_cache(&bytes).unwrap().group(), Some(group));
+    let mut raw = RawSuperblock::from_prefix(&bytes).unwrap().clone();
+    raw.set_uuid[3] ^= 1;
+    raw.csum = raw.computed_csum().unwrap().into();
+    assert_eq!(raw.check_cache(Sectors(1 << 40), 512).unwrap().group(), None);
+    for at in 4064..4096 {
+        let mut damaged = bytes;
+        damaged[at] ^= 4;
+        assert_eq!(check_cache(&damaged).unwrap().group(), None, "{at}");
+    }
+    cache.set_group(None);
+    assert_eq!(cache.encode(), before);
+}
+
+/// A kernel preserves the padding and raises `seq`.
+#[test]
+fn writes_of_a_cache_superblock_by_others_are_counted() {
+    let mut cache = check_cache(&cache_bytes()).unwrap();
+    cache.prepare_write(1);
+    assert_eq!(cache.other_uses(), None, "nobody counts");
+    cache.count_other_uses();
+    let scrub = ScrubState { completed_unix_seconds: 5, next: BucketNr(6) };
+    cache.set_scrub_state(scrub);
+    let mut expected = 0;
+    for by_other in [false, true, false, false, true, true] {
+        if by_other {
+            let bytes = cache.encode();
+            let mut raw = RawSuperblock::from_prefix(&bytes).unwrap().clone();
+            raw.seq = (raw.seq.get() + 3).into();
+            raw.csum = raw.computed_csum().unwrap().into();
+            cache = raw.check_cache(Sectors(1 << 40), 512).unwrap();
+            expected += 1;
+        }
+        assert_eq!(cache.other_uses(), Some(expected));
+        cache.prepare_write(2);
+        assert_eq!(cache.other_uses(), Some(expected));
+        cache.count_other_uses();
+    }
+    assert_eq!((cache.other_uses(), cache.scrub_state()), (Some(3), scrub));
+}
+
+#[test]
+fn the_number_of_a_copy_is_void_after_a_write_by_a_kernel() {
+    let mut backing = BackingSuper::format(&backing_format()).unwrap();
+    assert_eq!(backing.copy(), None);
+    for number in [0, u64::MAX, 77].map(CopyNr::from_random) {
+        backing.set_copy(Some(number));
+        let again = check_backing(&backing.encode()).unwrap();
+        assert_eq!((again.copy(), again.registration()), (Some(number), None));
+        backing.set_last_mount(backing.last_mount() + 5);
+        let bytes = backing.encode();
+        assert_eq!(check_backing(&bytes).unwrap().copy(), Some(number), "our own write");
+        let mut raw = RawSuperblock::from_prefix(&bytes).unwrap().clone();
+        raw.last_mount = (raw.last_mount.get() + 1).into();
+        raw.csum = raw.computed_csum().unwrap().into();
+        assert_eq!(raw.check_backing(Sectors(1 << 40), 512).unwrap().copy(), None);
+        let mut padding = backing.padding();
+        padding[3] ^= 1;
+        backing.set_padding(padding);
+        assert_eq!(backing.copy(), None);
+    }
+    // Bytes that are no number may be another program's.
+    let padding = backing.padding();
+    backing.set_copy(None);
+    assert_eq!((backing.copy(), backing.padding()), (None, padding));
+    backing.set_copy(Some(CopyNr::from_random(5)));
+    backing.set_copy(None);
+    assert_eq!((backing.copy(), backing.padding()), (None, [0; 16]));
 }
 
 #[test]

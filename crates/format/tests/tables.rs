@@ -5,11 +5,12 @@ mod common;
 
 use common::set_magic;
 use format::checksum::crc64;
+use format::mirror::{MOST_UNSETTLED, UNSETTLED_BYTES, UnsettledList, UnsettledRange};
 use format::superblock::label_bytes;
 use format::uuid_table::{SLOT_PADDING_BYTES, check_uuid_table, encode_uuid_table, parse_uuid_table, used};
 use format::{
-    BucketPrio, Gen, INVALID_UUID, Inode, PrioHeader, RegistrationNr, Sectors, SetMagic, Uuid, UuidEntry,
-    encode_prio_set, parse_prio_set,
+    BucketPrio, CopyNr, Gen, INVALID_UUID, Inode, PrioHeader, RegistrationNr, Sector, Sectors, SetMagic,
+    SlotRole, Uuid, UuidEntry, encode_prio_set, parse_prio_set,
 };
 
 fn prio_set() -> Vec<u8> {
@@ -114,6 +115,62 @@ fn a_slot_preserves_its_padding() {
     assert_eq!((again.padding(), again.registrations()), (padding, [Some(next), Some(number)]));
     // The next device in the slot does not inherit the padding.
     assert_eq!(UuidEntry::backing(Uuid([9; 16]), again.label, 3).padding(), [0; SLOT_PADDING_BYTES]);
+}
+
+/// A kernel gives the padding of a free slot to another device, and any byte may be damaged: then there is no role.
+#[test]
+fn the_role_of_a_slot_counts_only_for_its_device() {
+    let (one, other) = (Uuid([8; 16]), Uuid([9; 16]));
+    for role in [
+        SlotRole::Primary { secondary: Uuid([1; 16]), other_uses: 7 },
+        SlotRole::Secondary { primary: Uuid([2; 16]), copy: CopyNr::from_random(3) },
+    ] {
+        let mut slot = UuidEntry::backing(one, label_bytes("disk").unwrap(), 1);
+        assert_eq!(slot.role(), None);
+        slot.register(RegistrationNr::from_random(1), None);
+        slot.set_role(Some(role));
+        let again = UuidEntry::from_bytes(&slot.to_bytes());
+        assert_eq!((again.role(), again.registrations()), (Some(role), slot.registrations()));
+        assert_eq!(UuidEntry { uuid: other, ..again }.role(), None);
+        for byte in 96..128 {
+            let mut bytes = slot.to_bytes();
+            bytes[byte] ^= 1;
+            assert_eq!(UuidEntry::from_bytes(&bytes).role(), None, "byte {byte}");
+        }
+        slot.set_role(None);
+        assert_eq!((slot.role(), slot.padding()), (None, [0; SLOT_PADDING_BYTES]));
+    }
+}
+
+/// A write that was torn by a power loss leaves the list before it.
+#[test]
+fn one_of_the_two_lists_of_unsettled_ranges_survives_a_torn_write() {
+    let (set, other) = (Uuid([8; 16]), Uuid([9; 16]));
+    let range =
+        |n: u64| UnsettledRange { inode: Inode(n as u32), start: Sector(n * 8), end: Sector(n * 8 + 4) };
+    let mut area = vec![0; 2 * UNSETTLED_BYTES];
+    let mut before = UnsettledList::parse(&area, set);
+    assert_eq!(before, UnsettledList::default());
+    for (seq, count) in [(1, 3), (2, MOST_UNSETTLED as u64), (3, 0), (4, 1)] {
+        let list = UnsettledList { seq, ranges: (0..count).map(range).collect() };
+        let bytes = list.encode(set);
+        let at = list.place().bytes() as usize;
+        let whole = area.clone();
+        for torn in [0, 8, 512, 1024, 1536] {
+            area[at..at + torn].copy_from_slice(&bytes[..torn]);
+            let found = UnsettledList::parse(&area, set);
+            assert!(found == before || found == list, "{seq}, {torn}: {found:?}");
+            area.clone_from(&whole);
+        }
+        area[at..at + UNSETTLED_BYTES].copy_from_slice(&bytes);
+        assert_eq!(UnsettledList::parse(&area, set), list);
+        assert_eq!(UnsettledList::parse(&area, other), UnsettledList::default());
+        before = list;
+    }
+    let too_many = UnsettledList { seq: 5, ranges: (0..200).map(range).collect() };
+    area[2048..].copy_from_slice(&too_many.encode(set));
+    assert_eq!(UnsettledList::parse(&area, set).ranges, too_many.ranges[..MOST_UNSETTLED]);
+    assert_eq!(UnsettledList::parse(&[], set), UnsettledList::default());
 }
 
 #[test]

@@ -15,6 +15,7 @@
 
 pub mod attach;
 pub mod check;
+pub mod copies;
 pub mod device;
 pub mod dump;
 pub mod extent_map;

@@ -93,6 +93,9 @@ impl EventLog {
     }
 }
 
+/// What is true after the loss of one of two sets.
+const ONE_COPY: &str = "its dirty data is on one cache device only";
+
 /// The level and text of an event; the text is empty for an event that is not logged.
 fn line(event: &SetEvent, names: &Names) -> (&'static str, String) {
     match event {
@@ -106,12 +109,8 @@ fn line(event: &SetEvent, names: &Names) -> (&'static str, String) {
         SetEvent::Replayed { keys: 0, .. } => ("", String::new()),
         SetEvent::Replayed { entries, keys } => {
             // A clean stop leaves no keys to replay.
-            let text = format!(
-                "journal replayed after a crash, or a stop by a kernel: {} in {}",
-                counted(keys, "key"),
-                counted(entries, "entry")
-            );
-            ("", text)
+            let (keys, entries) = (counted(keys, "key"), counted(entries, "entry"));
+            ("", format!("journal replayed after a crash, or a stop by a kernel: {keys} in {entries}"))
         }
         SetEvent::Initialised => ("", "the cache set was initialised by its first start".into()),
         SetEvent::Failed { why } => ("error", format!("the cache set is disabled: {why}")),
@@ -148,6 +147,12 @@ fn line(event: &SetEvent, names: &Names) -> (&'static str, String) {
                 counted(errors, "request")
             ),
         ),
+        SetEvent::CopyLost { device, cache } => {
+            ("warning", format!("{device}: {cache} has no copy any more: {ONE_COPY}"))
+        }
+        SetEvent::TookOver { device, cache } => {
+            ("warning", format!("{device}: {cache} has taken over: {ONE_COPY}"))
+        }
         SetEvent::State { device, state } => ("", format!("{device}: {state}")),
     }
 }

@@ -23,6 +23,11 @@ use crate::world::{Machine, Order, World};
 /// The key of the checksums of every set that has them.
 pub const CHECKSUM_KEY: FooterKey = FooterKey(0x5eed);
 
+/// The number of the second cache device in the world, behind those of all backing devices.
+const SECOND: u64 = 50;
+/// UUID of the second set.
+pub const SECOND_SET_UUID: Uuid = Uuid([0x2e; 16]);
+
 /// The place of every superblock.
 const SUPERBLOCK: Sector = Sector(8);
 
@@ -32,6 +37,8 @@ pub struct Hardware {
     pub world: World,
     /// The cache device.
     pub cache: Rc<SimDisk>,
+    /// The cache device of the second set, if the volumes have one.
+    pub second: Option<Rc<SimDisk>>,
     /// The backing devices.
     pub backings: Vec<Rc<SimDisk>>,
     /// The layout of the devices.
@@ -45,23 +52,17 @@ impl Hardware {
     /// If the layout breaks a rule of the format.
     pub fn new(world: &World, layout: Layout) -> Hardware {
         let l = &layout;
-        let info = SimDisk::describe("cache", l.nbuckets * l.bucket_sectors, l.logical_block_bytes);
-        let cache = SimDisk::new(world, 0, info);
-        let superblock = CacheSuper::format(&CacheFormat {
-            uuid: Uuid([0xca; 16]),
-            set_uuid: SET_UUID,
-            device_sectors: Sectors(l.nbuckets * l.bucket_sectors),
-            block_sectors: Sectors(l.block_sectors),
-            bucket_sectors: Sectors(l.bucket_sectors),
-            replacement: l.replacement,
-            discard: l.discard,
-        });
-        let mut superblock = superblock.unwrap_or_else(|e| panic!("{layout:?}: {e}"));
-        superblock.set_checksum_key(l.checksums.then_some(CHECKSUM_KEY));
-        cache.put(SUPERBLOCK, &superblock.encode());
-        cache.recognise(superblock.set_magic(), Sectors(l.bucket_sectors));
+        let cache = new_cache(world, l, (0, "cache"), SET_UUID);
         let backings = l.backings.iter().enumerate().map(|(i, b)| new_backing(world, l, i, b)).collect();
-        Hardware { world: world.clone(), cache, backings, layout }
+        Hardware { world: world.clone(), cache, second: None, backings, layout }
+    }
+
+    /// Adds the cache device of a second set, which is like the first one.
+    ///
+    /// # Panics
+    /// If the layout breaks a rule of the format.
+    pub fn add_second(&mut self) {
+        self.second = Some(new_cache(&self.world, &self.layout, (SECOND, "second"), SECOND_SET_UUID));
     }
 
     /// Initialises the set and sets the generation of every bucket without metadata, as years of use would.
@@ -104,9 +105,9 @@ impl Hardware {
         }
     }
 
-    /// The cache device and the backing devices.
+    /// The cache device, the backing devices, and the second cache device.
     pub fn disks(&self) -> impl Iterator<Item = &Rc<SimDisk>> {
-        std::iter::once(&self.cache).chain(&self.backings)
+        std::iter::once(&self.cache).chain(&self.backings).chain(&self.second)
     }
 
     /// Switches the machine on.
@@ -135,6 +136,7 @@ impl Hardware {
             None => disk.kill(),
         };
         cut(&self.cache, cache);
+        self.second.iter().for_each(|s| cut(s, cache));
         self.backings.iter().for_each(|b| cut(b, backing));
         self.world.log(|| format!("CUT, cache: {cache:?}, backing devices: {backing:?}"));
     }
@@ -161,6 +163,7 @@ impl Hardware {
     pub fn parts(&self, machine: &Machine) -> Parts {
         Parts {
             cache: self.disk(machine, &self.cache),
+            second: self.second.as_ref().map(|s| self.disk(machine, s)),
             backings: self.backings.iter().map(|b| self.disk(machine, b)).collect(),
         }
     }
@@ -171,6 +174,8 @@ impl Hardware {
 pub struct Parts {
     /// The cache device.
     pub cache: Disk,
+    /// The cache device of the second set.
+    pub second: Option<Disk>,
     /// The backing devices.
     pub backings: Vec<Disk>,
 }
@@ -188,6 +193,26 @@ impl Parts {
         }
         Ok((set, volumes))
     }
+}
+
+/// A new cache device with a number and a name.
+fn new_cache(world: &World, l: &Layout, (number, name): (u64, &str), set_uuid: Uuid) -> Rc<SimDisk> {
+    let info = SimDisk::describe(name, l.nbuckets * l.bucket_sectors, l.logical_block_bytes);
+    let cache = SimDisk::new(world, number, info);
+    let superblock = CacheSuper::format(&CacheFormat {
+        uuid: Uuid([0xca + number as u8; 16]),
+        set_uuid,
+        device_sectors: Sectors(l.nbuckets * l.bucket_sectors),
+        block_sectors: Sectors(l.block_sectors),
+        bucket_sectors: Sectors(l.bucket_sectors),
+        replacement: l.replacement,
+        discard: l.discard,
+    });
+    let mut superblock = superblock.unwrap_or_else(|e| panic!("{l:?}: {e}"));
+    superblock.set_checksum_key(l.checksums.then_some(CHECKSUM_KEY));
+    cache.put(SUPERBLOCK, &superblock.encode());
+    cache.recognise(superblock.set_magic(), Sectors(l.bucket_sectors));
+    cache
 }
 
 fn new_backing(world: &World, l: &Layout, i: usize, b: &BackingLayout) -> Rc<SimDisk> {

@@ -21,6 +21,8 @@ mod faults;
 #[cfg(feature = "canary")]
 pub mod first_seeds;
 pub mod generate;
+pub mod group;
+pub mod group_run;
 pub mod hardware;
 pub mod image;
 pub mod judge;

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use io::Rng;
 use sim::damaged_data::{Tally, damage_many};
+use sim::group_run::{GroupCounts, run_group};
 use sim::plan::Plan;
 use sim::report::Report;
 use sim::run::run;
@@ -41,6 +42,9 @@ struct Args {
     /// Damages the data of N blocks with checksums, in lives with seeds from --from on
     #[arg(long, value_name = "N", conflicts_with_all = ["seed", "seeds", "plan"])]
     damage: Option<u64>,
+    /// Runs the seeds as lives of a volume with its dirty data in two sets
+    #[arg(long, conflicts_with_all = ["plan", "damage", "print"])]
+    groups: bool,
     /// Number of threads
     #[arg(long, value_name = "N", default_value_t = 1)]
     jobs: u64,
@@ -253,7 +257,49 @@ fn damage(args: &Args, wanted: u64) -> Result<bool, Error> {
     Ok(true)
 }
 
+/// Runs lives of a volume with two sets, and prints what happened in them. A failed life prints its seed.
+fn groups(args: &Args) -> Result<bool, Error> {
+    let (began, next) = (Instant::now(), AtomicU64::new(args.range().start));
+    let (end, failed) = (args.range().end, Mutex::new(Vec::new()));
+    let work = || {
+        #[cfg(feature = "canary")]
+        engine::canary::set_bug(args.bug);
+        let mut counts = GroupCounts::default();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= end {
+                return Ok(counts);
+            }
+            match std::panic::catch_unwind(|| run_group(seed, args.verbose)) {
+                Ok(life) => counts.add(&life),
+                Err(_) => {
+                    println!("replay: cargo run -p ubcache-sim --release -- --groups --seed {seed}");
+                    failed.lock().map_err(|_| Error::Panicked)?.push(seed);
+                    next.fetch_max(if args.stop { end } else { 0 }, Ordering::Relaxed);
+                }
+            }
+        }
+    };
+    let mut counts = GroupCounts::default();
+    std::thread::scope(|s| {
+        let threads: Vec<_> = (0..args.jobs.max(1)).map(|_| s.spawn(work)).collect();
+        for thread in threads {
+            counts.add(&thread.join().map_err(|_| Error::Panicked)??);
+        }
+        Ok(())
+    })?;
+    let mut failed = failed.into_inner().map_err(|_| Error::Panicked)?;
+    failed.sort_unstable();
+    let seconds = began.elapsed().as_secs_f64();
+    println!("{counts:#?}\n{} lives from {} in {seconds:.1} s", end - args.range().start, args.range().start);
+    println!("{} failed: {failed:?}", failed.len());
+    Ok(failed.is_empty())
+}
+
 fn go(args: &Args) -> Result<bool, Error> {
+    if args.groups {
+        return groups(args);
+    }
     #[cfg(feature = "canary")]
     if let Some(within) = args.first_seeds {
         return Ok(first_seeds(args, within));

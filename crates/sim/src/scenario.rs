@@ -39,7 +39,10 @@ pub struct Boot {
     pub backings: Vec<Rc<SimDisk>>,
     /// A client of each cached device, then one of the flash-only volume, if there is one.
     pub clients: Vec<Rc<Client>>,
+    /// The second cache device.
+    pub second: Option<Rc<SimDisk>>,
     set: Rc<RefCell<Option<CacheSet>>>,
+    second_set: Rc<RefCell<Option<CacheSet>>>,
 }
 
 impl Boot {
@@ -88,6 +91,15 @@ impl Boot {
             };
             c.set_volume(Some(flash));
         }
+    }
+
+    pub(crate) fn set_sets(&self, first: Option<CacheSet>, second: Option<CacheSet>) {
+        *self.set.borrow_mut() = first;
+        *self.second_set.borrow_mut() = second;
+    }
+
+    pub(crate) fn both_sets(&self) -> (CacheSet, CacheSet) {
+        (self.set(), self.second_set.borrow().clone().expect("the second set is open"))
     }
 
     /// Sets a tunable of a volume.
@@ -164,15 +176,26 @@ impl Boot {
                 v.stop().await.expect("the volume stops");
             }
         }
-        let set = self.set.borrow().clone();
-        if let Some(set) = set {
+        self.stop_sets(true).await;
+    }
+
+    /// Stops all sets, the second one first if not `in_order`, with their volumes.
+    ///
+    /// # Panics
+    /// If a stop fails.
+    pub async fn stop_sets(&self, in_order: bool) {
+        let mut sets = [self.set.borrow().clone(), self.second_set.borrow().clone()];
+        if !in_order {
+            sets.reverse();
+        }
+        for set in sets.into_iter().flatten() {
             set.stop().await.expect("the set stops");
         }
     }
 
     fn give_up(&self) {
         self.clients.iter().for_each(|c| c.set_volume(None));
-        if let Some(set) = self.set.take() {
+        for set in [self.set.take(), self.second_set.take()].into_iter().flatten() {
             set.abandon();
         }
     }
@@ -194,6 +217,8 @@ pub struct Scenario {
     pub oracles: Vec<Rc<RefCell<Oracle>>>,
     order: Order,
     running: Option<(Machine, Boot)>,
+    /// Whether the last end has lost the first of two sets.
+    loses_first: bool,
 }
 
 impl Scenario {
@@ -209,7 +234,20 @@ impl Scenario {
             let i = oracles.len() as u8;
             oracles.push(Rc::new(RefCell::new(Oracle::new(i, flash_sectors, true))));
         }
-        Scenario { hardware: Hardware::new(&world, layout), oracles, order: Order::Fifo, running: None }
+        Scenario {
+            hardware: Hardware::new(&world, layout),
+            oracles,
+            order: Order::Fifo,
+            running: None,
+            loses_first: false,
+        }
+    }
+
+    /// Makes a scenario on new devices, with a second set.
+    pub fn with_second(seed: u64, layout: Layout) -> Scenario {
+        let mut scenario = Scenario::new(seed, layout, 0);
+        scenario.hardware.add_second();
+        scenario
     }
 
     pub(crate) fn begin<F: Future<Output = ()> + 'static>(&mut self, script: impl FnOnce(Boot) -> F) -> End {
@@ -227,7 +265,9 @@ impl Scenario {
             cache: self.hardware.cache.clone(),
             backings: self.hardware.backings.clone(),
             clients: self.oracles.iter().enumerate().map(client).collect(),
+            second: self.hardware.second.clone(),
             set: Rc::default(),
+            second_set: Rc::default(),
         };
         let task = machine.handle().spawn(script(boot.clone()));
         let mut machine = machine;
@@ -270,6 +310,15 @@ impl Scenario {
         self.oracles.iter().for_each(|o| o.borrow_mut().stopped());
         self.switch_off(|hardware, machine| hardware.power_loss(machine, Retained::Nothing));
         self
+    }
+
+    pub(crate) fn set_order(&mut self, order: Order) {
+        self.order = order;
+    }
+
+    /// Tells the oracles that everything was stopped in order.
+    pub(crate) fn stopped(&self) {
+        self.oracles.iter().for_each(|o| o.borrow_mut().stopped());
     }
 
     fn switch_off(&mut self, off: impl FnOnce(&Hardware, Machine)) {
@@ -315,6 +364,10 @@ impl Scenario {
     /// If a check fails.
     #[track_caller]
     pub fn judge(&mut self) -> &mut Scenario {
+        if self.hardware.second.is_some() {
+            self.judge_group();
+            return self;
+        }
         let cache = self.hardware.cache.image();
         let backings: Vec<Image> = self.hardware.backings.iter().map(|b| b.image()).collect();
         judge_images(&cache, &backings, &self.oracles).unwrap_or_else(|e| panic!("{e}"));
@@ -328,6 +381,10 @@ impl Scenario {
     /// # Panics
     /// If a check fails.
     pub fn happy_end(&mut self) {
+        if self.hardware.second.is_some() {
+            self.loses_first = !self.loses_first;
+            return self.end_with_loss(self.loses_first);
+        }
         self.boot_and_stop(|b| async move {
             b.open().await;
             for i in 0..b.clients.len() {
@@ -336,7 +393,15 @@ impl Scenario {
             }
             b.stop().await;
         });
-        self.judge();
+        self.judge().judge_backings();
+    }
+
+    /// Judges the backing devices alone, which have all data.
+    ///
+    /// # Panics
+    /// If a check fails.
+    #[track_caller]
+    pub(crate) fn judge_backings(&mut self) {
         for (i, b) in self.hardware.layout.backings.iter().enumerate() {
             let (image, oracle) = (self.hardware.backings[i].image(), self.oracles[i].borrow());
             for sector in 0..oracle.size() {
@@ -347,7 +412,11 @@ impl Scenario {
     }
 }
 
-fn judge_images(cache: &Image, backings: &[Image], oracles: &[Rc<RefCell<Oracle>>]) -> Result<(), Violation> {
+pub(crate) fn judge_images(
+    cache: &Image,
+    backings: &[Image],
+    oracles: &[Rc<RefCell<Oracle>>],
+) -> Result<(), Violation> {
     let initialised =
         inspect::SetView::open(cache, inspect::Mode::BestEffort).is_ok_and(|v| v.is_initialised());
     if !initialised {

@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use format::{BackingState, BackingSuper, CacheMode, RegistrationNr, Sector, Sectors, Uuid};
+use format::{BackingState, BackingSuper, CacheMode, CopyNr, RegistrationNr, Sector, Sectors, Uuid};
 use io::sync::{Mutex, Permit};
 use io::{Buffer, Disk, IoError, JoinHandle, Purpose};
 
@@ -135,6 +135,11 @@ impl BackingDevice {
     /// The number of the last registration of the device; none if a kernel attached it, or if it was never attached.
     pub(crate) fn registration(&self) -> Option<RegistrationNr> {
         self.superblock.borrow().registration()
+    }
+
+    /// The number of the copy of the dirty data, if a second set has one.
+    pub(crate) fn copy(&self) -> Option<CopyNr> {
+        self.superblock.borrow().copy()
     }
 
     pub(crate) fn registered_sectors(&self) -> Option<Sectors> {

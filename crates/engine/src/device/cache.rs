@@ -19,6 +19,7 @@ use crate::canary::{Bug, bug};
 use crate::error::{EngineError, Place};
 use crate::events::{Events, SetEvent};
 use crate::policy::cost::CostModel;
+use crate::refusal::Refusal;
 use crate::stats::{CacheErrors, ErrorVerdict, SetCounters};
 
 /// The limits at which errors of data requests disable the set (semantics section 14.2).
@@ -50,6 +51,8 @@ pub(crate) struct CacheDevice {
     read_epochs: Cell<u64>,
     failed: OnceCell<Arc<EngineError>>,
     stopping: Cell<bool>,
+    /// Whether the set gets no copies of volumes of other sets any more, because it will stop.
+    leaving: Cell<bool>,
     /// Wakes every task of the set that waits, so that it checks the state of the set again.
     wake: OnceCell<Box<dyn Fn()>>,
     events: Events,
@@ -73,6 +76,7 @@ impl CacheDevice {
             read_epochs: Cell::new(0),
             failed: OnceCell::new(),
             stopping: Cell::new(false),
+            leaving: Cell::new(false),
             wake: OnceCell::new(),
             events: Events::default(),
             disk,
@@ -249,6 +253,16 @@ impl CacheDevice {
         self.stopping.get() || self.is_failed()
     }
 
+    /// From now on the set gets no copies of volumes of other sets.
+    pub(crate) fn begin_leaving(&self) {
+        self.leaving.set(true);
+    }
+
+    /// Whether the set gets no copies any more.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.get()
+    }
+
     /// Makes the set stop: its tasks should end. The caller wakes them.
     pub(crate) fn stop(&self) {
         self.stopping.set(true);
@@ -265,7 +279,13 @@ impl CacheDevice {
     }
 
     /// Makes the set fail, for example because metadata could not be read or written (semantics section 14.3).
+    ///
+    /// A task that finds its journal ended by a stop of the set is no failure of the set.
     pub(crate) fn fail(&self, e: EngineError) {
+        let is_stop = matches!(&e, EngineError::Refused(why) if matches!(**why, Refusal::Stopping));
+        if is_stop && self.stopping.get() {
+            return;
+        }
         if self.is_failed() {
             // The first failure may have been a lack of room, which loses no data. This failure may mean a loss.
             if let EngineError::Io(e) = e {

@@ -7,6 +7,7 @@
 use format::{Bkey, Inode, JournalSeq, Ptr, Sector, Sectors};
 
 use super::Index;
+use super::extents::Extents;
 use super::leaf_change::{LeafChange, Via};
 use super::node::NodeId;
 use super::tree::{IndexSegment, NotLoaded};
@@ -73,6 +74,9 @@ impl From<NotLoaded> for Blocked {
     }
 }
 
+/// Most words of a key.
+const KEY_WORDS: usize = 3;
+
 impl Index {
     /// Looks up the extent or hole at the beginning of `[start, end)`.
     pub(crate) fn segment(
@@ -121,7 +125,7 @@ impl Index {
         let end = node.clip(inode, end);
         let leaf = node.leaf();
         let Some(extents) = &leaf.extents else { return Err(Blocked::NotLoaded(id)) };
-        if extents.len() * 3 >= self.leaf_words() * 2 {
+        if self.is_full(extents) {
             super::append::queue_leaf(self, tree, id);
             return Err(Blocked::LeafFull(id));
         }
@@ -153,6 +157,33 @@ impl Index {
         Ok((end, seq))
     }
 
+    /// The end of the first part of a change through the journal that [`Index::try_change`] can carry out now, or what it has to wait
+    /// for. `is_hole`: the change has no data.
+    pub(crate) fn first_part(
+        &self,
+        inode: Inode,
+        (start, end): (Sector, Sector),
+        is_hole: bool,
+    ) -> Result<Sector, Blocked> {
+        let tree = &mut *self.tree.borrow_mut();
+        let id = tree.leaf_at(inode, start);
+        let node = tree.node(id);
+        let Some(extents) = &node.leaf().extents else { return Err(Blocked::NotLoaded(id)) };
+        if self.is_full(extents) {
+            super::append::queue_leaf(self, tree, id);
+            return Err(Blocked::LeafFull(id));
+        }
+        if !self.journal.has_room_for(KEY_WORDS) {
+            return Err(Blocked::JournalFull);
+        }
+        let most = if is_hole { end.min(start + MAX_HOLE) } else { end };
+        Ok(node.clip(inode, most))
+    }
+
+    fn is_full(&self, extents: &Extents) -> bool {
+        extents.len() * 3 >= self.leaf_words() * 2
+    }
+
     /// Waits for the event that blocks a change.
     pub(crate) async fn unblock(&self, blocked: Blocked) -> Result<(), EngineError> {
         self.device.check()?;
@@ -167,11 +198,7 @@ impl Index {
                     .wait_until(|| {
                         self.device.check().is_err()
                             || self.tree.borrow().try_node(id).is_none_or(|n| {
-                                n.level != 0
-                                    || n.leaf()
-                                        .extents
-                                        .as_ref()
-                                        .is_none_or(|x| x.len() * 3 < self.leaf_words() * 2)
+                                n.level != 0 || n.leaf().extents.as_ref().is_none_or(|x| !self.is_full(x))
                             })
                     })
                     .await;

@@ -15,6 +15,7 @@
 //!   may need an entry with a new root and one with new priorities; the reserve is for these entries.
 
 mod crash_log;
+mod partner;
 mod pins;
 mod replay;
 mod reserve;
@@ -31,7 +32,10 @@ use io::{Histogram, Nanos};
 use crate::canary::{Bug, bug};
 use crate::device::CacheDevice;
 use crate::error::{EngineError, NoSpace};
+use crate::refusal::Refusal;
 pub(crate) use crash_log::newer_entries;
+pub(crate) use partner::Coupling;
+use partner::Partners;
 pub(crate) use pins::Pins;
 pub(crate) use replay::scan;
 pub(crate) use ring::Ring;
@@ -126,6 +130,8 @@ pub(crate) struct Journal {
     replays_keys: Cell<bool>,
     failed: RefCell<Option<EngineError>>,
     stopping: Cell<bool>,
+    /// Whether the writer task has ended after a stop, so that no later key becomes durable.
+    has_ended: Cell<bool>,
     /// The longest time that a key waits until its entry is written without a commit.
     delay: Cell<Nanos>,
     work: Event,
@@ -135,6 +141,7 @@ pub(crate) struct Journal {
     entries_written: Cell<u64>,
     bytes_written: Cell<u64>,
     write_times: RefCell<Histogram>,
+    partners: Partners,
 }
 
 impl Journal {
@@ -168,6 +175,7 @@ impl Journal {
             replays_keys: Cell::new(replays_keys),
             failed: RefCell::default(),
             stopping: Cell::new(false),
+            has_ended: Cell::new(false),
             delay: Cell::new(Nanos::from_ms(100)),
             work: Event::default(),
             progress: Event::default(),
@@ -175,6 +183,7 @@ impl Journal {
             entries_written: Cell::new(0),
             bytes_written: Cell::new(0),
             write_times: RefCell::default(),
+            partners: Partners::default(),
         }
     }
 
@@ -209,12 +218,7 @@ impl Journal {
     /// Adds a key to the open entry if there is room. The index must take the key before the next await point.
     pub(crate) fn try_add(&self, key: &Bkey, now: Nanos) -> Option<JournalSeq> {
         let s = &mut *self.state.borrow_mut();
-        let words = s.words + key.words();
-        let bytes = HEADER_BYTES + 8 * words;
-        let last_seq = self.last_seq_of_keys(s);
-        if bytes > self.max_entry_bytes || !s.ring.has_room(bytes, s.reserve_of_keys(), last_seq) {
-            return None;
-        }
+        let words = self.words_with(s, key.words())?;
         if s.keys.is_empty() {
             s.since = now;
             // The writer task starts the delay.
@@ -365,8 +369,10 @@ impl Journal {
             s.wanted = s.wanted.max(seq);
         }
         self.work.notify_all();
-        self.progress.wait_until(|| self.failed.borrow().is_some() || self.durable.get() >= seq).await;
-        if self.durable.get() >= seq { Ok(()) } else { self.check_failed() }
+        let is_over = || self.failed.borrow().is_some() || self.has_ended.get();
+        self.progress.wait_until(|| is_over() || self.durable.get() >= seq).await;
+        let refused = || self.check_failed().and(Err(Refusal::Stopping.into()));
+        if self.durable.get() >= seq { Ok(()) } else { refused() }
     }
 
     /// The entry that has, or will have, the newest key that was added.
@@ -483,6 +489,7 @@ impl Journal {
     /// Makes every present and later wait end with the error.
     pub(crate) fn fail(&self, e: EngineError) {
         self.failed.borrow_mut().get_or_insert(e);
+        self.partners.report_failure();
         self.progress.notify_all();
         self.work.notify_all();
     }
@@ -500,6 +507,8 @@ impl Journal {
             if !self.due() {
                 if self.stopping.get() {
                     if !has_keys {
+                        self.has_ended.set(true);
+                        self.progress.notify_all();
                         return Ok(());
                     }
                 } else if has_keys {
@@ -523,6 +532,7 @@ impl Journal {
                     continue;
                 }
             }
+            self.wait_for_partners().await;
             if let Err(e) = self.write_entry().await {
                 self.fail(e.clone());
                 return Err(e);

@@ -12,6 +12,7 @@ use io::Disk;
 
 use super::components::Components;
 use super::members::Attaching;
+use super::mirror;
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::device::BackingDevice;
 use crate::error::EngineError;
@@ -34,23 +35,29 @@ pub(super) async fn register(components: &Rc<Components>, disk: Disk) -> Result<
     let theirs = components.clone();
     let registered = async move {
         let backing = BackingDevice::open(disk).await?;
-        attach(&theirs, backing).await
+        attach(&theirs, backing, None).await
     };
     components.cache.tasks.to_the_end(registered).await
 }
 
-/// Attaches a backing device, and starts the writeback of its volume.
+/// Attaches a backing device, and starts the writeback of its volume. `secondary`: a set that may have a copy of its dirty data.
 pub(super) async fn attach(
     components: &Rc<Components>,
     backing: Rc<BackingDevice>,
+    secondary: Option<&Rc<Components>>,
 ) -> Result<Rc<Volume>, EngineError> {
     let Components { cache, members, .. } = &**components;
     let (slot, _attaching) = claim_slot(components, &backing).await?;
     let inode = slot.inode;
     refuse_dirty_outside(cache, inode, &backing).await?;
+    let known = secondary.filter(|_| slot.new.is_none());
+    let copy = known.and_then(|s| Some((s, mirror::slot_of_copy(components, s, (inode, &backing))?)));
+    if backing.copy().is_some() && copy.is_none() && !bug(Bug::LossNotRecorded) {
+        backing.update(|sb| sb.set_copy(None)).await?;
+    }
     if slot.new.is_none() {
         drop_copies_behind_end(cache, inode, &backing).await?;
-        number_registration(cache, inode, &backing).await?;
+        number_registration(cache, inode, &backing, copy.map(|(s, i)| (&*s.cache, i))).await?;
     }
     if cache.index.tree().dirty_sectors(inode) > Sectors::ZERO {
         mark(Mark::KnownDirty);
@@ -61,10 +68,35 @@ pub(super) async fn attach(
         mark(Mark::DirtyWithoutKeys);
     }
     let volume = Volume::cached(cache, inode, backing.clone());
+    if let Some((secondary, second_inode)) = copy {
+        settle(components, secondary, &volume, second_inode).await?;
+    }
     cache.backings.add(inode, backing);
     members.add(volume.clone());
-    crate::writeback::start(&volume, cache);
+    crate::writeback::start(&volume, cache, inode);
     Ok(volume)
+}
+
+/// Links a volume to its copy. If the set with the copy fails, the volume has none.
+async fn settle(
+    components: &Rc<Components>,
+    secondary: &Rc<Components>,
+    volume: &Rc<Volume>,
+    second_inode: Inode,
+) -> Result<(), EngineError> {
+    let settled = mirror::settle(components, secondary, volume, second_inode).await;
+    match (settled, volume.backing()) {
+        (Err(e), Some(backing)) => {
+            components.cache.device.check()?;
+            let device = backing.disk().info().name.to_string();
+            components.cache.device.emit(SetEvent::DeviceError { error: e });
+            backing.update(|sb| sb.set_copy(None)).await?;
+            let cache = secondary.cache.device.place().device.to_string();
+            components.cache.device.emit(SetEvent::CopyLost { device, cache });
+            Ok(())
+        }
+        (settled, _) => settled,
+    }
 }
 
 /// Finds or makes the slot of a device, and makes the superblock of the device name the set. No other caller can
@@ -100,17 +132,24 @@ async fn claim_slot(
 
 /// Gives a registration of a known device its number, first in the slot and then in the superblock of the device.
 /// An older copy of the cache device does not have this number. (The first registration gets its number from
-/// [`new_slot`].)
+/// [`new_slot`].) `copy`: the set and slot with a copy of the dirty data, which get the number, too.
 async fn number_registration(
     cache: &Cache,
     inode: Inode,
     backing: &Rc<BackingDevice>,
+    copy: Option<(&Cache, Inode)>,
 ) -> Result<(), EngineError> {
     let config = cache.uuids.lock().await;
     // Both numbers are valid until the superblock has the new one.
     let (before, number) = (backing.registration(), RegistrationNr::from_random(cache.rt.random()));
-    let renewed = cache.uuids.update_if_room(|u| u[inode.0 as usize].register(number, before)).await?;
+    let mut renewed = cache.uuids.update_if_room(|u| u[inode.0 as usize].register(number, before)).await?;
     drop(config);
+    if let Some((second, inode)) = copy.filter(|_| renewed) {
+        let _config = second.uuids.lock().await;
+        // Without the number its copy does not count after the next registration.
+        let numbered = second.uuids.update_if_room(|u| u[inode.0 as usize].register(number, before)).await;
+        renewed = numbered.unwrap_or(true);
+    }
     if !renewed {
         // A full cache must start, because only its volumes can make it empty. The old numbers stay valid.
         return Ok(());
@@ -242,7 +281,7 @@ async fn new_slot(components: &Components, backing: &BackingDevice) -> Result<Uu
 /// Finds a free slot and begins the change that gives it away. If there is none, walks the index first: before a walk, an
 /// invalid slot counts as used, because the index may still have keys of it. The walk may wait for buckets, so it is made
 /// without the lock of the UUID table.
-async fn begin_new_slot(cache: &Cache) -> Result<Option<(Inode, TableChange<'_>)>, EngineError> {
+pub(super) async fn begin_new_slot(cache: &Cache) -> Result<Option<(Inode, TableChange<'_>)>, EngineError> {
     for walked in [false, true] {
         let table = cache.uuids.begin_change().await?;
         if let Some(inode) = cache.uuids.free_slot(|inode| cache.index.is_invalid_slot(inode)) {
@@ -401,6 +440,7 @@ pub(super) async fn release(components: &Components, volume: &Rc<Volume>) -> Res
         }
     }
     cache.journal.commit_keys().await?;
+    volume.release_mirror().await;
     cache.device.settle_overwrites().await?;
     // A miss that is still being inserted could replace data that the next owner of the device writes by old data.
     volume.ranges().invalidate_misses();
@@ -463,12 +503,12 @@ async fn detach_drained(
     if !members.has(volume) {
         return Err(Refusal::NotAttached { volume: volume.label_or_name() }.into());
     }
-    backing
-        .update(|sb| {
-            sb.set_set_uuid(Uuid::NIL);
-            sb.set_state(BackingState::None);
-        })
-        .await?;
+    let leave = |sb: &mut BackingSuper| {
+        sb.set_set_uuid(Uuid::NIL);
+        sb.set_state(BackingState::None);
+        sb.set_copy(None);
+    };
+    backing.update(leave).await?;
     // The lock is taken only here: the steps before wait for this backing device without a limit, and holders of the lock
     // wait for the cache device only.
     let config = cache.uuids.lock().await;

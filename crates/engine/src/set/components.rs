@@ -10,6 +10,7 @@ use format::Uuid;
 use io::{Nanos, Reservation};
 
 use super::members::Members;
+use super::unsettled::Unsettled;
 use crate::device::ErrorLimits;
 use crate::error::EngineError;
 use crate::gc::GcSettings;
@@ -25,16 +26,18 @@ pub(super) struct Components {
     pub(super) members: Rc<Members>,
     pub(super) wiper: Rc<Wiper>,
     pub(super) scrubber: Rc<Scrubber>,
+    pub(super) unsettled: Unsettled,
     /// The reservation for the memory of the set's tables.
     _memory: Reservation,
 }
 
 impl Components {
-    pub(super) fn new(cache: Rc<Cache>, memory: Reservation) -> Components {
+    pub(super) fn new(cache: Rc<Cache>, unsettled: Unsettled, memory: Reservation) -> Components {
         Components {
             members: Rc::new(Members::new(cache.clone())),
             wiper: Rc::default(),
             scrubber: Rc::new(Scrubber::new(cache.clone())),
+            unsettled,
             cache,
             _memory: memory,
         }

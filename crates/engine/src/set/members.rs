@@ -1,10 +1,10 @@
-//! The volumes of a set, and the devices that are being attached to it.
+//! The volumes of a set, those of other sets whose dirty data it also has, and the devices that are being attached to it.
 //!
-//! Owns both lists. Invariant: the load of a volume is part of the cache as long as the volume is in the list.
+//! Owns the lists. Invariant: the load of a volume is part of the cache as long as the volume is in the list.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use format::{Inode, Uuid};
 
@@ -14,13 +14,20 @@ use crate::volume::{Cache, Volume};
 pub(super) struct Members {
     cache: Rc<Cache>,
     volumes: RefCell<Vec<Rc<Volume>>>,
+    /// Volumes of other sets whose dirty data is in this one, too.
+    copies: RefCell<Vec<Weak<Volume>>>,
     /// UUIDs of the devices that are being attached.
     attaching: RefCell<BTreeSet<Uuid>>,
 }
 
 impl Members {
     pub(super) fn new(cache: Rc<Cache>) -> Members {
-        Members { cache, volumes: RefCell::default(), attaching: RefCell::default() }
+        Members {
+            cache,
+            volumes: RefCell::default(),
+            copies: RefCell::default(),
+            attaching: RefCell::default(),
+        }
     }
 
     /// Every volume of the set.
@@ -55,6 +62,19 @@ impl Members {
         volume.set_cutoff_writeback(self.cache.tunables.borrow().cutoff_writeback);
         self.cache.add_load(volume.load().clone());
         self.volumes.borrow_mut().push(volume);
+    }
+
+    /// Adds a volume of another set whose dirty data is in this one, too.
+    pub(super) fn add_copy(&self, volume: &Rc<Volume>) {
+        let mut copies = self.copies.borrow_mut();
+        copies.retain(|v| v.strong_count() > 0);
+        copies.push(Rc::downgrade(volume));
+    }
+
+    /// Every volume of another set that has its dirty data in this one, too.
+    pub(super) fn copies(&self) -> Vec<Rc<Volume>> {
+        let all: Vec<Rc<Volume>> = self.copies.borrow().iter().filter_map(Weak::upgrade).collect();
+        all.into_iter().filter(|v| v.mirror().is_some_and(|m| Rc::ptr_eq(&m.cache, &self.cache))).collect()
     }
 
     /// Whether the volume is in the set.

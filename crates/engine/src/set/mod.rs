@@ -10,14 +10,16 @@ mod components;
 mod initialise;
 mod members;
 mod memory;
+mod mirror;
 mod open;
 mod recover;
 mod replay;
 mod stop;
+mod unsettled;
 
 use std::rc::Rc;
 
-use format::{Inode, Sectors, Uuid};
+use format::{Inode, Sectors, SlotRole, Uuid};
 use io::Disk;
 
 use self::components::Components;
@@ -105,10 +107,76 @@ impl CacheSet {
         open::open(cache, options).await.map(|components| CacheSet { components })
     }
 
+    /// Copies the dirty data of a volume of this set to a second set. From now on, dirty data of the volume is there, too, before a write
+    /// of it is acknowledged. The call ends when the copy is complete; the volume is served meanwhile.
+    ///
+    /// # Errors
+    /// If the volume is not attached to this set or has a copy, if the sets do not fit each other, or if one of them fails.
+    pub async fn mirror(&self, volume: &Rc<Volume>, secondary: &CacheSet) -> Result<(), EngineError> {
+        let (one, two, volume) = (self.components.clone(), secondary.components.clone(), volume.clone());
+        let copied = async move { mirror::mirror(&one, &two, &volume).await };
+        self.components.cache.tasks.to_the_end(copied).await
+    }
+
+    /// Gives a volume to the set that has a copy of its dirty data, as after the loss of this set; clients do not notice it. What this set
+    /// has of the volume is invalid from then on.
+    ///
+    /// # Errors
+    /// If no other set has all of it, or the superblock of the backing device cannot be written; the volume stays in this set then.
+    pub async fn hand_over(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
+        let (theirs, volume) = (self.components.clone(), volume.clone());
+        let handed = async move { mirror::hand_over(&theirs, &volume).await };
+        self.components.cache.tasks.to_the_end(handed).await
+    }
+
+    /// Ends the copies that this set has of the dirty data of volumes of other sets, which go on without them.
+    ///
+    /// # Errors
+    /// If the superblock of a backing device cannot be written. The copy that it names stays then.
+    pub async fn give_up_copies(&self) -> Result<(), EngineError> {
+        mirror::give_up_copies(&self.components).await
+    }
+
+    /// Registers a backing device as [`CacheSet::register`] does, together with the set that has a copy of its dirty data. If that
+    /// copy is not the newest one, the device has no copy any more, as after [`CacheSet::register`].
+    ///
+    /// # Errors
+    /// Those of [`CacheSet::register`].
+    pub async fn register_with(&self, secondary: &CacheSet, disk: Disk) -> Result<Rc<Volume>, EngineError> {
+        mirror::register_with(&self.components, &secondary.components, disk).await
+    }
+
+    /// Registers a backing device of another set, of whose dirty data this set has a copy. From now on the device belongs to this set.
+    /// The caller knows that nobody has used the other set alone.
+    ///
+    /// # Errors
+    /// If this set has no copy of the dirty data, or the newest one is another; and those of [`CacheSet::register`].
+    pub async fn take_over(&self, disk: Disk) -> Result<Rc<Volume>, EngineError> {
+        mirror::take_over(&self.components, disk).await
+    }
+
+    /// The group of the set, if it is in one.
+    pub fn group(&self) -> Option<Uuid> {
+        self.components.cache.device.superblock().group()
+    }
+
+    /// Puts the set into a group, or takes it out of one.
+    ///
+    /// # Errors
+    /// If the superblock of the cache device cannot be written.
+    pub async fn set_group(&self, group: Option<Uuid>) -> Result<(), EngineError> {
+        mirror::set_group(&self.components.cache, group).await
+    }
+
+    /// The set that has the dirty data of a backing device of this set, too, as this set knows it; its copy may be out of date.
+    pub fn second_set_of(&self, backing: Uuid) -> Option<Uuid> {
+        mirror::second_set_of(&self.components.cache, backing)
+    }
+
     /// Attaches a device, for tests.
     #[cfg(test)]
     pub(crate) async fn attached(&self, backing: Rc<BackingDevice>) -> Result<Rc<Volume>, EngineError> {
-        attach::attach(&self.components, backing).await
+        attach::attach(&self.components, backing, None).await
     }
 
     /// Passes changed tunables on, for tests that change them directly.
@@ -343,13 +411,20 @@ impl CacheSet {
         entries.get(inode.0 as usize).filter(|e| e.is_live()).map(|e| (e.uuid, e.label()))
     }
 
+    /// Whether the data of a slot is a copy of the dirty data of another set.
+    pub fn has_copy_in(&self, inode: Inode) -> bool {
+        let entries = self.cache().uuids.entries();
+        let role = entries.get(inode.0 as usize).and_then(|entry| entry.role());
+        matches!(role, Some(SlotRole::Secondary { .. }))
+    }
+
     /// The slot of the backing device or flash-only volume with this UUID.
     pub fn slot_of(&self, uuid: Uuid) -> Option<Inode> {
         self.cache().uuids.slot_of(uuid)
     }
 
     /// The backing devices that have dirty data in the cache and are not registered: label or, without one, UUID, and the
-    /// dirty data.
+    /// dirty data. Copies of the dirty data of another set do not count.
     pub fn dirty_without_volume(&self) -> Vec<(String, Sectors)> {
         let registered: Vec<Inode> = self.volumes().iter().filter_map(|v| v.inode()).collect();
         let entries = self.cache().uuids.entries();
@@ -359,7 +434,7 @@ impl CacheSet {
             Some(if label.is_empty() { entry.uuid.to_string() } else { label })
         };
         let dirty = self.status().dirty.into_iter();
-        let others = dirty.filter(|(inode, _)| !registered.contains(inode));
+        let others = dirty.filter(|(inode, _)| !registered.contains(inode) && !self.has_copy_in(*inode));
         others.filter_map(|(inode, sectors)| Some((named(inode)?, sectors))).collect()
     }
 

@@ -179,7 +179,7 @@ fn assemble(
         stats: RefCell::new(CacheStats::new(now)),
         shared: Shared::new(congestion),
     };
-    let components = Rc::new(Components::new(Rc::new(cache), memory));
+    let components = Rc::new(Components::new(Rc::new(cache), r.unsettled, memory));
     let members = Rc::downgrade(&components.members);
     components.scrubber.set_volumes(move |inode| members.upgrade()?.volume_of(inode));
     watch(&components);

@@ -7,11 +7,12 @@
 
 use std::rc::Rc;
 
-use format::{BucketNr, CacheSuper, FooterLayout, Inode, Jset, Replay, Sector, Sectors};
+use format::{Bkey, BucketNr, CacheSuper, FooterLayout, Inode, Jset, Replay, Sector, Sectors};
 use io::{CrashLogRef, Disk, Reservation};
 
 use super::open::SetOptions;
 use super::replay::Replayer;
+use super::unsettled::Unsettled;
 use crate::alloc::{Buckets, LoadedPrios, apply_prios, load_prios};
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::damage::Flaw;
@@ -30,6 +31,7 @@ pub(super) struct Recovered {
     pub(super) uuids: Vec<format::UuidEntry>,
     /// Whether the UUID table has the old, shorter slots.
     pub(super) old_uuids: bool,
+    pub(super) unsettled: Unsettled,
     pub(super) events: Vec<SetEvent>,
 }
 
@@ -49,6 +51,11 @@ impl ReadJournal {
     /// The number of keys to replay.
     fn keys(&self) -> u64 {
         self.replay.entries.iter().map(|e| e.keys.len() as u64).sum()
+    }
+
+    /// The keys of the newest entry of the device, and of the crash log.
+    fn newest_keys(&self) -> impl Iterator<Item = &Bkey> {
+        self.replay.entries.iter().skip(self.on_device.saturating_sub(1)).flat_map(|e| &e.keys)
     }
 
     fn durable_entries(&self) -> DurableEntries {
@@ -84,6 +91,8 @@ pub(super) async fn recover(
     let LoadedTree { mut tree, mut events } = load_index(&reader, &read, limit_bytes, &mut buckets).await?;
     check_owners(&tree, &uuids).map_err(|flaw| place.damage(uuids_sector(newest), flaw))?;
 
+    // No entry may be written before.
+    let unsettled = Unsettled::open(device, &uuids, read.newest_keys()).await?;
     let (keys, entries) = (read.keys(), read.durable_entries());
     let layout = Layout {
         buckets: read.ring_buckets,
@@ -114,7 +123,7 @@ pub(super) async fn recover(
     let old_uuids = newest.version == 0;
     // The memory of the entries is free now.
     memory.shrink_to(tables_bytes);
-    Ok(Recovered { buckets, tree, journal, prios, uuids, old_uuids, events })
+    Ok(Recovered { buckets, tree, journal, prios, uuids, old_uuids, unsettled, events })
 }
 
 /// The first sector of the UUID table that an entry names.

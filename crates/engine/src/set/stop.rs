@@ -3,19 +3,25 @@
 //! Dirty data stays dirty. The format has no mark of a clean stop: a stopped set looks like a crashed set whose journal
 //! has nothing left to replay. So the last entry of a stop has no keys and needs no older entry. A start that replays
 //! keys therefore follows a crash, a stop by a kernel, or a stop whose journal had no room for that entry.
+//!
+//! Two sets with the same dirty data can be stopped in any order: the first stop ends the writes to both.
 
 use super::components::Components;
 use crate::error::EngineError;
 use crate::journal::Urgency;
+use crate::volume::uncouple_stopped;
 
 /// Stops the volumes and the set; see [`CacheSet::stop`](super::CacheSet::stop).
 pub(super) async fn stop(components: &Components) -> Result<(), EngineError> {
     let Components { cache, members, .. } = components;
+    cache.device.begin_leaving();
     components.wiper.stop();
     components.scrubber.stop();
     cache.gc.stop_packing();
     let mut stopped = Ok(());
-    for v in members.volumes() {
+    // Volumes of other sets write their dirty data to this set, too.
+    let volumes: Vec<_> = members.volumes().into_iter().chain(members.copies()).collect();
+    for v in &volumes {
         stopped = stopped.and(v.stop().await);
     }
     // Insertions of misses, promotions and packing end, so no key changes any more.
@@ -38,6 +44,10 @@ pub(super) async fn stop(components: &Components) -> Result<(), EngineError> {
     let result = result.await;
     // A change of the UUID table that has begun ends first: it needs the journal.
     let _table = cache.uuids.lock().await;
+    if result.is_ok() {
+        // Otherwise the other set takes over, or records the loss.
+        volumes.iter().for_each(|v| uncouple_stopped(v));
+    }
     cache.device.stop();
     cache.journal.stop();
     components.wake_all();

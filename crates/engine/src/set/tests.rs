@@ -179,7 +179,7 @@ fn a_failed_set_changes_no_superblock() {
         let (disk, hdd) = (Watching::new(16_384), TestDisk::new(2048));
         let set = open_set(&disk, &rt, (16, false), SetOptions::default()).await;
         let backing = backing_device(&hdd, &rt);
-        let volume = attach::attach(&set.components, backing.clone()).await.unwrap();
+        let volume = attach::attach(&set.components, backing.clone(), None).await.unwrap();
         volume.set("label", "old").await.unwrap();
         let superblock = || (backing.label(), backing.cache_mode());
         let before = superblock();

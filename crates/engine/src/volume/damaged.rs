@@ -9,6 +9,8 @@ use std::rc::Rc;
 use format::{Inode, JournalSeq, Ptr, Sector, Sectors};
 use io::Nanos;
 
+use super::copy::settle_range;
+use super::mirror::drop_part;
 use super::{Cache, Target, Volume};
 use crate::canary::{Bug, bug};
 use crate::data::{DamagedBlock, Mismatch, ReadSum, ReadToken, Verdict};
@@ -159,6 +161,16 @@ fn list_damaged(owner: Owner<'_>, piece: CachedPiece, mismatch: Mismatch) {
     let CachedPiece { start, ptr } = piece;
     if owner.cache.data.add_damaged(DamagedBlock { at: (owner.inode, start), size, ptr }) {
         report(owner, piece, true, mismatch);
+        if let Some(volume) = owner.volume.filter(|v| v.mirror().is_some() && v.links.is_to(owner.cache)) {
+            let (volume, range) = (volume.clone(), (start, start + size));
+            // A read or the scrub has found it: nobody may need the range for a long time.
+            volume.rt.clone().spawn(async move {
+                // A stop waits for it.
+                let Ok(_guard) = volume.enter(Sector(0), Sectors::ZERO) else { return };
+                // If it fails, the range stays in the list.
+                let _ = super::heal(&volume, range).await;
+            });
+        }
     }
 }
 
@@ -226,6 +238,7 @@ pub(crate) async fn accept(owner: Owner<'_>, block: &DamagedBlock) -> Result<Sec
         if cache.data.learn(&found, true).await? > 0 || cache.data.has_sum(block.ptr, sum) {
             cache.data.remove_damaged(block);
             resolved(owner, block, left, Resolution::Accepted);
+            copy_accepted(owner, (start, start + block.size)).await?;
             return Ok(left);
         }
         // The footer of the bucket is being written.
@@ -233,6 +246,18 @@ pub(crate) async fn accept(owner: Owner<'_>, block: &DamagedBlock) -> Result<Sec
     }
     let device = cache.device.place().device.clone();
     Err(Refusal::NotAccepted { device, at: block.ptr.offset() }.into())
+}
+
+/// Copies data that the operator has accepted to the second set of the volume, whose data there is damaged as well. The caller holds the
+/// range.
+async fn copy_accepted(owner: Owner<'_>, range: (Sector, Sector)) -> Result<(), EngineError> {
+    let Some(volume) = owner.volume else { return Ok(()) };
+    let (Some((cache, inode)), Some(mirror)) = (volume.attached(), volume.mirror()) else { return Ok(()) };
+    if !mirror.is_copy() || !Rc::ptr_eq(&cache, owner.cache) {
+        return Ok(());
+    }
+    settle_range(volume.target(&cache, inode), &mirror, range).await?;
+    mirror.commit_keys().await
 }
 
 /// Drops a damaged block of dirty data, durably: reads return what the backing device has, or zeros from a flash-only
@@ -247,13 +272,18 @@ pub(crate) async fn drop_damaged(target: Target<'_>, block: &DamagedBlock) -> Re
         let seg = cache.index.segment_loaded(inode, at, end).await?;
         let here = block.ptr.advanced(at - start);
         if matches!(seg.kind, Kind::Hit { ptr, dirty: true, .. } if ptr == here) {
-            let seq = cache.index.change(inode, at, seg.end, None, Durability::Journaled).await?;
+            let (done, seq) = drop_part(target, (at, seg.end)).await?;
             newest = newest.max(seq);
-            dropped += seg.end - at;
+            dropped += done - at;
+            at = done;
+        } else {
+            at = seg.end;
         }
-        at = seg.end;
     }
     cache.journal.commit(newest).await?;
+    if let Some(mirror) = volume.mirror() {
+        mirror.commit_keys().await?;
+    }
     cache.data.remove_damaged(block);
     if dropped > Sectors::ZERO {
         resolved(target.into(), block, dropped, Resolution::Dropped);

@@ -9,7 +9,8 @@ use std::rc::Rc;
 use format::{Sector, Sectors};
 use io::{BlockVolume, Buffer, Handle, Nanos, RangeStatus, ReadFlags, VolumeError, WriteFlags, ZeroFlags};
 
-use super::cache_failed::handle_failed_cache;
+use super::again::{Failed, again, handle_failed_set};
+use super::cache_failed::{handle_failed_cache, has_lost_set};
 use super::direct::Direct;
 use super::ranges::Ranges;
 use super::request::Read;
@@ -137,7 +138,7 @@ impl Volume {
             self.count(|c| c.count_metadata(sectors));
         }
         let began = self.rt.turn_time();
-        let mut buffer = buffer;
+        let (mut buffer, mut healed) = (buffer, false);
         loop {
             let Some((cache, inode)) = self.attached() else {
                 let start = sector + Sectors(self.offset.0);
@@ -145,17 +146,20 @@ impl Volume {
                     backing::read_settled(self, start, sectors, buffer, offset_bytes).await;
                 return (buffer, self.passed_through(OpKind::Read, sectors, began, result));
             };
-            if !cache.device.is_failed() {
+            let losses = self.links.losses();
+            let again = if cache.device.is_failed() {
+                handle_failed_set(self.target(&cache, inode))
+            } else {
                 let start = sector + Sectors(self.offset.0);
                 let target = self.target(&cache, inode);
                 let read = Read::begin(target, (start, start + sectors), offset_bytes, flags.meta);
                 let (b, result) = read::read_cached(target, &read, buffer).await;
                 buffer = b;
-                if result.is_ok() || !cache.device.is_failed() {
-                    return (buffer, result.map_err(|e| self.unanswered(OpKind::Read, e.to_volume_error())));
-                }
-            }
-            if let Err(e) = handle_failed_cache(self.target(&cache, inode)).await {
+                let Err(error) = result else { return (buffer, Ok(())) };
+                let failed = Failed { range: (start, start + sectors), losses, error };
+                again(self.target(&cache, inode), failed, &mut healed)
+            };
+            if let Err(e) = again.await {
                 return (buffer, Err(self.unanswered(OpKind::Read, e.to_volume_error())));
             }
         }
@@ -182,25 +186,28 @@ impl Volume {
         let start = sector + Sectors(self.offset.0);
         let WriteFlags { fua, meta } = flags;
         let write = Write { start, end: start + sectors, buffer, offset_bytes, fua, meta };
+        let mut healed = false;
         loop {
             let Some((cache, inode)) = self.attached() else {
                 let result = write::write_uncached(self, &write).await;
                 return self.passed_through(OpKind::Write, sectors, began, result);
             };
-            if !cache.device.is_failed() {
+            let losses = self.links.losses();
+            let again = if cache.device.is_failed() {
+                handle_failed_set(self.target(&cache, inode))
+            } else {
                 match write::write_cached(self.target(&cache, inode), &write).await {
                     Ok(outcome) => {
                         self.answered(OpKind::Write, outcome, sectors, began);
                         return Ok(());
                     }
-                    Err(e) if !cache.device.is_failed() => {
-                        return Err(self.unanswered(OpKind::Write, e.to_volume_error()));
+                    Err(error) => {
+                        let failed = Failed { range: write.range(), losses, error };
+                        again(self.target(&cache, inode), failed, &mut healed)
                     }
-                    Err(_) => {}
                 }
-            }
-            let handled = handle_failed_cache(self.target(&cache, inode)).await;
-            handled.map_err(|e| self.unanswered(OpKind::Write, e.to_volume_error()))?;
+            };
+            again.await.map_err(|e| self.unanswered(OpKind::Write, e.to_volume_error()))?;
         }
     }
 
@@ -245,13 +252,21 @@ impl Volume {
             let Some((cache, inode)) = self.attached() else {
                 return settle.await.map_err(VolumeError::from);
             };
+            let losses = self.links.losses();
             if !cache.device.is_failed() {
                 let (journal, direct) = io::sync::join(
                     async {
                         if bug(Bug::FlushBeforeJournal) {
                             return Ok(());
                         }
-                        cache.journal.commit_keys().await?;
+                        if let Some(mirror) = self.mirror() {
+                            // The two journals are written at the same time.
+                            let both = io::sync::join(cache.journal.commit_keys(), mirror.commit_keys());
+                            let (first, second) = Box::pin(both).await;
+                            second.and(first)?;
+                        } else {
+                            cache.journal.commit_keys().await?;
+                        }
                         cache.device.settle_overwrites().await
                     },
                     settle,
@@ -260,7 +275,7 @@ impl Volume {
                 direct?;
                 match journal {
                     Ok(()) => return Ok(()),
-                    Err(e) if !cache.device.is_failed() => return Err(e.to_volume_error()),
+                    Err(e) if !has_lost_set(self, &cache, losses) => return Err(e.to_volume_error()),
                     Err(_) => {}
                 }
             }
@@ -321,23 +336,28 @@ impl Volume {
             return Ok(Outcome::Done);
         }
         let start = sector + Sectors(self.offset.0);
+        let mut healed = false;
         loop {
             let Some((cache, inode)) = self.attached() else {
                 return direct::remove_uncached(self, start, sectors, &op)
                     .await
                     .map(|()| Outcome::PassThrough);
             };
-            if !cache.device.is_failed() {
-                let result = direct::remove_cached(self.target(&cache, inode), start, sectors, &op).await;
-                if result.is_ok() || !cache.device.is_failed() {
-                    let outcome = match self.is_flash_only() {
+            let losses = self.links.losses();
+            let again = if cache.device.is_failed() {
+                handle_failed_set(self.target(&cache, inode))
+            } else {
+                let target = self.target(&cache, inode);
+                let result = direct::remove_cached(target, start, sectors, &op).await;
+                let Err(error) = result else {
+                    return Ok(match self.is_flash_only() {
                         true => Outcome::Done,
                         false => Outcome::Bypass(BypassReason::Discard),
-                    };
-                    return result.map(|()| outcome).map_err(|e| e.to_volume_error());
-                }
-            }
-            handle_failed_cache(self.target(&cache, inode)).await.map_err(|e| e.to_volume_error())?;
+                    });
+                };
+                again(target, Failed { range: (start, start + sectors), losses, error }, &mut healed)
+            };
+            again.await.map_err(|e| e.to_volume_error())?;
         }
     }
 

@@ -102,7 +102,8 @@ pub(super) async fn remove_cached(
     let end = start + sectors;
     let (outer_start, outer_end) = widened(volume, cache, (start, end));
     let range = volume.ranges.hold_for_change(outer_start, outer_end).await;
-    if !volume.is_attached_to(cache) {
+    if !volume.links.is_to(cache) {
+        volume.links.refuse_other(cache)?;
         // The volume was detached during the wait; the other path takes its own range.
         drop(range);
         return remove_uncached(volume, start, sectors, op).await.map_err(EngineError::from);
@@ -199,9 +200,16 @@ async fn drop_dirty(target: Target<'_>, start: Sector, end: Sector, fua: bool) -
     if !bug(Bug::DirtyDroppedBeforeFlush) {
         backing.settle_direct_writes().await?;
     }
+    let mirror = volume.mirror();
+    if let Some(mirror) = mirror.as_ref().filter(|_| !bug(Bug::DropInFirstSetOnly)) {
+        super::mirror::drop_both(target, mirror, start, end).await?;
+    }
     let newest = drop_mapped(target, start, end).await?;
     if fua {
         cache.journal.commit(newest).await?;
+        if let Some(mirror) = mirror {
+            mirror.commit_keys().await?;
+        }
     }
     volume.writeback.progressed();
     Ok(())
@@ -244,6 +252,11 @@ async fn invalidate_clean(target: Target<'_>, start: Sector, end: Sector) -> Res
     }
     if !bug(Bug::HoleNotDurable) {
         cache.journal.commit(newest).await?;
+    }
+    if let Some(mirror) = target.volume.mirror() {
+        super::mirror::drop_where_clean(target, &mirror, (start, end)).await?;
+        // Its dirty keys, and its holes over older ones.
+        mirror.commit_keys().await?;
     }
     if over_dirty && !bug(Bug::DirectBeforeDirtyKey) {
         cache.journal.commit_keys().await?;

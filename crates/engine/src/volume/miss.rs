@@ -70,7 +70,7 @@ async fn insert_pieces(target: Target<'_>, kind: DataKind, missed: Missed) {
     let mut at = start;
     // No data of a detached device may reach the cache device: a wipe may have passed already.
     let is_current = || miss.is_valid() && flush_has_failed(volume) == flush_failed;
-    while at < end && volume.is_attached_as(cache, inode) {
+    while at < end && volume.links.is_as(cache, inode) {
         let Some(placed) = cache.alloc.try_place(kind, end - at) else {
             // No client waits for this insertion, so it may wait for buckets, but not for writeback to make room.
             let give_up = || cache.device.is_stopping() || cache.alloc.is_starved();
@@ -116,7 +116,7 @@ async fn insert_where_hole(target: Target<'_>, copy: CleanCopy, is_current: &dyn
     let mut collided = false;
     while at < end {
         // Every condition for the change is checked again after each wait.
-        let mine = volume.is_attached_as(cache, inode);
+        let mine = volume.links.is_as(cache, inode);
         if !mine || cache.device.is_stopping() || !(is_current() || bug(Bug::MissOverNewerWrite)) {
             collided = true;
             break;

@@ -8,15 +8,20 @@
 //! Invariants: positions handed to the index include the data offset; a volume with dirty data never serves requests
 //! without its cache.
 
+mod again;
+mod alone;
 mod backing;
 mod blocks;
 mod cache;
 mod cache_failed;
+mod copy;
 mod damaged;
 mod device;
 mod direct;
 mod drain;
 mod hit;
+mod links;
+mod mirror;
 mod miss;
 mod overwrite;
 mod pieces;
@@ -37,15 +42,19 @@ use io::{Disk, Handle, Nanos, TraceFigures, VolumeError};
 pub(crate) use backing::is_usable;
 pub(crate) use blocks::Blocks;
 pub(crate) use cache::{Cache, Shared, VolumeLoad};
+pub(crate) use cache_failed::{end_copy, handle_failed_sets, leave_to_second, uncouple_stopped};
+pub(crate) use copy::{copy_dirty, finish_copy, give_up_copy, heal, settle_range};
 pub(crate) use damaged::{
     CachedPiece, Found, Owner, accept, damaged_left, drop_damaged, found_damaged, is_sound, is_still_damaged,
 };
 pub use device::VolumeRef;
+pub use links::CopyState;
+use links::Links;
+pub(crate) use mirror::{Mirror, MirrorSets, Which, drop_written_back};
 pub(crate) use ranges::{RangeGuard, Ranges};
 
 pub(crate) use writeback_state::WritebackState;
 
-use crate::canary::{Mark, mark};
 use crate::device::BackingDevice;
 use crate::error::EngineError;
 use crate::events::SetEvent;
@@ -59,7 +68,6 @@ use crate::policy::sequential::SequentialDetector;
 use crate::policy::stripes::StripeGeometry;
 use crate::policy::writeback_rate::{RateDebug, WritebackRate};
 use crate::policy::yielding;
-use crate::refusal::DeviceRefusal;
 use crate::refusal::Refusal;
 use crate::stats::{CacheStats, OpKind, Outcome, RequestCounters, RequestStats};
 use crate::tunables::{Admission, Controller, DeviceTunables};
@@ -71,7 +79,7 @@ pub struct Volume {
     sectors: Sectors,
     /// The key position at which the volume begins: the data offset of the backing device.
     offset: Sector,
-    link: RefCell<Option<(Rc<Cache>, Inode)>>,
+    links: Links,
     backing: Option<Rc<BackingDevice>>,
     ranges: Rc<Ranges>,
     tunables: RefCell<DeviceTunables>,
@@ -133,7 +141,7 @@ impl Volume {
             name: RefCell::new(if label.is_empty() { "bcache".into() } else { label.to_owned() }),
             sectors: area.sectors,
             offset: area.offset,
-            link: RefCell::new(link),
+            links: Links::new(link),
             backing,
             ranges: Rc::default(),
             tunables: RefCell::new(tunables),
@@ -171,21 +179,7 @@ impl Volume {
     /// # Errors
     /// If the device has dirty data in a cache and `lose_dirty` is false.
     pub async fn pass_through(disk: Disk, lose_dirty: bool) -> Result<Rc<Volume>, EngineError> {
-        let backing = BackingDevice::open(disk).await?;
-        let name = backing.disk().info().name.clone();
-        match backing.state() {
-            BackingState::Dirty if !lose_dirty => {
-                mark(Mark::AloneRefused);
-                return Err(DeviceRefusal::dirty_in_set(backing.set_uuid(), &name).into());
-            }
-            BackingState::Clean | BackingState::Dirty => {
-                mark(Mark::AloneStale);
-                backing.update(|sb| sb.set_state(BackingState::Stale)).await?;
-            }
-            BackingState::None | BackingState::Stale => mark(Mark::AloneFree),
-        }
-        let (area, label) = (Area::of(&backing), backing.label());
-        Ok(Volume::new(backing.disk().runtime().clone(), area, None, Some(backing), &label))
+        alone::pass_through(disk, lose_dirty).await
     }
 
     /// Makes a backing device leave its set without the cache device. What the cache has of it is invalid from then on.
@@ -194,22 +188,36 @@ impl Volume {
     /// # Errors
     /// If the device has dirty data in the cache; it is not changed then.
     pub async fn leave_set(disk: Disk) -> Result<Uuid, EngineError> {
-        let backing = BackingDevice::open(disk).await?;
-        let set = backing.set_uuid();
-        if backing.state() == BackingState::Dirty {
-            return Err(DeviceRefusal::dirty_in_set(set, &backing.disk().info().name).into());
-        }
-        let free = |sb: &mut format::BackingSuper| {
-            sb.set_set_uuid(Uuid::NIL);
-            sb.set_state(BackingState::None);
-        };
-        backing.update(free).await?;
-        Ok(set)
+        alone::leave_set(disk).await
     }
 
     /// The cache and the slot, while the volume is attached.
     pub(crate) fn attached(&self) -> Option<(Rc<Cache>, Inode)> {
-        self.link.borrow().clone()
+        self.links.first()
+    }
+
+    /// The second set that has the dirty data of the volume.
+    pub(crate) fn mirror(&self) -> Option<Rc<Mirror>> {
+        self.links.second()
+    }
+
+    /// Whether the dirty data of the volume is in a second set, too.
+    pub fn copy_state(&self) -> CopyState {
+        self.links.copy_state((self.offset, self.offset + self.sectors))
+    }
+
+    /// The set that serves the volume, while it is attached.
+    pub fn set_uuid(&self) -> Option<Uuid> {
+        self.attached().map(|(cache, _)| cache.device.superblock().set_uuid())
+    }
+
+    pub(crate) fn set_mirror(&self, mirror: Option<Rc<Mirror>>) {
+        self.links.set_second(mirror);
+    }
+
+    /// Makes the dirty data of the second set durable, and removes the link to that set. The volume is stopped.
+    pub(crate) async fn release_mirror(self: &Rc<Self>) {
+        cache_failed::release_mirror(self).await;
     }
 
     /// The target of a request to this volume through the given cache and slot.
@@ -217,19 +225,9 @@ impl Volume {
         Target { volume: self, cache, inode }
     }
 
-    /// Whether the volume is attached to this set.
-    pub(super) fn is_attached_to(&self, cache: &Rc<Cache>) -> bool {
-        self.link.borrow().as_ref().is_some_and(|(c, _)| Rc::ptr_eq(c, cache))
-    }
-
-    /// Whether the volume is attached to this set in this slot.
-    pub(super) fn is_attached_as(&self, cache: &Rc<Cache>, inode: Inode) -> bool {
-        self.link.borrow().as_ref().is_some_and(|(c, i)| Rc::ptr_eq(c, cache) && *i == inode)
-    }
-
     /// Slot in the UUID table, while the volume is attached.
     pub fn inode(&self) -> Option<Inode> {
-        self.link.borrow().as_ref().map(|(_, i)| *i)
+        self.links.inode()
     }
 
     pub(crate) fn backing(&self) -> Option<Rc<BackingDevice>> {
@@ -428,7 +426,7 @@ impl Volume {
         if self.backing.as_ref().is_some_and(|b| b.is_disabled()) {
             return Err(VolumeError::failed(Refusal::IoDisabled { volume: self.label_or_name() }));
         }
-        if self.link.borrow().as_ref().is_some_and(|(cache, _)| cache.tunables.borrow().io_disable) {
+        if self.links.is_disabled() {
             return Err(VolumeError::failed(Refusal::IoDisabledBySet { volume: self.label_or_name() }));
         }
         let before = self.in_flight.replace(self.in_flight.get() + 1);
@@ -579,7 +577,7 @@ impl Volume {
     /// Makes the volume serve its backing device without the set.
     pub(crate) fn detached(&self) {
         self.ranges.invalidate_misses();
-        *self.link.borrow_mut() = None;
+        self.links.clear();
         self.detaching.set(0);
         self.writeback.wake();
     }

@@ -110,7 +110,7 @@ pub(super) async fn read_parts(
         Err(e) => return (buffer, Err(e)),
     };
     // The look-ups may have waited, and the slot may be that of another volume now.
-    if !volume.is_attached_as(cache, inode) && !bug(Bug::ReadOutlastsDetach) {
+    if !volume.links.is_as(cache, inode) && !bug(Bug::ReadOutlastsDetach) {
         return (buffer, Ok(None));
     }
     let hits = pieces.iter().filter(|p| p.hit.is_some()).count();

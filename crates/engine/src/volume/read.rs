@@ -50,7 +50,7 @@ impl Again {
             let (start, end) = widened(volume, cache, (read.start, read.end));
             self.range = Some(volume.ranges.exclude_changes(start, end));
         }
-        volume.is_attached_as(cache, inode) || bug(Bug::ReadOutlastsDetach)
+        volume.links.is_as(cache, inode) || bug(Bug::ReadOutlastsDetach)
     }
 }
 
@@ -212,6 +212,9 @@ async fn read_instead(
     arrived: Nanos,
 ) -> (Buffer, Result<(), EngineError>) {
     let (volume, sectors) = (target.volume, read.sectors());
+    if let Err(e) = volume.links.refuse_other(target.cache) {
+        return (buffer, Err(e));
+    }
     let (buffer, result) = read_settled(volume, read.start, sectors, buffer, read.offset_bytes).await;
     if result.is_ok() {
         count_read(target, read, Outcome::Miss, arrived);

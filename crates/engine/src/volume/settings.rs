@@ -60,7 +60,7 @@ async fn write_label(volume: &Volume, label: &str) -> Result<(), EngineError> {
     let listed = async move { write_label_of_slot(&theirs, inode, uuid, bytes).await };
     let listed = cache.tasks.to_the_end(listed).await;
     if let (Err(_), Some(b), Some(before)) = (&listed, &volume.backing, before)
-        && volume.is_attached_as(&cache, inode)
+        && volume.links.is_as(&cache, inode)
     {
         b.update(|sb| sb.set_label(before)).await?;
     }

@@ -21,6 +21,7 @@ use super::Volume;
 use super::backing::read_directly;
 use super::blocks::widened;
 use super::direct::write_direct;
+use super::mirror::{Mirror, write_both};
 use super::overwrite::{overwrite, place_to_overwrite};
 use super::read::read_merged;
 use crate::alloc::{DataKind, Placed, Purpose};
@@ -34,6 +35,7 @@ use crate::policy::bypass::{
 use crate::policy::congestion::Direction;
 use crate::policy::stripes::StripeGeometry;
 use crate::policy::yielding;
+use crate::refusal::Refusal;
 use crate::stats::Outcome;
 use crate::tunables::Controller;
 
@@ -74,7 +76,7 @@ impl Drop for DirtyWrite<'_> {
 
 /// A part of a write that is being written to the cache device.
 #[derive(Clone, Copy)]
-struct WritePiece {
+pub(super) struct WritePiece {
     at: Sector,
     placed: Placed,
     began: Nanos,
@@ -120,7 +122,8 @@ pub(super) async fn write_cached(target: Target<'_>, write: &Write) -> Result<Ou
         Some(range) => range,
         None => volume.ranges.hold_for_change(outer.0, outer.1).await,
     };
-    if !volume.is_attached_to(cache) {
+    if !volume.links.is_to(cache) {
+        volume.links.refuse_other(cache)?;
         // The volume was detached during the wait; the other path takes its own range.
         drop(range);
         return write_uncached(volume, write).await.map(|()| Outcome::PassThrough).map_err(EngineError::from);
@@ -139,6 +142,11 @@ pub(super) async fn write_cached(target: Target<'_>, write: &Write) -> Result<Ou
             volume.ranges.writeback_done(write.start, write.end).await;
         }
         let kind = if volume.backing.is_some() { DataKind::Dirty } else { DataKind::Volume };
+        if let Some(mirror) = volume.mirror()
+            && !bug(Bug::OverwriteWithCopy)
+        {
+            return Box::pin(write_back_twice(target, mirror, write)).await;
+        }
         match write_back(target, write, kind).await {
             Ok(newest) => {
                 if kind == DataKind::Dirty {
@@ -341,7 +349,7 @@ async fn write_back(target: Target<'_>, write: &Write, kind: DataKind) -> Result
             wait_for_room(volume, cache).await?;
             continue;
         };
-        let (first, future) = start_piece(volume, cache, write, at, placed);
+        let (first, future) = start_piece((volume, cache), write, (at, placed.size), placed);
         at += placed.size;
         // Most writes are one piece. The pieces of a longer write are written at the same time, as far as there is room
         // now.
@@ -349,7 +357,7 @@ async fn write_back(target: Target<'_>, write: &Write, kind: DataKind) -> Result
         while at < write.end
             && let Some(placed) = cache.alloc.try_place(kind, write.end - at)
         {
-            more.push(start_piece(volume, cache, write, at, placed));
+            more.push(start_piece((volume, cache), write, (at, placed.size), placed));
             at += placed.size;
         }
         let mut written = piece_written(volume, cache, first, future.await.result);
@@ -376,9 +384,48 @@ async fn write_back(target: Target<'_>, write: &Write, kind: DataKind) -> Result
     Ok(newest)
 }
 
+/// Writes the data to both sets of the volume, or past the cache if one of them has no room.
+async fn write_back_twice(
+    target: Target<'_>,
+    mirror: Rc<Mirror>,
+    write: &Write,
+) -> Result<Outcome, EngineError> {
+    let Target { volume, cache, .. } = target;
+    match write_both_durably(target, &mirror, write).await {
+        Ok(()) => {
+            cache.count_for_aging(write.sectors());
+            cache.device.check()?;
+            Ok(Outcome::Writeback)
+        }
+        Err(NotTaken::ByCache) => write_past(target, write, WritePath::Bypass(BypassReason::NoBucket)).await,
+        Err(not_taken) => Err(failure_of(volume, not_taken)),
+    }
+}
+
+/// Writes the data to both sets of the volume, and inserts dirty keys into both indexes; see [`write_back`]. A durable write waits for
+/// the keys of both.
+async fn write_both_durably(target: Target<'_>, mirror: &Mirror, write: &Write) -> Result<(), NotTaken> {
+    let Target { volume, cache, .. } = target;
+    let _dirty = DirtyWrite::begin(volume);
+    if let Some(backing) = &volume.backing
+        && backing.state() != BackingState::Dirty
+    {
+        backing.begin_dirty(&cache.device).await?;
+    }
+    if cache.alloc.buckets().in_use_percent() > yielding::THROTTLE_FROM_PERCENT {
+        throttle_write(volume, cache, write.sectors()).await;
+    }
+    let newest = write_both(target, mirror, write).await?;
+    if write.fua {
+        let (first, second) = io::sync::join(commit(cache, newest), mirror.commit_keys()).await;
+        second.and(first)?;
+    }
+    Ok(())
+}
+
 /// The outcome of a write whose pieces the cache device has written, or has failed to write. After an error no key of
 /// any piece is inserted.
-fn outcome_of(volume: &Volume, written: Result<(), IoError>) -> Result<(), NotTaken> {
+pub(super) fn outcome_of(volume: &Volume, written: Result<(), IoError>) -> Result<(), NotTaken> {
     match written {
         Ok(()) => Ok(()),
         Err(_) if volume.backing.is_some() => Err(NotTaken::ByCache),
@@ -415,21 +462,21 @@ fn room_worth_waiting_for(cache: &Cache) -> u64 {
     cache.geometry.bucket_sectors.0 * u64::from(cache.geometry.nbuckets) / 20
 }
 
-fn start_piece(
-    volume: &Volume,
-    cache: &Cache,
+/// Starts to write a part of a write, `size` sectors from `at` on, to the begin of its place.
+pub(super) fn start_piece(
+    (volume, cache): (&Volume, &Cache),
     write: &Write,
-    at: Sector,
+    (at, size): (Sector, Sectors),
     placed: Placed,
 ) -> (WritePiece, MeteredIo) {
     let offset = write.offset_bytes + (at - write.start).bytes() as usize;
     let piece = WritePiece { at, placed, began: volume.rt.turn_time() };
     let data = write.buffer.clone();
-    (piece, cache.data.write(placed.ptr, placed.size, data, offset))
+    (piece, cache.data.write(placed.ptr, size, data, offset))
 }
 
 /// Records that the write of a piece to the cache device has ended, well or with an error.
-fn piece_written(
+pub(super) fn piece_written(
     volume: &Volume,
     cache: &Cache,
     piece: WritePiece,
@@ -452,7 +499,7 @@ pub(super) async fn write_flash_only(target: Target<'_>, write: &Write) -> Resul
 
 /// The error of a write that has no other device to go to.
 #[cold]
-fn failure_of(volume: &Volume, not_taken: NotTaken) -> EngineError {
+pub(super) fn failure_of(volume: &Volume, not_taken: NotTaken) -> EngineError {
     match not_taken {
         NotTaken::Failed(e) => e,
         NotTaken::ByCache => NoSpace::Data { volume: volume.name().to_string() }.into(),
@@ -461,7 +508,7 @@ fn failure_of(volume: &Volume, not_taken: NotTaken) -> EngineError {
 
 /// Waits until an open bucket may have room, while buckets are being made ready; returns an error when none can be made
 /// ready.
-async fn wait_for_room(volume: &Volume, cache: &Rc<Cache>) -> Result<(), NotTaken> {
+pub(super) async fn wait_for_room(volume: &Volume, cache: &Rc<Cache>) -> Result<(), NotTaken> {
     // If no bucket is reclaimable, only writeback can make room, and the write can go to the backing device without
     // waiting for it. If some are, a walk of the index makes room; only a flash-only volume, which has no other device,
     // waits for the walk.
@@ -473,7 +520,12 @@ async fn wait_for_room(volume: &Volume, cache: &Rc<Cache>) -> Result<(), NotTake
         volume.writeback.wake();
         return Err(NotTaken::ByCache);
     }
-    cache.alloc.wait(Purpose::Data, || cache.device.is_failed() || give_up()).await;
+    if cache.device.is_stopping() {
+        cache.device.check()?;
+        return Err(NotTaken::Failed(Refusal::Stopping.into()));
+    }
+    let is_over = || cache.device.is_stopping() || give_up();
+    cache.alloc.wait(Purpose::Data, is_over).await;
     Ok(())
 }
 

@@ -36,8 +36,8 @@ pub(crate) struct WritebackState {
     /// The recent number of sectors that a batch makes clean in a second.
     cleaned_per_second: Cell<f64>,
     last_error: RefCell<Option<Arc<EngineError>>>,
-    /// Whether the task runs.
-    running: Cell<bool>,
+    /// The number of tasks that run: two, while the task of a lost set ends.
+    running: Cell<u32>,
     /// Notified when writeback may have become due.
     wake: Event,
     /// Notified when keys became clean, a batch failed, or the task ended.
@@ -56,7 +56,7 @@ impl WritebackState {
             written: Cell::new(Sectors::ZERO),
             cleaned_per_second: Cell::new(0.0),
             last_error: RefCell::default(),
-            running: Cell::new(false),
+            running: Cell::new(0),
             wake: Event::default(),
             progress: Event::default(),
         }
@@ -127,12 +127,12 @@ impl WritebackState {
 
     /// Records that the task began.
     pub(crate) fn task_began(&self) {
-        self.running.set(true);
+        self.running.set(self.running.get() + 1);
     }
 
     /// Records that the task ended.
     pub(crate) fn task_ended(&self) {
-        self.running.set(false);
+        self.running.set(self.running.get() - 1);
         self.progressed();
     }
 
@@ -204,7 +204,7 @@ impl WritebackState {
 
     /// Waits until the task has ended.
     pub(crate) async fn stopped(&self) {
-        self.progress_until(|| !self.running.get()).await;
+        self.progress_until(|| self.running.get() == 0).await;
     }
 }
 
@@ -248,10 +248,10 @@ mod tests {
         run(|rt| async move {
             let w = state();
             w.stopped().await;
-            w.running.set(true);
+            w.running.set(1);
             let (stopped, second) = (std::pin::pin!(w.stopped()), rt.sleep(Nanos::from_secs(1)));
             assert!(matches!(select(stopped, second).await, Either::Right(())), "the task runs");
-            w.running.set(false);
+            w.running.set(0);
             w.stopped().await;
         });
     }

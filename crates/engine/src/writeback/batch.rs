@@ -29,7 +29,7 @@ use crate::error::EngineError;
 use crate::index::{Durability, Kind};
 use crate::refusal::Refusal;
 use crate::volume::{Blocks, Cache};
-use crate::volume::{CachedPiece, RangeGuard, Volume, damaged_left, is_sound};
+use crate::volume::{CachedPiece, RangeGuard, Volume, damaged_left, drop_written_back, heal, is_sound};
 
 /// The limits for the number of runs under way: at least and at most.
 const RUNS_AT_ONCE: (usize, usize) = (4, 32);
@@ -43,6 +43,7 @@ const READS_AT_ONCE: usize = 32;
 /// The result of a run. Its range is released when the guard is dropped.
 struct Written {
     cleaned: Vec<Extent>,
+    range: (Sector, Sector),
     guard: RangeGuard,
     result: Result<(), EngineError>,
 }
@@ -91,6 +92,7 @@ pub(super) async fn write_back(
     if !bug(Bug::WritebackBeforeDirtyKey) {
         cache.journal.commit_keys().await?;
     }
+    let mirror = volume.mirror();
     let done = write_out(volume, cache, &backing, runs).await;
     let any_cleaned = done.iter().any(|w| !w.cleaned.is_empty());
     if any_cleaned && !bug(Bug::CleanBeforeBackingFlush) {
@@ -98,8 +100,17 @@ pub(super) async fn write_back(
         let _busy = backing.busy();
         backing.flush_all().await?;
     }
+    if let Some(mirror) = mirror.filter(|_| any_cleaned && !bug(Bug::SecondCopyOutlivesFirst)) {
+        for e in done.iter().flat_map(|w| &w.cleaned) {
+            drop_written_back(volume.target(cache, inode), &mirror, (e.start, e.end()), e.ptr).await?;
+        }
+        // Otherwise a clean key of the primary could be durable while a dirty one of the secondary is older than the next direct write.
+        if !bug(Bug::DroppedCopyNotDurable) {
+            mirror.commit_keys().await?;
+        }
+    }
     let mut batch = Batch::default();
-    let mut result = Ok(());
+    let mut failed = Vec::new();
     for w in done {
         for e in w.cleaned {
             batch.written += e.size;
@@ -109,9 +120,32 @@ pub(super) async fn write_back(
         // Only now may a change go past the cache: an earlier one would find a dirty key, which this batch would then
         // turn into a clean key with old data.
         drop(w.guard);
-        result = result.and(w.result);
+        failed.extend(w.result.err().map(|e| (w.range, e)));
     }
-    result.map(|()| batch)
+    let mut result = Ok(batch);
+    for (range, e) in failed {
+        if let Err(e) = replace_unreadable(volume, cache, range, e).await {
+            result = result.and(Err(e));
+        }
+    }
+    result
+}
+
+/// Replaces the dirty data of a run by that of the second set, if the cache device could not read it. A later batch writes it back then.
+async fn replace_unreadable(
+    volume: &Rc<Volume>,
+    cache: &Cache,
+    range: (Sector, Sector),
+    error: EngineError,
+) -> Result<(), EngineError> {
+    let of_cache = match &error {
+        EngineError::Io(e) => e.device == cache.device.place().device,
+        other => matches!(other, EngineError::DamagedData { .. }),
+    };
+    if of_cache && volume.mirror().is_some() && heal(volume, range).await? {
+        return Ok(());
+    }
+    Err(error)
 }
 
 /// Fails if a caller waits until nothing is dirty, and all dirty data is damaged.
@@ -178,18 +212,20 @@ fn in_time(queue_time: Nanos, each: Nanos) -> usize {
 
 /// Reads and writes one run; if a run with gaps fails, writes it without the gaps.
 async fn write_run(volume: &Rc<Volume>, cache: &Rc<Cache>, backing: &Rc<BackingDevice>, run: Run) -> Written {
-    let gaps = run.gaps();
+    let (gaps, range) = (run.gaps(), (run.start, run.start + run.size));
     if gaps > Sectors::ZERO {
         return match write_whole(volume, cache, backing, &run).await {
             Ok(written) => {
                 let read = run.filling.disk.map_or(Sectors::ZERO, |(_, size)| size);
                 let gaps = gaps - (run.size - written);
                 cache.device.counters().count_bridged(read, gaps);
-                Written { cleaned: run.extents, guard: run.guard, result: Ok(()) }
+                Written { cleaned: run.extents, range, guard: run.guard, result: Ok(()) }
             }
             // The moving garbage collector has moved a part of the run. A later sweep finds all of it; single writes of
             // its extents would take as long as dozens of runs.
-            Err(Failure::Replaced) => Written { cleaned: Vec::new(), guard: run.guard, result: Ok(()) },
+            Err(Failure::Replaced) => {
+                Written { cleaned: Vec::new(), range, guard: run.guard, result: Ok(()) }
+            }
             Err(why) => {
                 // The error counts, although the run is written without its gaps: a gap may be what cannot be read.
                 let _ = count_failure(volume, backing, why);
@@ -198,10 +234,13 @@ async fn write_run(volume: &Rc<Volume>, cache: &Rc<Cache>, backing: &Rc<BackingD
         };
     }
     match write_whole(volume, cache, backing, &run).await {
-        Ok(_) => Written { cleaned: run.extents, guard: run.guard, result: Ok(()) },
-        Err(e) => {
-            Written { cleaned: Vec::new(), guard: run.guard, result: count_failure(volume, backing, e) }
-        }
+        Ok(_) => Written { cleaned: run.extents, range, guard: run.guard, result: Ok(()) },
+        Err(e) => Written {
+            cleaned: Vec::new(),
+            range,
+            guard: run.guard,
+            result: count_failure(volume, backing, e),
+        },
     }
 }
 
@@ -244,7 +283,7 @@ async fn write_groups(
             Err(e) => result = result.and(count_failure(volume, backing, e)),
         }
     }
-    Written { cleaned, guard: run.guard, result }
+    Written { cleaned, range: (run.start, run.start + run.size), guard: run.guard, result }
 }
 
 async fn write_whole(

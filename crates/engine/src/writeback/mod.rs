@@ -118,7 +118,8 @@ pub(crate) fn writeback_share(volume: &Volume, cache: &Cache) -> f64 {
 fn is_room_urgent(volume: &Volume, cache: &Cache) -> bool {
     let by_kernel = volume.settings().writeback_controller == Controller::Kernel;
     let filling = || cache.alloc.is_filling(volume.rt().turn_time());
-    cache.alloc.is_starved() || !by_kernel && filling()
+    let second_starved = || volume.mirror().is_some_and(|m| m.cache.alloc.is_starved());
+    cache.alloc.is_starved() || !by_kernel && filling() || second_starved()
 }
 
 /// The time at which writeback may begin; `None` if it may not begin before something changes.
@@ -139,16 +140,16 @@ fn writeback_due(volume: &Volume, cache: &Cache, dirty: Sectors) -> Option<Nanos
 }
 
 /// Starts the writeback task and the rate updates of a cached device that was attached.
-pub(crate) fn start(volume: &Rc<Volume>, cache: &Cache) {
-    cache.tasks.spawn(Work::Writeback, run(volume.clone()));
-    volume.rt().spawn(update_rate(volume.clone()));
+pub(crate) fn start(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) {
+    cache.tasks.spawn(Work::Writeback, run(volume.clone(), cache.clone(), inode));
+    volume.rt().spawn(update_rate(volume.clone(), cache.clone(), inode));
 }
 
-/// The writeback task of a volume. It ends when the volume is stopped or is no longer attached.
-async fn run(volume: Rc<Volume>) {
+/// The writeback task of a volume. It ends when the volume is stopped or is no longer attached to this set.
+async fn run(volume: Rc<Volume>, cache: Rc<Cache>, inode: Inode) {
     let wb = &volume.writeback();
     wb.task_began();
-    while let Some((cache, inode)) = volume.attached() {
+    while is_of(&volume, &cache, inode) {
         if cache.device.is_stopping() || volume.is_stopping() {
             break;
         }
@@ -157,6 +158,11 @@ async fn run(volume: Rc<Volume>) {
         cache.index.tree_mut().drop_stripes(inode);
     }
     wb.task_ended();
+}
+
+/// Whether the volume is attached to this set in this slot.
+fn is_of(volume: &Volume, cache: &Rc<Cache>, inode: Inode) -> bool {
+    volume.attached().is_some_and(|(c, i)| Rc::ptr_eq(&c, cache) && i == inode)
 }
 
 /// Counts the dirty stripes of a device on which partial stripes are expensive. It ends if a leaf cannot be read, which
@@ -181,7 +187,7 @@ async fn count_stripes(volume: &Volume, cache: &Cache, inode: Inode) {
 /// Writes back dirty data when it is due, while the volume is attached to this set.
 async fn sweep(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) {
     let wb = &volume.writeback();
-    while volume.attached().is_some_and(|(c, i)| Rc::ptr_eq(&c, cache) && i == inode) {
+    while is_of(volume, cache, inode) {
         if cache.device.is_stopping() || volume.is_stopping() {
             break;
         }
@@ -238,7 +244,7 @@ async fn wait_until_due(volume: &Volume, cache: &Cache, inode: Inode, due: Optio
         let dirty = cache.index.tree().dirty_sectors(inode);
         cache.device.is_stopping()
             || volume.is_stopping()
-            || volume.attached().is_none()
+            || volume.attached().is_none_or(|(c, i)| !std::ptr::eq(&*c, cache) || i != inode)
             || (dirty > Sectors::ZERO) != was_dirty
             || writeback_due(volume, cache, dirty).is_some_and(|d| due.is_none_or(|old| d < old))
     };
@@ -300,18 +306,17 @@ fn batch_at(rate: u32, share: f64, most: Sectors) -> Sectors {
 }
 
 /// Updates the rate every `writeback_rate_update_seconds`.
-async fn update_rate(volume: Rc<Volume>) {
+async fn update_rate(volume: Rc<Volume>, cache: Rc<Cache>, inode: Inode) {
     loop {
         let seconds = u64::from(volume.settings().writeback_rate_update_seconds).max(1);
         {
-            let stop = || volume.is_stopping() || volume.attached().is_none();
+            let stop = || volume.is_stopping() || !is_of(&volume, &cache, inode);
             let wait = std::pin::pin!(volume.writeback().woken_when(stop));
             if let Either::Left(()) = select(wait, volume.rt().sleep(Nanos::from_secs(seconds))).await {
                 return;
             }
         }
-        let Some((cache, inode)) = volume.attached() else { return };
-        if cache.device.is_stopping() {
+        if cache.device.is_stopping() || !is_of(&volume, &cache, inode) {
             return;
         }
         let inputs = rate_inputs(&volume, &cache, inode);

@@ -9,11 +9,11 @@ use super::{
     DEFAULT_DATA_OFFSET, LABEL_BYTES, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_PADDING_BYTES,
     VERSION_BACKING, VERSION_BACKING_FEATURES, VERSION_BACKING_OFFSET, label_text,
 };
-use crate::bytes::as_u64;
+use crate::bytes::{as_u64, u64_at};
 use crate::error::{Corrupt, Structure, Value};
-use crate::units::{RegistrationNr, Sector, Sectors, Uuid};
+use crate::units::{CopyNr, RegistrationNr, Sector, Sectors, Uuid};
 
-/// Bytes of a backing superblock's padding that have no use so far: bytes 160 to 175.
+/// Bytes of a backing superblock's padding for [`BackingSuper::copy`]: bytes 160 to 175.
 pub const BACKING_PADDING_BYTES: usize = 16;
 
 /// The use of a backing superblock's padding.
@@ -24,7 +24,7 @@ struct RawPadding {
     registration: U64,
     /// Every bit of `registration` inverted, if a registration was recorded.
     registration_inverted: U64,
-    /// No use so far; preserved.
+    /// See [`BackingSuper::copy`].
     rest: [u8; BACKING_PADDING_BYTES],
     /// See [`BackingSuper::registered_sectors`].
     registered_sectors: U64,
@@ -290,7 +290,11 @@ impl BackingSuper {
 
     /// Sets [`BackingSuper::last_mount`].
     pub fn set_last_mount(&mut self, unix_seconds: u32) {
+        let copy = self.copy();
         self.raw.last_mount = unix_seconds.into();
+        if copy.is_some() {
+            self.set_copy(copy);
+        }
     }
 
     /// Write counter; kernels leave it as formatted.
@@ -331,10 +335,35 @@ impl BackingSuper {
         self.raw.padding = zerocopy::transmute!(padding);
     }
 
-    /// The padding that has no use so far: bytes 160 to 175 of the superblock. The kernel preserves it and does not read
-    /// it (format section 15).
+    /// The number of the copy that a second set has of the dirty data; `None` if no set has a copy ([`crate::mirror`]).
     ///
-    /// It is zero on a device that no newer version has used. The superblock's checksum covers it.
+    /// It is stored in padding, which kernels preserve, with a check that contains the time of the last write of the superblock, which
+    /// they change. So there is no copy any more when a kernel has changed the state of the device.
+    pub fn copy(&self) -> Option<CopyNr> {
+        let padding = self.padding();
+        let (number, check) = (u64_at(&padding, 0)?, u64_at(&padding, 8)?);
+        (check == self.check_of_copy(number)).then_some(CopyNr::from_word(number))
+    }
+
+    fn check_of_copy(&self, number: u64) -> u64 {
+        !(number ^ u64::from(self.last_mount()))
+    }
+
+    /// Sets [`BackingSuper::copy`]. Bytes that are no number stay as they are if there is to be none.
+    pub fn set_copy(&mut self, to: Option<CopyNr>) {
+        if to.is_none() && self.copy().is_none() {
+            return;
+        }
+        let number = to.map(CopyNr::to_word);
+        let words: [U64; 2] =
+            [number.unwrap_or(0).into(), number.map_or(0, |n| self.check_of_copy(n)).into()];
+        self.set_padding(zerocopy::transmute!(words));
+    }
+
+    /// The bytes of [`BackingSuper::copy`], 160 to 175 of the superblock. The kernel preserves them and does not read them
+    /// (format section 15).
+    ///
+    /// They are zero on a device that never had a copy. The superblock's checksum covers them.
     pub fn padding(&self) -> [u8; BACKING_PADDING_BYTES] {
         self.raw_padding().rest
     }

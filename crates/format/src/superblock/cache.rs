@@ -17,6 +17,12 @@ use crate::units::{BucketNr, Sectors, Uuid};
 
 /// The first padding word of a set whose data has checksums.
 const CHECKSUMS_MAGIC: u64 = u64::from_le_bytes(*b"ubcksum1");
+/// The first word of the record of a group.
+const GROUP_MAGIC: u64 = u64::from_le_bytes(*b"ubgroup1");
+/// Where the record of a group begins in the tail, which begins at byte 2258 of the superblock: the record is the last 32 bytes.
+const GROUP_AT: usize = 1806;
+/// The first word of the padding that counts uses by other programs.
+const USES_MAGIC: u32 = u32::from_le_bytes(*b"uses");
 
 const SYNC_BIT: u64 = 1 << 0;
 const DISCARD_BIT: u64 = 1 << 1;
@@ -302,13 +308,85 @@ impl CacheSuper {
     /// Updates version, `seq` and time for a write by a running set.
     ///
     /// Version 0 becomes 3, `seq` is incremented (it wraps), and `last_mount` becomes the low 32 bits of
-    /// `now_unix_seconds`.
+    /// `now_unix_seconds`. A write by another program before this one is counted; see [`CacheSuper::other_uses`].
     pub fn prepare_write(&mut self, now_unix_seconds: u64) {
+        let other_uses = self.other_uses();
         if self.raw.version.get() == VERSION_CACHE_FRESH {
             self.raw.version = VERSION_CACHE.into();
         }
         self.raw.seq = self.seq().wrapping_add(1).into();
         self.raw.last_mount = ((now_unix_seconds & 0xffff_ffff) as u32).into();
+        if let Some(uses) = other_uses {
+            self.put_other_uses(uses);
+        }
+    }
+
+    /// The number of times that a program which does not count them has written this superblock after one that does, such as a
+    /// kernel that has registered the device; it wraps. `None` if nobody counts.
+    ///
+    /// Bytes 172 to 183 of the superblock, in the padding: a magic, the number, and the low half of `seq` at the last write
+    /// that was counted.
+    pub fn other_uses(&self) -> Option<u32> {
+        let (first, second) = (u64_at(&self.raw.padding, 28)?, u64_at(&self.raw.padding, 32)?);
+        let (magic, uses) = ((first & 0xffff_ffff) as u32, (first >> 32) as u32);
+        let by_other = (second >> 32) as u32 != self.seq_low();
+        (magic == USES_MAGIC).then_some(uses.wrapping_add(u32::from(by_other)))
+    }
+
+    /// Whether another program has written this superblock since the last write that was counted.
+    pub fn was_used_by_other(&self) -> bool {
+        let seq = u64_at(&self.raw.padding, 32).map_or(0, |word| (word >> 32) as u32);
+        self.other_uses().is_some() && seq != self.seq_low()
+    }
+
+    /// From the next write on, [`CacheSuper::other_uses`] are counted.
+    pub fn count_other_uses(&mut self) {
+        if self.other_uses().is_none() {
+            self.put_other_uses(0);
+        }
+    }
+
+    fn put_other_uses(&mut self, uses: u32) {
+        let words = [USES_MAGIC, uses, self.seq_low()];
+        let bytes = words.into_iter().flat_map(u32::to_le_bytes);
+        for (place, byte) in self.raw.padding.iter_mut().skip(28).zip(bytes) {
+            *place = byte;
+        }
+    }
+
+    fn seq_low(&self) -> u32 {
+        (self.seq() & 0xffff_ffff) as u32
+    }
+
+    /// The group of the set: sets with the same group have the dirty data of their volumes twice. `None` if it is in none.
+    ///
+    /// The last 32 bytes of the superblock, which no checksum of the kernel covers: a magic, the UUID of the group, and a CRC-64 of both
+    /// and of the UUID of the set (format section 17).
+    pub fn group(&self) -> Option<Uuid> {
+        let record = self.raw.tail.get(GROUP_AT..)?;
+        let group = Uuid(record.get(8..24)?.try_into().ok()?);
+        (record == self.group_record(group)).then_some(group)
+    }
+
+    /// Sets [`CacheSuper::group`]. Bytes that are no record stay as they are if there is to be none.
+    pub fn set_group(&mut self, to: Option<Uuid>) {
+        let record = match to {
+            Some(group) => self.group_record(group),
+            None if self.group().is_some() => [0; 32],
+            None => return,
+        };
+        self.raw.tail.iter_mut().skip(GROUP_AT).zip(record).for_each(|(place, byte)| *place = byte);
+    }
+
+    fn group_record(&self, group: Uuid) -> [u8; 32] {
+        let parts = [&GROUP_MAGIC.to_le_bytes()[..], &group.0];
+        let mut covered: Vec<u8> = parts.concat();
+        covered.extend(self.raw.set_uuid);
+        let sum = crate::checksum::crc64(&covered).to_le_bytes();
+        let mut record = [0; 32];
+        let bytes = parts.concat().into_iter().chain(sum);
+        record.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
+        record
     }
 
     /// The checked sizes.

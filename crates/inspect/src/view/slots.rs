@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 
 use format::uuid_table::{UUID_ENTRY_BYTES, parse_uuid_table, used};
-use format::{BackingSuper, BucketNr, CacheSuper, Inode, Jset, RegistrationNr, Sectors, Uuid, UuidEntry};
+use format::{
+    BackingSuper, BucketNr, CacheSuper, Inode, Jset, RegistrationNr, Sectors, SlotRole, Uuid, UuidEntry,
+};
 
 use super::scan::{Scan, Stop};
 use crate::device::unreadable_at;
@@ -40,6 +42,8 @@ pub struct Slot {
     pub invalidated: u32,
     /// Numbers of the device's last registrations.
     pub registrations: [Option<RegistrationNr>; 2],
+    /// The role of the set for the dirty data of the device, if there is a second set.
+    pub role: Option<SlotRole>,
 }
 
 impl Slot {
@@ -73,6 +77,7 @@ impl Slot {
             last_reg: entry.last_reg,
             invalidated: entry.invalidated,
             registrations: entry.registrations(),
+            role: entry.role(),
         }
     }
 }

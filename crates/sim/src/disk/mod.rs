@@ -255,6 +255,12 @@ impl SimDisk {
         s.outage = from..then.map_or(u64::MAX, |n| from + 2 * n);
     }
 
+    /// Whether the next request fails because of [`SimDisk::fail_between`].
+    pub fn is_failing(&self) -> bool {
+        let s = self.state.borrow();
+        s.outage.contains(&s.step)
+    }
+
     /// Makes the device report data as durable that is not. That violates the contract; see `tests/lying_devices.rs`.
     pub fn lie(&self) {
         self.state.borrow_mut().lies = true;
