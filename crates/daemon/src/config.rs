@@ -68,6 +68,7 @@ struct File {
     preset: Option<Spanned<String>>,
     drain_on_stop: bool,
     drain_deadline_s: Option<u64>,
+    takeover_after_s: Option<u64>,
     busy_poll: Option<Spanned<toml::Value>>,
     memory_limit: Option<Spanned<toml::Value>>,
     tunables: BTreeMap<String, Spanned<toml::Value>>,
@@ -125,6 +126,8 @@ pub(crate) struct Config {
     pub(crate) devices: Vec<PathBuf>,
     pub(crate) drain_on_stop: bool,
     pub(crate) drain_deadline_s: u64,
+    /// Seconds for which a disk waits for its own set before another set of the group takes it over.
+    pub(crate) takeover_after_s: u64,
     /// Whether the threads of sets poll for work before they sleep.
     pub(crate) busy_poll: BusyPoll,
     /// The memory for which the process sizes its reserves, buffers and caches, if it is limited.
@@ -150,6 +153,7 @@ impl Default for Config {
             devices: Vec::new(),
             drain_on_stop: false,
             drain_deadline_s: 300,
+            takeover_after_s: 30,
             busy_poll: BusyPoll::Auto,
             memory_limit: None,
             exports: vec![serve::exports::DEFAULT.into()],
@@ -203,9 +207,9 @@ impl Config {
             scan_on_events: file.scan_on_events,
             devices: file.devices.clone(),
             drain_on_stop: file.drain_on_stop,
-            drain_deadline_s: file.drain_deadline_s.unwrap_or(300),
             ..Config::default()
         };
+        config.set_times(&file);
         if let Some(busy_poll) = &file.busy_poll {
             config.busy_poll = parser.busy_poll(busy_poll)?;
         }
@@ -237,6 +241,11 @@ impl Config {
         }
         parser.fit_together(&file, &config)?;
         Ok(config)
+    }
+
+    fn set_times(&mut self, file: &File) {
+        self.drain_deadline_s = file.drain_deadline_s.unwrap_or(self.drain_deadline_s);
+        self.takeover_after_s = file.takeover_after_s.unwrap_or(self.takeover_after_s);
     }
 
     fn section(&self, key: &Key) -> Option<&Section> {

@@ -9,12 +9,12 @@ mod disabled;
 mod exporting;
 mod flash;
 mod holders;
+mod members;
 mod stops;
 mod work;
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
-use std::path::Path;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use engine::{CacheSet, Volume};
 use io::Nanos;
 use io::sync::{Either, select};
 use serve::exports::{Export, Force, Sharing, Spec, Way};
-use serve::session::{Devices, Session, Simulation, open_backing};
+use serve::session::{Devices, Session, Simulation};
 use serve::tunables::in_any_order;
 use serve::{Answer, Command, Failure, Snapshot, message, plain};
 
@@ -40,6 +40,8 @@ use cached::CachedCount;
 use damaged::DamagedBuckets;
 use disabled::Needs;
 pub(crate) use holders::end_of_use;
+use members::Member;
+pub(crate) use members::Members;
 use stops::Stops;
 
 /// Time limit of running commands when the thread stops.
@@ -76,6 +78,9 @@ pub(crate) struct Host<'a> {
     shared: &'a Arc<Shared>,
     plan: &'a Plan,
     session: Session,
+    /// The sets of the thread.
+    members: Rc<Members>,
+    member: Option<Member>,
     served: RefCell<Vec<Served>>,
     /// Notes that the set is served, also if it has no flash-only volume.
     _set: Option<ServedKey>,
@@ -126,9 +131,11 @@ impl<'a> Host<'a> {
         driver: &'a Driver,
         plan: &'a Plan,
         shared: &'a Arc<Shared>,
+        members: &Rc<Members>,
     ) -> Result<Host<'a>, Failure> {
         let alone: Vec<_> = plan.alone.iter().cloned().collect();
-        let devices = Devices::open(driver, plan.cache.as_deref(), &alone, Simulation::default()).await?;
+        let devices =
+            Devices::open(driver, plan.cache.as_deref().as_slice(), &alone, Simulation::default()).await?;
         let session = Session::start(devices).await?;
         let set = session
             .set
@@ -136,6 +143,8 @@ impl<'a> Host<'a> {
             .map(|_| shared.serves(&Key { id: plan.id.clone(), label: String::new(), set: true }));
         let host = Host {
             _set: set,
+            members: members.clone(),
+            member: session.set.as_ref().map(|set| members.join(set)),
             driver,
             shared,
             plan,
@@ -174,6 +183,7 @@ impl<'a> Host<'a> {
                 return Err(e);
             }
         }
+        members::make_copies(&host);
         Ok(host)
     }
 
@@ -266,14 +276,17 @@ impl<'a> Host<'a> {
                 })
                 .await
             };
-            let events = pin!(self.session.until_events(&rt));
+            let (events, moved) = (self.session.until_events(&rt), self.members.moved.changed());
+            let events = pin!(async { select(pin!(events), pin!(moved)).await });
             let event = select(pin!(next), events).await;
             self.session.log_events();
+            // The events may be those of a set that has taken a volume of another one over.
+            members::move_volumes(self, matches!(event, Either::Right(Either::Left(()))));
             damaged::note_damaged(self);
             match event {
                 Either::Left(Some(order)) => self.take(order, tasks),
                 Either::Left(None) => self.stopping.set(true),
-                Either::Right(()) => {}
+                Either::Right(_) => {}
             }
         }
     }
@@ -305,18 +318,12 @@ impl<'a> Host<'a> {
                 Err(e) => Err(e),
             }),
             Order::DiskTrace(name, since, reply) => reply.send(self.disk_trace(&name, since)),
-            Order::Label(label, reply) => reply.send(match self.session.needs_set() {
-                Ok(set) => {
-                    let labelled = set.set_label(&label).await.map_err(Failure::from);
-                    message::speak_for(&self.label());
-                    labelled
-                }
-                Err(e) => Err(e),
-            }),
+            Order::Label(label, reply) => reply.send(self.set_label(&label).await),
             Order::ClearDeviceStats(reply) => {
                 reply.send(self.session.needs_set().map(CacheSet::clear_device_stats));
             }
-            Order::Add(path, reply) => reply.send(self.add(&path).await),
+            Order::HandOver(reply) => reply.send(members::hand_over(self).await),
+            Order::Add(path, own, reply) => reply.send(members::add(self, &path, own).await),
             Order::Slot(uuid, reply) => reply.send(self.session.needs_set().map(|set| slot_of(set, &uuid))),
             Order::Create(wanted, reply) => reply.send(flash::create(self, &wanted).await),
             Order::DeleteVolume(name, reply) => {
@@ -333,6 +340,9 @@ impl<'a> Host<'a> {
             Order::ExportAgain(reply) => reply.send(Ok(exporting::export_what_is_not_up(self).await)),
             Order::StopIfFree(reply) => {
                 let released = stops::release_all(self, || reply.is_awaited()).await;
+                if let (Err(_), Some(member), Some(set)) = (&released, &self.member, &self.session.set) {
+                    member.stay(set);
+                }
                 reply.send(released);
             }
             Order::Detach(name, wipe, job) => {
@@ -350,6 +360,12 @@ impl<'a> Host<'a> {
             #[cfg(test)]
             Order::Panic | Order::Hang(_) => {}
         }
+    }
+
+    async fn set_label(&self, label: &str) -> Result<(), Failure> {
+        let labelled = self.session.needs_set()?.set_label(label).await;
+        message::speak_for(&self.label());
+        Ok(labelled?)
     }
 
     async fn obey_command(&self, command: &Command, reply: Reply<Result<Answer, Failure>>) {
@@ -408,18 +424,6 @@ impl<'a> Host<'a> {
         let none = || Failure::Failed(format!("{}: is flash-only and has no backing device", shown(&volume)));
         let (trace, size) = trace.ok_or_else(none)?;
         Ok(DiskTrace { device: volume.backing_name().unwrap_or_default(), size_sectors: size.0, trace })
-    }
-
-    async fn add(&self, path: &Path) -> Result<(), Failure> {
-        let set = self.session.needs_set()?;
-        let backing = open_backing(self.driver, path, Simulation::default(), None).await?;
-        let volume = set.register(backing.disk).await?;
-        let served = self.admit(volume.clone()).await;
-        if served.is_err() {
-            // The device is free again after this, so another attempt is possible.
-            let _ = self.let_go(volume).await;
-        }
-        served
     }
 
     /// The users of one volume, or of all, as text: of the block device, of the file, or by connection.
@@ -545,6 +549,16 @@ impl<'a> Host<'a> {
             }
         }
         self.served.take();
+        if let (Some(member), Some(set)) = (&self.member, &self.session.set) {
+            member.leave();
+            member.exports_ended();
+            if self.shared.is_stopping() {
+                member.all_exports_ended().await;
+            } else {
+                // The volumes of the other sets are served without the copies in this one from now on.
+                result = result.and(set.give_up_copies().await.map_err(Failure::from));
+            }
+        }
         result.and(self.session.stop().await)
     }
 }

@@ -155,6 +155,12 @@ struct Paths<'a> {
     state_dir: &'a Path,
 }
 
+/// Whether to register the devices that a scan finds at the start, and those that are plugged in later.
+fn scans(shared: &Shared) -> (bool, bool) {
+    let config = shared.config();
+    (config.scan, config.scan_on_events)
+}
+
 async fn control(
     options: &Options,
     paths: &Paths<'_>,
@@ -175,10 +181,9 @@ async fn control(
     let (workers, silences) = (registry.inventory.workers.clone(), registry.overview.silences.clone());
     let sampling = tokio::spawn(history::record(workers, history.clone(), silences));
     let view = sysfs::mount(&registry, shared.config().sysfs_view.as_deref());
-    let scan = shared.config().scan;
+    let (scan, take_all) = scans(&shared);
     // The monitor starts before the first scan, so that no event is missed.
     let monitor = uevents::Monitor::new();
-    let take_all = shared.config().scan_on_events;
     let beginning = registry.clone();
     let begun = tokio::spawn(async move {
         let found = if scan {
@@ -197,13 +202,14 @@ async fn control(
     });
     let storing_again = tokio::spawn(store_again(shared.clone()));
     let alive = tokio::spawn(notify_watchdog());
+    let follows = tokio::spawn(registry.reload.follow_takeovers());
     let name = until_stop(&mut signals, &registry, &options.config).await;
     message::note(format!("{name}: stopping"));
     notify::stopping();
     let result = stop::stop(&mut signals, &registry).await;
     // The view asks the control thread, so the control thread must not wait for the end of the view.
     let _ = tokio::task::spawn_blocking(move || drop(view)).await;
-    for task in [serving, serving_tcp, begun, alive, sampling, storing, storing_again] {
+    for task in [serving, serving_tcp, begun, alive, sampling, storing, storing_again, follows] {
         task.abort();
     }
     let stored = last_store(&shared).await;

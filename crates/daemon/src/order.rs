@@ -23,6 +23,8 @@ pub(crate) struct Plan {
     pub(crate) cache: Option<PathBuf>,
     /// Backing device that is served alone; `None` if there is a cache device.
     pub(crate) alone: Option<PathBuf>,
+    /// The group of the set. Its sets are served by one thread, because a volume has its dirty data in two of them.
+    pub(crate) group: Option<String>,
 }
 
 impl Plan {
@@ -70,10 +72,11 @@ impl Order {
     /// Whether the order is to be carried out. A change is not, if its sender does not wait for it any more.
     pub(crate) fn is_wanted(&self) -> bool {
         match self {
-            Order::Add(_, reply)
+            Order::Add(_, _, reply)
             | Order::StopVolume(_, reply)
             | Order::DeleteVolume(_, reply)
             | Order::Label(_, reply)
+            | Order::HandOver(reply)
             | Order::StopIfFree(reply) => reply.is_awaited(),
             Order::Create(_, reply) => reply.is_awaited(),
             Order::StartVolume(_, reply) => reply.is_awaited(),
@@ -98,9 +101,10 @@ impl Order {
             Order::ExportAgain(reply) => reply.send(Err(why)),
             Order::Label(_, reply)
             | Order::ClearDeviceStats(reply)
-            | Order::Add(_, reply)
+            | Order::Add(_, _, reply)
             | Order::DeleteVolume(_, reply)
             | Order::StopVolume(_, reply)
+            | Order::HandOver(reply)
             | Order::StopIfFree(reply) => reply.send(Err(why)),
             Order::Detach(_, _, job) | Order::Wipe(job) | Order::Scrub(job) | Order::Flush(_, job) => {
                 job.0.ended(End::Failed(why.into()));
@@ -110,6 +114,13 @@ impl Order {
             Order::Panic | Order::Hang(_) | Order::StopWaits(_) => {}
         }
     }
+}
+
+/// Whether the set of a backing device is the one that gets the order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OwnSet {
+    Here,
+    Missing,
 }
 
 /// An order to the thread of a set.
@@ -128,8 +139,10 @@ pub(crate) enum Order {
     Label(String, Reply<Result<(), Failure>>),
     /// Reset the counters of the cache device.
     ClearDeviceStats(Reply<Result<(), Failure>>),
-    /// Serve this backing device, too.
-    Add(PathBuf, Reply<Result<(), Failure>>),
+    /// Serve this backing device, too; one whose own set is missing only if the set has a copy of its dirty data.
+    Add(PathBuf, OwnSet, Reply<Result<(), Failure>>),
+    /// Give every volume to the set of the group that has a copy of its dirty data.
+    HandOver(Reply<Result<(), Failure>>),
     /// Return the slot that the set has for the backing device with this UUID; `None` in the answer means no slot.
     Slot(String, Reply<Result<Option<KnownSlot>, Failure>>),
     /// Make a flash-only volume, and serve it.

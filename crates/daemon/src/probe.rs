@@ -24,8 +24,8 @@ const PROBE_WITHIN: Duration = Duration::from_secs(15);
 /// The role of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
-    /// Cache device of this set, which has a label, too.
-    Cache { set: String, label: String },
+    /// Cache device of this set, which has a label, too, and the group of the set.
+    Cache { set: String, label: String, group: Option<String> },
     /// Backing device; the set in its superblock, if any, and its relation to that set.
     Backing { set: Option<String>, attachment: Attachment, label: String },
 }
@@ -60,6 +60,8 @@ pub(crate) struct Probe {
     pub(crate) sequence: u64,
     /// Bytes before the data of a backing device.
     pub(crate) data_offset_bytes: u64,
+    /// Whether the superblock of a backing device says that a second set has a copy of its dirty data.
+    pub(crate) has_copy: bool,
 }
 
 impl Probe {
@@ -159,11 +161,13 @@ fn probe_now(path: &Path) -> Result<Probe, Failure> {
         Some(text) => Failure::of(WithoutSuperblock { text, identity: identity.clone(), source: e }),
         None => Failure::of(e),
     })?;
+    let mut has_copy = false;
     let (uuid, sequence, role, data_offset) = match superblock {
         DeviceSuper::Cache(sb) => {
             let uuid = sb.uuid().to_string();
             identity = identity.with_cache(&uuid);
-            let role = Role::Cache { set: sb.set_uuid().to_string(), label: sb.label() };
+            let group = sb.group().map(|group| group.to_string());
+            let role = Role::Cache { set: sb.set_uuid().to_string(), label: sb.label(), group };
             (uuid, sb.seq(), role, Sector(0))
         }
         DeviceSuper::Backing(sb) => {
@@ -174,13 +178,14 @@ fn probe_now(path: &Path) -> Result<Probe, Failure> {
                 BackingState::Clean => Attachment::Clean,
                 BackingState::Dirty => Attachment::Dirty,
             };
+            has_copy = sb.copy().is_some() && matches!(attachment, Attachment::Clean | Attachment::Dirty);
             let set = (attachment != Attachment::Free).then(|| sb.set_uuid().to_string());
             let role = Role::Backing { set, attachment, label: sb.label() };
             (sb.uuid().to_string(), sb.seq(), role, sb.data_offset())
         }
     };
     let data_offset_bytes = data_offset.0.saturating_mul(SECTOR_BYTES);
-    Ok(Probe { path, uuid, role, appearance, identity, sequence, data_offset_bytes })
+    Ok(Probe { path, uuid, role, appearance, identity, sequence, data_offset_bytes, has_copy })
 }
 
 /// Probes a device.

@@ -36,6 +36,11 @@ pub(crate) struct Reload {
 }
 
 impl Reload {
+    /// Follows the disks that another set of their group takes over.
+    pub(crate) fn follow_takeovers(&self) -> impl Future<Output = ()> + use<> {
+        self.placement.clone().follow_takeovers()
+    }
+
     /// Reads the configuration again and applies the differences. Every export that is not up is tried again.
     ///
     /// # Errors
@@ -130,6 +135,9 @@ fn of_the_daemon(old: &Config, next: &Config) -> Vec<String> {
     }
     if old.busy_poll != next.busy_poll {
         said.push("busy_poll: takes effect for sets that start from now on".into());
+    }
+    if old.takeover_after_s != next.takeover_after_s {
+        said.push("takeover_after_s: takes effect for disks that begin to wait from now on".into());
     }
     if (old.drain_on_stop, old.drain_deadline_s) != (next.drain_on_stop, next.drain_deadline_s) {
         said.push(format!(

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serve::exports::{NbdAccess, SaidBy, Spec, SpecError, TlsConfig};
 use serve::{Failure, plain};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::config::{Config, Key, Values};
 use crate::hub::Hub;
@@ -36,8 +36,18 @@ pub(crate) struct Shared {
     stopping: AtomicBool,
     /// UUIDs of the devices that the operator has named, and of the sets of the cache devices among them.
     named: Mutex<BTreeSet<String>>,
+    /// The devices that another set of their group has taken over, each with that set.
+    takeovers: (mpsc::UnboundedSender<Takeover>, Mutex<Option<mpsc::UnboundedReceiver<Takeover>>>),
     /// The sets and volumes that are served, by their ids.
     served: Arc<Mutex<BTreeMap<String, Key>>>,
+}
+
+/// A device that another set of its group has taken over.
+pub(crate) struct Takeover {
+    /// UUID of the device.
+    pub(crate) device: String,
+    /// UUID of the set.
+    pub(crate) set: String,
 }
 
 /// A set or volume that is served. A volume keeps its label until this is dropped.
@@ -61,6 +71,7 @@ impl Shared {
             said_by: SaidBy::Configuration,
             ..NbdAccess::default()
         };
+        let (took_over, takeovers) = mpsc::unbounded_channel();
         let links = Links::new(config.links.clone().unwrap_or_else(|| DEFAULT_LINKS.into()));
         Shared {
             links,
@@ -71,9 +82,21 @@ impl Shared {
             claiming: Mutex::default(),
             stopping: AtomicBool::new(false),
             named: Mutex::default(),
+            takeovers: (took_over, Mutex::new(Some(takeovers))),
             served: Arc::default(),
             remote: watch::Sender::new(None),
         }
+    }
+
+    /// Reports that a set has taken a device over.
+    pub(crate) fn took_over(&self, device: String, set: String) {
+        // At the end of the daemon nobody listens.
+        let _ = self.takeovers.0.send(Takeover { device, set });
+    }
+
+    /// The takeovers, for the one task that follows them; `None` for another one.
+    pub(crate) fn takeovers(&self) -> Option<mpsc::UnboundedReceiver<Takeover>> {
+        self.takeovers.1.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     pub(crate) fn config(&self) -> MutexGuard<'_, Config> {

@@ -1,36 +1,35 @@
-//! The thread of one set: driver, session, exports, and its orders.
+//! The handle of a set that a thread serves, and its orders.
 //!
-//! Owns all state that must not leave that thread, and its end: the thread reports how it ended, also after a panic, and no
-//! other thread ends with it. Orders come through a bounded queue; they are carried out concurrently and answered.
-//! [`Worker`] is the handle of the thread, with a deadline for each answer. A backing device that cannot be served does not
-//! prevent the others from being served.
+//! Owns the queue of orders, which is bounded; the thread carries them out concurrently and answers them. [`Worker`] is the handle, with
+//! a deadline for each answer. A backing device that cannot be served does not prevent the others from being served. [`thread`] owns
+//! the thread.
 //!
 //! Must not know the senders of orders.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+mod state;
+mod thread;
+
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::Duration;
 
-use blockio::bridge::{
-    Answer as Awaited, RemoteReceiver, RemoteSender, Reply, TrySendError, channel, oneshot,
-};
-use blockio::{Driver, DriverOptions};
+use blockio::bridge::{Answer as Awaited, RemoteSender, Reply, TrySendError, channel, oneshot};
 use engine::figures::{BucketFigures, BucketMap};
 use serve::snapshot::VolumeFigures;
-use serve::{Answer, Command, Failure, Snapshot, message, plain, session};
+use serve::{Answer, Command, Failure, Snapshot, plain};
 
 use crate::config::Key;
-use crate::host::{Host, Tasks};
-use crate::hub::Kind;
 use crate::jobs::{Job, Jobs, RunningJob};
 use crate::names::Named;
 use crate::order::{
-    CreatedVolume, DiskTrace, Holder, InUse, KnownSlot, NewVolume, Order, Plan, Progress, StartedVolume,
+    CreatedVolume, DiskTrace, Holder, InUse, KnownSlot, NewVolume, Order, OwnSet, Plan, Progress,
+    StartedVolume,
 };
 use crate::shared::Shared;
-use crate::why::SharedFailure;
+
+pub(crate) use state::Phase;
+use state::ThreadState;
+use thread::{Guest, SetThread};
 
 /// Capacity of the queue of orders.
 const QUEUE: usize = 64;
@@ -38,80 +37,13 @@ const QUEUE: usize = 64;
 const FIGURES_WITHIN: Duration = Duration::from_secs(3);
 /// Time limit of a thread to answer a short order.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Entries of the ring: enough for the requests of several ublk devices.
-const RING_ENTRIES: u32 = 4096;
-
-/// The phase of the thread of a set.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Phase {
-    Starting,
-    Serving,
-    Stopping,
-    Stopped,
-    Failed(SharedFailure),
-}
-
-impl Phase {
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Phase::Starting => "starting",
-            Phase::Serving => "serving",
-            Phase::Stopping => "stopping",
-            Phase::Stopped => "stopped",
-            Phase::Failed(_) => "failed",
-        }
-    }
-
-    /// There are volumes, also while they are being stopped.
-    pub(crate) fn has_figures(&self) -> bool {
-        matches!(self, Phase::Serving | Phase::Stopping)
-    }
-
-    /// The thread serves no device.
-    pub(crate) fn is_over(&self) -> bool {
-        matches!(self, Phase::Stopped | Phase::Failed(_))
-    }
-}
-
-/// The phase of a thread, which the thread sets and others read.
-#[derive(Clone)]
-pub(crate) struct PhaseCell(Arc<Mutex<Phase>>);
-
-impl PhaseCell {
-    pub(crate) fn get(&self) -> Phase {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    pub(crate) fn set(&self, phase: Phase) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = phase;
-    }
-}
-
-/// The label of the set of a thread, or of the device that is served alone, for messages. It is empty until it is known.
-#[derive(Clone, Default)]
-struct LabelCell(Arc<Mutex<String>>);
-
-impl LabelCell {
-    fn set(&self, label: &str) {
-        label.clone_into(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
-    }
-
-    fn get(&self) -> String {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// The set or device as messages name it.
-    fn title(&self, plan: &Plan) -> String {
-        plain::named(&self.get(), plan.title())
-    }
-}
 
 /// The handle of a set's thread.
 pub(crate) struct Worker {
     pub(crate) plan: Plan,
     state: ThreadState,
     orders: RemoteSender<Order>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Arc<SetThread>,
 }
 
 /// Starts a thread. The answer comes when the set and all volumes that can be served are ready.
@@ -119,15 +51,18 @@ pub(crate) fn start(
     plan: Plan,
     shared: Arc<Shared>,
 ) -> Result<(Worker, Awaited<Result<(), Failure>>), Failure> {
+    let (worker, guest, up) = prepare(plan, shared);
+    worker.thread.start(guest)?;
+    Ok((worker, up))
+}
+
+/// Makes the handle of a set and what its thread gets, with a thread that has not started.
+fn prepare(plan: Plan, shared: Arc<Shared>) -> (Worker, Guest, Awaited<Result<(), Failure>>) {
     let (orders, receiver) = channel(QUEUE);
     let (ready, up) = oneshot();
     let state = ThreadState::new(plan.clone(), shared);
-    let of_thread = state.clone();
-    let body = move || run(&of_thread, receiver, ready);
-    let name = format!("set-{}", plan.id.get(..8).unwrap_or("alone"));
-    let thread = std::thread::Builder::new().name(name).spawn(body);
-    let thread = thread.map_err(|e| Failure::because("cannot start a thread", e))?;
-    Ok((Worker { plan, state, orders, thread: Mutex::new(Some(thread)) }, up))
+    let guest = Guest::new(state.clone(), receiver, ready);
+    (Worker { plan, state, orders, thread: Arc::default() }, guest, up)
 }
 
 impl Worker {
@@ -234,9 +169,19 @@ impl Worker {
         self.ask(ANSWER_WITHIN, |reply| Order::Do(command, reply)).await
     }
 
+    /// Makes the thread serve this backing device, whose own set is missing, with the copy of its dirty data.
+    pub(crate) async fn take_over(&self, path: PathBuf) -> Result<(), Failure> {
+        self.ask(ANSWER_WITHIN, |reply| Order::Add(path, OwnSet::Missing, reply)).await
+    }
+
+    /// Gives the volumes of the set to the sets of its group that have copies of their dirty data.
+    pub(crate) async fn hand_over(&self) -> Result<(), Failure> {
+        self.ask(ANSWER_WITHIN, Order::HandOver).await
+    }
+
     /// Makes the thread serve this backing device, too.
     pub(crate) async fn add(&self, path: PathBuf) -> Result<(), Failure> {
-        self.ask(ANSWER_WITHIN, |reply| Order::Add(path, reply)).await
+        self.ask(ANSWER_WITHIN, |reply| Order::Add(path, OwnSet::Here, reply)).await
     }
 
     /// The slot that the set has for the backing device with this UUID.
@@ -346,129 +291,23 @@ impl Worker {
         Ok(job)
     }
 
-    /// Waits for the end of the thread; several callers may wait. It blocks, so the control thread must not call it.
+    /// Serves another set of the same group on the thread of this one, as [`start`] does on a new thread. `None`: that thread is ending.
+    pub(crate) fn start_beside(
+        &self,
+        plan: Plan,
+        shared: Arc<Shared>,
+    ) -> Option<(Worker, Awaited<Result<(), Failure>>)> {
+        let (mut worker, guest, up) = prepare(plan, shared);
+        worker.thread = self.thread.clone();
+        self.thread.add(guest).then_some((worker, up))
+    }
+
+    /// Waits until the thread serves the set no more and its devices are free; several callers may wait. It blocks, so the control
+    /// thread must not call it.
     pub(crate) fn join(&self) {
-        // The lock is held during the wait, so that the next caller waits as well.
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = thread.take() {
-            // The thread catches its panics itself, so this cannot fail.
-            let _ = thread.join();
-        }
+        self.state.ended.wait();
+        self.thread.join_if_over();
     }
-}
-
-/// What a thread and its handle share.
-#[derive(Clone)]
-struct ThreadState {
-    plan: Plan,
-    phase: PhaseCell,
-    label: LabelCell,
-    shared: Arc<Shared>,
-}
-
-impl ThreadState {
-    fn new(plan: Plan, shared: Arc<Shared>) -> ThreadState {
-        let phase = PhaseCell(Arc::new(Mutex::new(Phase::Starting)));
-        ThreadState { plan, phase, label: LabelCell::default(), shared }
-    }
-
-    /// The set or device as messages name it.
-    fn title(&self) -> String {
-        self.label.title(&self.plan)
-    }
-
-    /// The failure of a command that the thread has not carried out to its end, because the thread has ended or is ending.
-    fn ended(&self, command: Progress) -> Failure {
-        let title = self.title();
-        match self.phase.get() {
-            Phase::Failed(why) => Failure::because(format_args!("{title} has failed"), why),
-            _ => Failure::Failed(self.plan.ends_before(&title, command, self.shared.is_stopping())),
-        }
-    }
-}
-
-/// Sets the phase when the thread panics, before the commands under way are dropped. Otherwise
-/// their failures would say that the set was stopped.
-struct FailedByPanic<'a>(&'a PhaseCell);
-
-impl Drop for FailedByPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.set(Phase::Failed(panicked("")));
-        }
-    }
-}
-
-/// The failure of a thread that has panicked. The text of the panic is all that is known.
-fn panicked(words: &str) -> SharedFailure {
-    let words = if words.is_empty() { String::new() } else { format!(": {words}") };
-    SharedFailure::of_words(format!(
-        "internal error{words}; flushed data is safe, and its block devices wait until it is served again"
-    ))
-}
-
-fn run(state: &ThreadState, mut orders: RemoteReceiver<Order>, ready: Reply<Result<(), Failure>>) {
-    let ThreadState { plan, phase, shared, .. } = state;
-    let (hub, id) = (shared.hub.clone(), plan.id.clone());
-    message::listen(move |level, text| hub.publish(Kind::Message, Some(&id), level, text));
-    let mut ready = Some(ready);
-    let body = AssertUnwindSafe(|| serve(state, &mut orders, &mut ready));
-    let end = match catch_unwind(body) {
-        Ok(Ok(())) => Phase::Stopped,
-        Ok(Err(e)) => Phase::Failed(e.into()),
-        Err(panic) => Phase::Failed(panicked(&words_of(&*panic))),
-    };
-    let title = state.title();
-    let (level, text) = match &end {
-        Phase::Failed(why) => ("error", format!("{title} has failed: {why}")),
-        _ => ("", format!("{title} has stopped")),
-    };
-    phase.set(end.clone());
-    for order in orders.close() {
-        order.refuse(state.ended(Progress::Waiting).to_string());
-    }
-    serve::pressure::give_back_heap();
-    // The event is published below; without this, the message would be published a second time.
-    message::listen(|_, _| ());
-    message::speak_for("");
-    message::message(level, &text);
-    shared.hub.publish(Kind::Set, Some(&plan.id), level, &text);
-    if let (Some(ready), Phase::Failed(why)) = (ready, end) {
-        ready.send(Err(Failure::of(why)));
-    }
-}
-
-fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".into())
-}
-
-fn serve(
-    state: &ThreadState,
-    orders: &mut RemoteReceiver<Order>,
-    ready: &mut Option<Reply<Result<(), Failure>>>,
-) -> Result<(), Failure> {
-    let ThreadState { plan, phase, label, shared } = state;
-    let (seed, busy_poll) = (session::seed(), shared.config().busy_poll);
-    serve::pressure::prepare_this_thread();
-    let options = DriverOptions { seed, ring_entries: RING_ENTRIES, busy_poll, ..DriverOptions::default() };
-    let driver = Driver::new(options).map_err(|e| Failure::because("cannot start", e))?;
-    driver.block_on(async {
-        let host = Host::start(&driver, plan, shared).await?;
-        label.set(&host.label());
-        shared.hub.label(&plan.id, &host.called());
-        phase.set(Phase::Serving);
-        shared.hub.publish(Kind::Set, Some(&plan.id), "", &format!("{} is served", label.title(plan)));
-        if let Some(ready) = ready.take() {
-            ready.send(Ok(()));
-        }
-        let mut tasks = Tasks::default();
-        // Dropped before the tasks.
-        let _failed_by_panic = FailedByPanic(phase);
-        host.obey(orders, &mut tasks).await;
-        phase.set(Phase::Stopping);
-        host.stop(orders, &mut tasks).await
-    })
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ pub mod crash_log;
 pub mod events;
 pub mod exports;
 pub mod failure;
+pub mod group;
 mod log_writer;
 pub mod message;
 pub mod plain;

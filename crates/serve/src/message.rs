@@ -31,6 +31,28 @@ pub fn listen(listener: impl Fn(&str, &str) + 'static) {
     LISTENER.with(|l| *l.borrow_mut() = Some(Rc::new(listener)));
 }
 
+/// The label and the listener of one of several parts of a thread.
+#[derive(Default)]
+pub struct Voice {
+    listener: Option<Listener>,
+    speaker: String,
+}
+
+impl Voice {
+    /// Does work whose messages have this label and this listener. Afterwards the thread has those that it had before.
+    pub fn during<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        self.swap();
+        let done = work();
+        self.swap();
+        done
+    }
+
+    fn swap(&mut self) {
+        LISTENER.with(|l| std::mem::swap(&mut *l.borrow_mut(), &mut self.listener));
+        SPEAKER.with(|s| std::mem::swap(&mut *s.borrow_mut(), &mut self.speaker));
+    }
+}
+
 /// Writes one line to stderr, such as `ubcache: error: …`. An empty level is left out; line ends in the text are escaped.
 pub fn message(level: &str, text: &str) {
     let text = &*plain::escaped(text);
@@ -73,6 +95,26 @@ pub fn warn(text: impl AsRef<str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Two sets of a group are on one thread.
+    #[test]
+    fn parts_of_a_thread_have_their_own_listeners() {
+        let heard: Rc<RefCell<Vec<String>>> = Rc::default();
+        let sinks = ["outer", "inner"].map(|who| {
+            let sink = heard.clone();
+            move |level: &str, text: &str| sink.borrow_mut().push(format!("{who}|{level}|{text}"))
+        });
+        let [outer, inner] = sinks;
+        listen(outer);
+        let mut voice = Voice::default();
+        voice.during(|| {
+            listen(inner);
+            note("one");
+        });
+        note("two");
+        voice.during(|| warn("three"));
+        assert_eq!(*heard.borrow(), ["inner||one", "outer||two", "inner|warning|three"]);
+    }
 
     #[test]
     fn a_thread_has_its_own_listener() {

@@ -20,7 +20,7 @@ use crate::crash_log::CrashLog;
 use crate::events::{EventLog, Names, WINDOW};
 use crate::failure::Failure;
 use crate::tunables::{Beyond, Owner, Setting, in_any_order};
-use crate::{message, ram, superblock};
+use crate::{group, message, ram, superblock};
 
 /// Time for which events are collected before they are logged.
 const TOGETHER: Nanos = Nanos::from_ms(250);
@@ -64,34 +64,43 @@ pub struct OpenBacking {
 pub struct Devices {
     /// Cache device and its superblock.
     pub cache: Option<(Disk, CacheSuper)>,
+    /// The other cache devices of a group.
+    pub others: Vec<(Disk, CacheSuper)>,
     /// The backing devices, in the order in which they were given.
     pub backings: Vec<OpenBacking>,
 }
 
 impl Devices {
-    /// Claims devices and checks their superblocks.
+    /// Claims devices and checks their superblocks. Several cache devices are of one group.
     ///
     /// # Errors
     /// If a device cannot be claimed or does not belong to the set. In that case no device is changed.
     pub async fn open(
         driver: &Driver,
-        cache: Option<&Path>,
+        caches: &[&Path],
         backings: &[PathBuf],
         simulation: Simulation,
     ) -> Result<Devices, Failure> {
-        let cache = match cache {
-            Some(path) => {
-                let disk = open_device(driver, path, Simulation::default())?;
-                // The device is claimed, so no other process uses its crash logs.
-                let bytes = superblock::read_bytes(&disk).await.inspect_err(|_| CrashLog::forget(&disk))?;
-                let superblock = superblock::cache_in(&disk, path, &bytes)?;
-                Some((disk, superblock))
-            }
-            None => None,
-        };
+        let mut sets = Vec::new();
+        for path in caches {
+            let disk = open_device(driver, path, Simulation::default())?;
+            // The device is claimed, so no other process uses its crash logs.
+            let bytes = superblock::read_bytes(&disk).await.inspect_err(|_| CrashLog::forget(&disk))?;
+            let superblock = superblock::cache_in(&disk, path, &bytes).map_err(|e| match caches.len() {
+                1 => e,
+                _ => Failure::caused(
+                    format!(
+                        "{e}; if this cache device is lost, leave it out: the others may have its dirty data"
+                    ),
+                    e,
+                ),
+            })?;
+            sets.push((disk, superblock));
+        }
+        superblock::are_one_group(&sets)?;
         let mut opened: Vec<OpenBacking> = Vec::new();
         for path in backings {
-            let backing = open_backing(driver, path, simulation, cache.as_ref().map(|(_, set)| set)).await?;
+            let backing = open_backing(driver, path, simulation, &sets).await?;
             if let Some(other) = opened.iter().find(|b| b.superblock.uuid() == backing.superblock.uuid()) {
                 return Err(Failure::Failed(format!(
                     "{} and {} have the same UUID {}: is one a copy of the other?",
@@ -102,11 +111,30 @@ impl Devices {
             }
             opened.push(backing);
         }
-        Ok(Devices { cache, backings: opened })
+        let mut sets = sets.into_iter();
+        Ok(Devices { cache: sets.next(), others: sets.collect(), backings: opened })
     }
 }
 
-/// Claims a backing device and checks its superblock, against that of the cache device if there is one.
+impl Devices {
+    /// Refuses backing devices that were made for, or once attached to, other sets than these, unless one of these has a copy of their
+    /// dirty data.
+    ///
+    /// # Errors
+    /// Names both sets, and says how to attach such a device.
+    pub fn refuse_strangers(&self) -> Result<(), Failure> {
+        let Some(first) = &self.cache else { return Ok(()) };
+        let all: Vec<&CacheSuper> = std::iter::once(first).chain(&self.others).map(|(_, set)| set).collect();
+        for OpenBacking { disk, superblock } in &self.backings {
+            if !superblock::is_of_one(superblock, &all) {
+                superblock::made_for_another(disk, superblock, (&first.0, &first.1))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Claims a backing device and checks its superblock, against those of the cache devices if there are any.
 ///
 /// # Errors
 /// If the device cannot be claimed or does not belong to the set. In that case it is not changed.
@@ -114,17 +142,17 @@ pub async fn open_backing(
     driver: &Driver,
     path: &Path,
     simulation: Simulation,
-    set: Option<&CacheSuper>,
+    sets: &[(Disk, CacheSuper)],
 ) -> Result<OpenBacking, Failure> {
     let disk = open_device(driver, path, simulation)?;
     let superblock = superblock::backing(&disk, path).await?;
-    if let Some(set) = set {
-        superblock::belongs(&disk.info().name, &superblock, set.set_uuid())?;
+    let name = &disk.info().name;
+    superblock::belongs_to_one(name, &superblock, sets)?;
+    for (_, set) in sets {
         let block = set.geometry().block_sectors;
         if superblock.block_sectors() < block {
             return Err(Failure::Failed(format!(
-                "{}: block size: expected at least the cache set's {block} sectors, found {}",
-                disk.info().name,
+                "{name}: block size: expected at least the cache set's {block} sectors, found {}",
                 superblock.block_sectors()
             )));
         }
@@ -140,15 +168,17 @@ pub fn leave_set(path: &Path) -> Result<format::Uuid, Failure> {
     let options = DriverOptions { seed: seed(), ..DriverOptions::default() };
     let driver = Driver::new(options).map_err(|e| Failure::because("cannot start", e))?;
     driver.block_on(async {
-        let backing = open_backing(&driver, path, Simulation::default(), None).await?;
+        let backing = open_backing(&driver, path, Simulation::default(), &[]).await?;
         Ok(Volume::leave_set(backing.disk).await?)
     })
 }
 
 /// A running set, or backing devices that run without one.
 pub struct Session {
-    /// The set, unless backing devices run alone.
+    /// The set, unless backing devices run alone. Of a group it is the first one.
     pub set: Option<CacheSet>,
+    /// The other sets of a group.
+    others: Vec<Other>,
     volumes: RefCell<Vec<Rc<Volume>>>,
     /// Notified when a volume is added or removed.
     changed: Event,
@@ -157,10 +187,17 @@ pub struct Session {
     log: EventLog,
 }
 
+/// A set of a group beside the first one.
+struct Other {
+    set: CacheSet,
+    crash_log: CrashLog,
+}
+
 impl Session {
     fn new(set: Option<CacheSet>, crash_log: CrashLog) -> Session {
         Session {
             set,
+            others: Vec::new(),
             volumes: RefCell::default(),
             changed: Event::default(),
             crash_log,
@@ -173,26 +210,13 @@ impl Session {
     /// # Errors
     /// If a device is refused. The devices that were started are stopped again.
     pub async fn start(devices: Devices) -> Result<Session, Failure> {
-        let Devices { cache, backings } = devices;
-        let Some((disk, superblock)) = cache else { return Session::without_cache(backings).await };
-        let crash_log = CrashLog::open(&disk, &superblock)?;
-        if let Some(why) = crash_log.why_not() {
-            message::warn(format!(
-                "if this process is killed, the last writes that were not flushed are lost: there is no crash log: {why}"
-            ));
-        }
-        let memory = ram::budget_of_sets();
-        let mut options =
-            SetOptions { seed: seed(), crash_log: crash_log.file(), memory, ..SetOptions::default() };
-        if let Some(most) = ram::index_bytes() {
-            let index = &mut options.tunables.btree_cache_limit;
-            *index = (*index).min(most);
-        }
-        let session = Session::new(Some(CacheSet::open(disk, options).await?), crash_log);
+        let Devices { cache, others, backings } = devices;
+        let Some(first) = cache else { return Session::without_cache(backings).await };
+        let (set, crash_log) = open_set(first).await?;
+        let mut session = Session::new(Some(set), crash_log);
+        let started = session.start_others(others, backings).await;
         session.log_events();
-        let attached = session.attach_all(backings).await;
-        session.log_events();
-        match attached {
+        match started {
             Ok(()) => Ok(session),
             Err(e) => {
                 // Started devices are stopped in order. The first error is returned.
@@ -202,16 +226,33 @@ impl Session {
         }
     }
 
-    async fn attach_all(&self, backings: Vec<OpenBacking>) -> Result<(), Failure> {
-        let Some(set) = &self.set else { return Ok(()) };
+    async fn start_others(
+        &mut self,
+        others: Vec<(Disk, CacheSuper)>,
+        backings: Vec<OpenBacking>,
+    ) -> Result<(), Failure> {
+        for other in others {
+            let (set, crash_log) = open_set(other).await?;
+            self.others.push(Other { set, crash_log });
+        }
+        self.log_events();
         for backing in backings {
-            let volume = set.register(backing.disk).await?;
+            let volume = group::register(self.sets(), backing.disk, &backing.superblock).await?;
             self.add(volume);
         }
-        let mut alone: Vec<Rc<Volume>> = set.volumes().into_iter().filter(|v| v.is_flash_only()).collect();
-        alone.sort_by_key(|v| v.inode());
-        alone.into_iter().for_each(|v| self.add(v));
+        let alone = self.sets().flat_map(|set| {
+            let mut alone: Vec<Rc<Volume>> =
+                set.volumes().into_iter().filter(|v| v.is_flash_only()).collect();
+            alone.sort_by_key(|v| v.inode());
+            alone
+        });
+        alone.collect::<Vec<_>>().into_iter().for_each(|v| self.add(v));
         Ok(())
+    }
+
+    /// The sets: none if backing devices run alone, several of a group.
+    pub fn sets(&self) -> impl Iterator<Item = &CacheSet> {
+        self.set.iter().chain(self.others.iter().map(|other| &other.set))
     }
 
     async fn without_cache(backings: Vec<OpenBacking>) -> Result<Session, Failure> {
@@ -276,11 +317,13 @@ impl Session {
         let Setting { owner, key, value } = setting;
         let refused = beyond == Beyond::Refused;
         match (owner, &self.set) {
-            (Owner::Set, Some(set)) => {
-                if refused {
+            (Owner::Set, Some(_)) => {
+                for set in self.sets().filter(|_| refused) {
                     set.tunables().check(key, value).map_err(Failure::bad_value)?;
                 }
-                set.set(key, value).await?;
+                for set in self.sets() {
+                    set.set(key, value).await?;
+                }
             }
             (Owner::Set, None) => {}
             (Owner::Device, _) => {
@@ -309,6 +352,10 @@ impl Session {
 
     /// Tells the operator what happened since the last call.
     pub fn log_events(&self) {
+        for other in &self.others {
+            let names = Names::of(Some(&other.set), &self.volumes.borrow());
+            self.log.log(&other.set.take_events(), &names);
+        }
         let mut events = self.set.as_ref().map(CacheSet::take_events).unwrap_or_default();
         events.extend(self.volumes.borrow().iter().flat_map(|v| v.take_events()));
         if events.is_empty() && !self.log.counts() {
@@ -321,7 +368,7 @@ impl Session {
     pub async fn until_events(&self, rt: &Handle) {
         let volumes = self.volumes();
         let mut any: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = vec![Box::pin(self.changed.changed())];
-        any.extend(self.set.iter().map(|set| Box::pin(set.events_arrived()) as _));
+        any.extend(self.sets().map(|set| Box::pin(set.events_arrived()) as _));
         any.extend(volumes.iter().map(|volume| Box::pin(volume.events_arrived()) as _));
         if self.log.counts() {
             any.push(Box::pin(rt.sleep(WINDOW)));
@@ -349,14 +396,20 @@ impl Session {
         for volume in self.volumes().into_iter().filter(|v| v.inode().is_none()) {
             result = result.and(volume.stop().await.map_err(Failure::from));
         }
-        if let Some(set) = &self.set {
-            result = result.and(set.stop().await.map_err(Failure::from));
+        let logs = std::iter::once(&self.crash_log).chain(self.others.iter().map(|other| &other.crash_log));
+        for (set, log) in self.sets().zip(logs) {
+            let is_left = group::is_left(set) && !self.others.is_empty();
+            let stopped = set.stop().await.map_err(Failure::from);
+            if stopped.is_ok() || is_left {
+                // What a set that was lost has is out of date.
+                log.remove();
+            }
+            if !is_left {
+                result = result.and(stopped);
+            }
         }
         self.log_events();
         self.log.end_window();
-        if result.is_ok() {
-            self.crash_log.remove();
-        }
         result
     }
 
@@ -374,6 +427,24 @@ impl Session {
         self.log_events();
         Ok(())
     }
+}
+
+/// Opens the set of a cache device.
+async fn open_set((disk, superblock): (Disk, CacheSuper)) -> Result<(CacheSet, CrashLog), Failure> {
+    let crash_log = CrashLog::open(&disk, &superblock)?;
+    if let Some(why) = crash_log.why_not() {
+        message::warn(format!(
+            "if this process is killed, the last writes that were not flushed are lost: there is no crash log: {why}"
+        ));
+    }
+    let memory = ram::budget_of_sets();
+    let mut options =
+        SetOptions { seed: seed(), crash_log: crash_log.file(), memory, ..SetOptions::default() };
+    if let Some(most) = ram::index_bytes() {
+        let index = &mut options.tunables.btree_cache_limit;
+        *index = (*index).min(most);
+    }
+    Ok((CacheSet::open(disk, options).await?, crash_log))
 }
 
 /// A new random UUID (version 4).

@@ -5,6 +5,7 @@
 //! of tunables unchanged. Must not know how the figures are shown.
 
 mod checksums;
+mod copies;
 mod tunables;
 
 use std::rc::Rc;
@@ -19,6 +20,7 @@ use crate::exports::Way;
 use crate::session::Session;
 
 pub use checksums::{ChecksumFigures, DamagedFigures, ScrubFigures, Scrubbed};
+pub use copies::CopyFigures;
 pub use tunables::TunableFigure;
 
 /// A set with its volumes at one moment.
@@ -108,6 +110,9 @@ pub struct HeldFigures {
     pub dirty_bytes: u64,
     /// The dirty data in percent of the size of the cache; `None` without a cache.
     pub dirty_percent: Option<f64>,
+    /// The second copy of the dirty data of a volume; `None` for a set, and if the set of the volume is in no group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub copy: Option<CopyFigures>,
 }
 
 /// `part` in percent of `whole`, with one decimal.
@@ -124,6 +129,7 @@ impl HeldFigures {
             cached_is_exact: is_exact,
             dirty_bytes,
             dirty_percent: share(dirty_bytes, cache_bytes),
+            copy: None,
         }
     }
 }
@@ -170,6 +176,8 @@ pub struct SlotDirty {
     pub label: String,
     /// Its dirty data in bytes.
     pub dirty_bytes: u64,
+    /// Whether it is a copy of the dirty data of another set.
+    pub is_copy: bool,
 }
 
 /// Counters of the engine's background work since the start.
@@ -414,7 +422,9 @@ impl Snapshot {
     pub fn add_cached(&mut self, cached: &CachedFigures) {
         let Some((size, set)) = self.set.as_mut().map(|set| (set.size_bytes, set)) else { return };
         let held = |bytes: u64, of: &HeldFigures| {
-            HeldFigures::new(Some(bytes.max(of.dirty_bytes)), cached.complete, of.dirty_bytes, size)
+            let bytes = Some(bytes.max(of.dirty_bytes));
+            let held = HeldFigures::new(bytes, cached.complete, of.dirty_bytes, size);
+            HeldFigures { copy: of.copy.clone(), ..held }
         };
         set.held = held(cached.by_slot.iter().map(|(_, n)| n.bytes()).sum(), &set.held);
         for volume in self.volumes.iter_mut().filter(|v| v.slot.is_some()) {
@@ -462,6 +472,7 @@ impl SlotDirty {
             uuid: uuid.map(|uuid| uuid.to_string()),
             label: label.unwrap_or_default(),
             dirty_bytes: dirty.bytes(),
+            is_copy: set.has_copy_in(inode),
         }
     }
 }
@@ -546,7 +557,10 @@ impl VolumeFigures {
             cache_mode: tunables.raw("cache_mode").unwrap_or_default(),
             size_bytes: volume.size().bytes(),
             block_bytes: volume.block_bytes(),
-            held: HeldFigures::new(None, false, Sectors::bytes(volume.dirty_sectors()), 0),
+            held: HeldFigures {
+                copy: CopyFigures::of(volume, set),
+                ..HeldFigures::new(None, false, Sectors::bytes(volume.dirty_sectors()), 0)
+            },
             io_errors: volume.io_errors(),
             backing_flushes: volume.backing_flushes(),
             requests: RequestFigures {

@@ -116,6 +116,57 @@ pub fn made_for_another(
     )))
 }
 
+/// Refuses several cache devices that are not of one group.
+///
+/// # Errors
+/// Names two devices that are not, with their groups.
+pub(crate) fn are_one_group(sets: &[(Disk, CacheSuper)]) -> Result<(), Failure> {
+    let Some(((first, one), others)) = sets.split_first() else { return Ok(()) };
+    let name_of = |group: Option<Uuid>| group.map_or("none".to_owned(), |group| group.to_string());
+    for (disk, set) in others {
+        if one.group().is_none() || one.group() != set.group() {
+            return Err(Failure::Failed(format!(
+                "{}: expected the same group as that of {} ({}), found {}; nothing was changed; serve sets that are not in one group \
+                 in processes of their own, or put them into one with `ubcache group add`",
+                disk.info().name,
+                first.info().name,
+                name_of(one.group()),
+                name_of(set.group())
+            )));
+        }
+    }
+    for (i, (disk, set)) in sets.iter().enumerate() {
+        if let Some((twin, _)) = sets.iter().take(i).find(|(_, other)| other.set_uuid() == set.set_uuid()) {
+            return Err(Failure::Failed(format!(
+                "{} and {} are cache devices of the same set {}: is one a copy of the other?",
+                twin.info().name,
+                disk.info().name,
+                set.set_uuid()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a backing device that is attached to none of these sets; see [`is_of_one`].
+pub(crate) fn belongs_to_one(
+    name: &str,
+    superblock: &BackingSuper,
+    sets: &[(Disk, CacheSuper)],
+) -> Result<(), Failure> {
+    let all: Vec<&CacheSuper> = sets.iter().map(|(_, set)| set).collect();
+    match all.first() {
+        Some(first) if !is_of_one(superblock, &all) => belongs(name, superblock, first.set_uuid()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a backing device belongs to one of these sets, or one of them may have a copy of its dirty data: only the engine knows that.
+pub(crate) fn is_of_one(superblock: &BackingSuper, sets: &[&CacheSuper]) -> bool {
+    let is_named = sets.iter().any(|set| set.set_uuid() == superblock.set_uuid());
+    is_named || superblock.copy().is_some() && sets.iter().any(|set| set.group().is_some())
+}
+
 /// Refuses a backing device that is attached to another set than `set`.
 pub fn belongs(name: &str, superblock: &BackingSuper, set: Uuid) -> Result<(), Failure> {
     let attached = matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);

@@ -31,13 +31,19 @@ fn open_read_only(driver: &Driver, path: &Path) -> Result<Disk, Failure> {
 ///
 /// # Errors
 /// If the devices do not belong together, or the other process does not end; it continues to serve.
-pub async fn take_over(driver: &Driver, cache: &Path, backings: &[PathBuf]) -> Result<(), Failure> {
-    let set = superblock::cache(&open_read_only(driver, cache)?, cache).await?.set_uuid();
+pub async fn take_over(driver: &Driver, caches: &[PathBuf], backings: &[PathBuf]) -> Result<(), Failure> {
+    let mut sets = Vec::new();
+    for path in caches {
+        let disk = open_read_only(driver, path)?;
+        let superblock = superblock::cache(&disk, path).await?;
+        sets.push((disk, superblock));
+    }
+    let Some(set) = sets.first().map(|(_, set)| set.set_uuid()) else { return Ok(()) };
     let mut uuids = Vec::new();
     for path in backings {
         let disk = open_read_only(driver, path)?;
         let superblock = superblock::backing(&disk, path).await?;
-        superblock::belongs(&disk.info().name, &superblock, set)?;
+        superblock::belongs_to_one(&disk.info().name, &superblock, &sets)?;
         uuids.push(superblock.uuid().to_string());
     }
     let servers = exports::servers(driver, &set.to_string(), &uuids).await?;
@@ -102,7 +108,7 @@ mod tests {
         let log = dir.join(format!("5e5e5e5e{}", suffix_of(&device).unwrap()));
         std::fs::write(&log, "keys").unwrap();
         let driver = Driver::new(DriverOptions::default()).unwrap();
-        let refused = driver.block_on(take_over(&driver, &device, &[]));
+        let refused = driver.block_on(take_over(&driver, std::slice::from_ref(&device), &[]));
         let found = std::fs::read(&log);
         std::fs::remove_file(&log).unwrap();
         let refused = refused.unwrap_err();

@@ -152,6 +152,24 @@ pub(crate) const PAGES: &[Page] = &[
         &["ubcache-check(8)", "ubcache-extract(8)", "ubcache-salvage(8)", "troubleshooting.md"],
     ),
     page(
+        "ubcache-group-show",
+        &[(
+            "Show which dirty data is on one cache device only:",
+            "ubcache group show -C /dev/nvme0n1p4 -C /dev/nvme1n1p4 -B /dev/sdb",
+        )],
+        OFFLINE,
+        &["ubcache-group-add(8)", "ubcache-make(8)", "ubcache-status(8)"],
+    ),
+    page(
+        "ubcache-group-add",
+        &[(
+            "Make a second cache device beside the first one:",
+            "ubcache group add -C /dev/nvme0n1p4 /dev/nvme1n1p4",
+        )],
+        OFFLINE,
+        &["ubcache-group-show(8)", "ubcache-make(8)", "ubcache-up(8)"],
+    ),
+    page(
         "ubcache-salvage",
         &[(
             "Copy what is left of a damaged set, with a map of what is certain:",

@@ -118,12 +118,12 @@ impl OfflineDrain {
 
     async fn drain(&self, driver: &Driver) -> Result<DrainReport, Failure> {
         let none = Simulation::default();
-        let mut devices = Devices::open(driver, Some(&self.cache), &self.backing, none).await?;
+        let mut devices = Devices::open(driver, &[&self.cache], &self.backing, none).await?;
         let source = FileSource::open(&self.cache)?;
         let view = SetView::open(&source, Mode::Strict)?;
         if self.backing.is_empty() {
             let found = find_backings(&self.cache, &view)?;
-            let more = Devices::open(driver, None, &found, none).await?;
+            let more = Devices::open(driver, &[], &found, none).await?;
             devices.backings = more.backings;
         }
         let Some((cache, superblock)) = devices.cache.take() else {

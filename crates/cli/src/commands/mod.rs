@@ -7,6 +7,7 @@ mod demo;
 pub(crate) mod drain;
 mod dump;
 mod extract;
+mod group;
 mod image;
 mod make;
 mod nbd_args;
@@ -29,6 +30,7 @@ pub(crate) enum Command {
     Make(make::Make),
     Super(superblock::Super),
     Up(up::Up),
+    Group(group::Group),
     Extract(extract::Extract),
     // For scripts that know `drain -C` by its former name.
     #[command(hide = true)]
@@ -79,6 +81,7 @@ impl Command {
             Command::Make(c) => c.run(),
             Command::Super(c) => c.run(),
             Command::Up(c) => c.run(),
+            Command::Group(c) => c.run(),
             Command::Extract(c) => c.run(),
             Command::Flush(c) => c.run(),
             Command::Check(c) => c.run(),

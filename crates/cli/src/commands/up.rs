@@ -4,17 +4,19 @@
 //! (which answer the requests in flight), volumes and set, devices.
 
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
 use std::process::Command;
 use std::time::Duration;
 
 use blockio::{BusyPoll, Driver, DriverOptions, Signals};
 use clap::Args;
+use engine::CacheSet;
 use export_ublk::Shape;
 use io::Nanos;
 use io::sync::{Either, select};
 use serde_json::{Value, json};
+use serve::group;
 use serve::ram::MemoryLimit;
 
 use crate::commands::nbd_args::NbdArgs;
@@ -22,7 +24,6 @@ use crate::console;
 use crate::exports::{self, Context, Export, Force, NbdAccess, Sharing, Spec};
 use crate::failure::Failure;
 use crate::session::{self, Devices, Session, Simulation};
-use crate::superblock;
 use crate::takeover;
 use crate::tunables::{Owner, Setting};
 use crate::{interrupt, out};
@@ -49,9 +50,9 @@ fn export_help() -> String {
 /// one under a mounted file system.
 #[derive(Args, Debug)]
 pub(crate) struct Up {
-    /// Cache device
+    /// Cache device; all of a group, as far as they work
     #[arg(short = 'C', long = "cache", value_name = "DEV")]
-    cache: Option<PathBuf>,
+    cache: Vec<PathBuf>,
     /// Backing device
     #[arg(short = 'B', long = "backing", value_name = "DEV")]
     backing: Vec<PathBuf>,
@@ -115,10 +116,10 @@ enum End {
 
 impl Up {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        if self.cache.is_none() && self.backing.is_empty() {
+        if self.cache.is_empty() && self.backing.is_empty() {
             return Err(Failure::Usage("expected a cache device (-C) and its backing devices (-B)".into()));
         }
-        if self.cache.is_none() && !self.without_cache {
+        if self.cache.is_empty() && !self.without_cache {
             return Err(Failure::Usage(
                 "expected a cache device (-C): backing devices are served alone only with --without-cache"
                     .into(),
@@ -180,22 +181,27 @@ impl Up {
 
     async fn serve(&self, driver: &Driver, mut signals: Signals, nbd: NbdAccess) -> Result<(), Failure> {
         let simulation = Simulation { hdd: self.simulate_hdd, delay_ms: self.simulate_delay_ms };
-        if let (true, Some(cache)) = (self.takeover, &self.cache) {
-            takeover::take_over(driver, cache, &self.backing).await?;
+        if self.takeover {
+            takeover::take_over(driver, &self.cache, &self.backing).await?;
         }
-        let mut devices = Devices::open(driver, self.cache.as_deref(), &self.backing, simulation).await?;
-        if let (Some((disk, cache)), false) = (&devices.cache, self.attach) {
-            for backing in &devices.backings {
-                superblock::made_for_another(&backing.disk, &backing.superblock, (disk, cache))?;
-            }
+        let caches: Vec<&Path> = self.cache.iter().map(PathBuf::as_path).collect();
+        let mut devices = Devices::open(driver, &caches, &self.backing, simulation).await?;
+        if !self.attach {
+            devices.refuse_strangers()?;
         }
-        if let (Some((disk, cache)), true) = (&mut devices.cache, self.checksums) {
+        for (disk, cache) in devices.cache.iter_mut().chain(&mut devices.others).filter(|_| self.checksums) {
             serve::switch_checksums_on(disk, cache).await?;
         }
         let session = Session::start(devices).await?;
+        let sets: Vec<CacheSet> = session.sets().cloned().collect();
+        group::warn_if_alone(&sets);
+        group::say_copies(&sets);
         let mut running = Vec::new();
         let ended = match self.start(driver, &session, nbd, &mut running).await {
-            Ok(()) => self.watch(driver, &session, &mut signals, &running).await,
+            Ok(()) => {
+                drop(driver.handle().spawn(group::make_copies(sets)));
+                self.watch(driver, &session, &mut signals, &running).await
+            }
             Err(e) => Err(e),
         };
         let (end, result) = match ended {
@@ -286,7 +292,7 @@ impl Up {
                     "size_bytes": volume.size().bytes(),
                     "backing": volume.backing_name(),
                     "backing_uuid": volume.backing_uuid().map(|u| u.to_string()),
-                    "set_uuid": session.set.as_ref().map(|s| s.uuid().to_string()),
+                    "set_uuid": volume.set_uuid().map(|set| set.to_string()),
                     "exports": ways,
                 }))?;
             } else {

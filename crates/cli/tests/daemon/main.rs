@@ -15,6 +15,7 @@ mod clients;
 mod copies;
 mod every_export;
 mod flash;
+mod groups;
 mod halfway;
 mod hotplug;
 mod huge;

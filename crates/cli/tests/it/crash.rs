@@ -17,7 +17,7 @@ use crate::world::*;
 const SECTORS: usize = (24 << 20) / SECTOR - 16;
 
 /// Load until so many answers have come, then the crash. Answers that were on their way still count.
-fn load_and_kill(load: &mut Load, up: &Up, socket: &str, answers: u64) {
+pub fn load_and_kill(load: &mut Load, up: &Up, socket: &str, answers: u64) {
     let mut traffic = Traffic::connect(socket);
     let (mut seen, mut killed) = (0u64, false);
     loop {

@@ -16,6 +16,7 @@ mod demo;
 mod extract;
 mod fixtures;
 mod flush;
+mod group;
 #[allow(dead_code, reason = "shared with the tests of faults, which use the rest")]
 mod load;
 mod make;

@@ -399,7 +399,7 @@ impl Admission {
     pub(crate) fn remember_dirty(&self, set: &SetView) {
         let known = self.remembered();
         let is_known = |uuid: &String| known.values().any(|k| k.uuid == *uuid);
-        let slots = set.figures.set.iter().flat_map(|figures| &figures.dirty_by_slot);
+        let slots = set.figures.set.iter().flat_map(|figures| &figures.dirty_by_slot).filter(|s| !s.is_copy);
         let dirty = slots.filter(|slot| slot.dirty_bytes > 0).filter_map(|slot| slot.uuid.clone());
         let disks = dirty.filter(is_known).collect();
         self.shared.state().set_left_dirty(&set.id, disks);

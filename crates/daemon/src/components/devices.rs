@@ -106,6 +106,17 @@ impl DeviceTable {
         }
     }
 
+    /// The device with this UUID belongs to another set now. Returns its probe.
+    pub(crate) fn belongs_to(&self, uuid: &str, to: &str) -> Option<Probe> {
+        let mut devices = self.lock();
+        let probe = devices.values_mut().filter_map(|d| d.probe.as_mut()).find(|p| p.uuid == uuid)?;
+        if let Role::Backing { set, .. } = &mut probe.role {
+            *set = Some(to.to_owned());
+        }
+        probe.has_copy = false;
+        Some(probe.clone())
+    }
+
     pub(crate) fn get(&self, path: &Path) -> Option<Device> {
         self.lock().get(path).cloned()
     }

@@ -78,7 +78,7 @@ impl Lookup {
         named.displaced = probe.is_unplugged() && path.exists();
         let worker = device.state.has_thread().then(|| self.inventory.workers.of_device(&probe)).flatten();
         match probe.role {
-            Role::Cache { set, label } => (named.set, named.label) = (Some(set), label),
+            Role::Cache { set, label, .. } => (named.set, named.label) = (Some(set), label),
             Role::Backing { label, .. } => {
                 named.name = self.shared.state().known_name(&probe.uuid);
                 named.label = label;

@@ -2,7 +2,8 @@
 //!
 //! Owns the rule how a device is served: a set if its cache device is there; a backing device with its set, or alone if it
 //! belongs to no set. A backing device whose cache device is missing waits, with a message: it is never served without its
-//! cache device. Changes of what is served happen one at a time, under the lock of this module. Must not know the client.
+//! cache device. If another set of the group has a copy of its dirty data, that set takes the device over after a time. Changes of what is
+//! served happen one at a time, under the lock of this module. Must not know the client.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,7 +17,8 @@ use super::changes::{Changes, Scope};
 use super::devices::{Device, DeviceState, WaitsFor};
 use super::inventory::Inventory;
 use crate::order::Plan;
-use crate::probe::{Attachment, Probe, Role, probe_all};
+use crate::probe::{Attachment, Probe, Role, probe_all, probe_device};
+use crate::shared::Takeover;
 use crate::worker::{Phase, Worker};
 
 /// Interval between checks of a set that is still starting.
@@ -73,9 +75,9 @@ impl Placement {
         self.admission.name_set(probe);
         self.inventory.workers.refuse_while_stopping()?;
         match &probe.role {
-            Role::Cache { set, .. } => {
-                self.start(probe, Plan { id: set.clone(), cache: Some(probe.path.clone()), alone: None })
-                    .await?;
+            Role::Cache { set, group, .. } => {
+                let (id, cache) = (set.clone(), Some(probe.path.clone()));
+                self.start(probe, Plan { id, cache, alone: None, group: group.clone() }).await?;
                 self.add_waiting(set).await;
                 Ok(())
             }
@@ -86,23 +88,91 @@ impl Placement {
                 let (what, page) = match attachment {
                     Attachment::Free | Attachment::Stale => {
                         let alone = Some(probe.path.clone());
-                        return self.start(probe, Plan { id: probe.uuid.clone(), cache: None, alone }).await;
+                        return self
+                            .start(probe, Plan { id: probe.uuid.clone(), cache: None, alone, group: None })
+                            .await;
                     }
                     Attachment::Made => ("was made for", "the page orphan of the guide"),
                     Attachment::Clean => ("is attached to", "the page dead-ssd-clean of the guide"),
                     Attachment::Dirty => ("has dirty data in", "the page dead-ssd-dirty of the guide"),
                 };
                 let set = set.as_deref().unwrap_or_default();
-                let why = format!(
+                let mut why = format!(
                     "{what} cache set {set}, whose cache device is not registered: waits for it; if that device is lost, \
                      see {page}"
                 );
+                if probe.has_copy {
+                    let seconds = self.inventory.workers.takeover_after_s();
+                    why = format!(
+                        "{what} cache set {set}, whose cache device is not registered: another set of its group with a copy of the \
+                         dirty data takes over in {}",
+                        format::counted(seconds, "second")
+                    );
+                    self.take_over_later(probe.clone(), Duration::from_secs(seconds));
+                }
                 let waits_for = match attachment {
                     Attachment::Dirty => WaitsFor::DirtyCache,
                     _ => WaitsFor::Cache,
                 };
                 self.inventory.devices.set(probe, DeviceState::Waiting(waits_for, why));
                 Ok(())
+            }
+        }
+    }
+
+    /// Has another set of the group serve a device that still waits for its own set after this time.
+    fn take_over_later(self: &Arc<Self>, probe: Probe, after: Duration) {
+        let this = self.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(after).await;
+            let mut scope = Scope { alone: [probe.key().to_owned()].into(), ..Scope::default() };
+            scope.shared.extend(probe.set().map(str::to_owned));
+            let title = format!("the takeover of {}", probe.path.display());
+            let _claim = this.changes.wait(&title, &scope).await;
+            let waits = this.inventory.devices.get(&probe.path).is_some_and(|device| {
+                let is_it = device.probe.as_ref().is_some_and(|p| p.uuid == probe.uuid);
+                is_it && matches!(device.state, DeviceState::Waiting(..))
+            });
+            let is_here = probe.set().is_some_and(|set| this.inventory.workers.serving(set).is_some());
+            if waits && !is_here && this.inventory.workers.refuse_while_stopping().is_ok() {
+                this.take_over(&probe).await;
+            }
+        });
+    }
+
+    /// Serves a device, whose own set is missing, with the first set of a group that has a copy of its dirty data.
+    async fn take_over(&self, probe: &Probe) {
+        let mut why = format!(
+            "belongs to cache set {}, whose cache device is not registered, and no set that is served has a copy of its dirty data: \
+             waits for it",
+            probe.set().unwrap_or_default()
+        );
+        let all = self.inventory.workers.all();
+        for worker in all.iter().filter(|w| w.plan.group.is_some() && w.phase() == Phase::Serving) {
+            match worker.take_over(probe.path.clone()).await {
+                Ok(()) => {
+                    let now = probe_device(&probe.path).await;
+                    let known = || {
+                        let device = self.inventory.devices.belongs_to(&probe.uuid, &worker.plan.id);
+                        device.unwrap_or_else(|| probe.clone())
+                    };
+                    let now = now.unwrap_or_else(|_| known());
+                    self.inventory.devices.set(&now, DeviceState::Served);
+                    self.admission.record(&now).await;
+                    return;
+                }
+                Err(e) => why = e.to_string(),
+            }
+        }
+        self.inventory.devices.set(probe, DeviceState::Waiting(WaitsFor::DirtyCache, why));
+    }
+
+    /// Follows the devices that another set of their group has taken over while they were served.
+    pub(crate) async fn follow_takeovers(self: Arc<Self>) {
+        let Some(mut takeovers) = self.inventory.workers.takeovers() else { return };
+        while let Some(Takeover { device, set }) = takeovers.recv().await {
+            if let Some(probe) = self.inventory.devices.belongs_to(&device, &set) {
+                self.admission.record(&probe).await;
             }
         }
     }
@@ -198,6 +268,13 @@ impl Placement {
                 }
                 Err(e) => self.inventory.devices.fail(was, e),
             }
+        }
+        if worker.plan.group.is_some() {
+            // The set may have a copy of the dirty data of a disk whose own set is missing.
+            let waits = |d: &Device| matches!(d.state, DeviceState::Waiting(..));
+            let all = self.inventory.devices.all().into_values().filter(waits).filter_map(|d| d.probe);
+            let after = Duration::from_secs(self.inventory.workers.takeover_after_s());
+            all.filter(|probe| probe.has_copy).for_each(|probe| self.take_over_later(probe, after));
         }
     }
 

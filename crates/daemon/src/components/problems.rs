@@ -3,6 +3,7 @@
 //! Owns the list of problems, their order and the command that comes next for each. It reads views only, so a test can make
 //! any situation. Must not know how a problem is shown.
 
+mod copies;
 mod labels;
 mod leftovers;
 mod waits;
@@ -30,8 +31,8 @@ use crate::state::{STORED_AGAIN_EVERY, State};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Problem {
     /// One of the kinds in the order of `KINDS`: `stopping`, `set_failed`, `io_disabled`, `device_failed`, `device_waiting`,
-    /// `set_silent`, `device_silent`, `stop_waits`, `command_waits`, `job_waits`, `dead_export`, `damaged`, `dirty_without_disk`,
-    /// `stale`, `not_exported`, `io_errors`, `label_shared`, `state_not_stored` or `state_not_writable`.
+    /// `set_silent`, `device_silent`, `stop_waits`, `command_waits`, `job_waits`, `dead_export`, `damaged`, `one_copy`,
+    /// `dirty_without_disk`, `stale`, `not_exported`, `io_errors`, `label_shared`, `state_not_stored` or `state_not_writable`.
     pub(crate) kind: &'static str,
     /// What is wrong, and of what.
     pub(crate) text: String,
@@ -61,7 +62,7 @@ pub(crate) struct Subject {
 }
 
 /// The kinds in the order in which they are listed: what stops requests comes first.
-const KINDS: [&str; 19] = [
+const KINDS: [&str; 20] = [
     "stopping",
     "set_failed",
     "io_disabled",
@@ -74,6 +75,7 @@ const KINDS: [&str; 19] = [
     "job_waits",
     "dead_export",
     "damaged",
+    "one_copy",
     "dirty_without_disk",
     "stale",
     "not_exported",
@@ -363,7 +365,13 @@ fn dirty_of_others<'a>(
 ) -> impl Iterator<Item = (&'a SlotDirty, Option<&'a DeviceView>)> {
     let slots = figures.set.iter().flat_map(|set| &set.dirty_by_slot);
     let is_served = |slot: &SlotDirty| figures.volumes.iter().any(|v| v.slot == Some(slot.slot));
-    let others = slots.filter(move |slot| slot.dirty_bytes > 0 && !is_served(slot));
+    // Another set of the group may have taken the disk over.
+    let own = figures.set.as_ref().map(|set| &set.names.uuid);
+    let is_of_another = move |slot: &SlotDirty| {
+        let device = devices.iter().find(|d| d.uuid.is_some() && d.uuid == slot.uuid);
+        slot.is_copy || device.is_some_and(|d| d.set.is_some() && d.set.as_ref() != own)
+    };
+    let others = slots.filter(move |slot| slot.dirty_bytes > 0 && !is_served(slot) && !is_of_another(slot));
     others.map(|slot| (slot, devices.iter().find(|d| d.uuid.is_some() && d.uuid == slot.uuid)))
 }
 
@@ -416,6 +424,14 @@ fn of_disabled_set(set: &SetView, devices: &[DeviceView], why: &str, (what, path
             let text = format!("{dirty}; the device is plugged in again, and {STARTS_AGAIN}");
             Problem { command: state_and_command(device).1, ..problem(text) }
         }
+        None if set.group.is_some() && figures.volumes.is_empty() => Problem::new(
+            "set_failed",
+            format!(
+                "{what} is disabled: {why}; no disk is served by it any more; if the device does not come back, see the page two-ssds of \
+                 the guide"
+            ),
+            format!("ubcache unregister {path}"),
+        ),
         None if is_clean => problem(
             "its volumes have no dirty data, so nothing is lost; if the device does not come back, see the page \
              dead-ssd-clean of the guide"
@@ -540,6 +556,7 @@ fn of_volume(
             format!("ubcache explain {name}"),
         ));
     }
+    found.extend(copies::of_one_copy(set, volume, sets));
     if volume.state == Some("inconsistent") {
         found.push(of_stale(set, volume, (sets, devices)));
     }

@@ -250,7 +250,8 @@ impl Registration {
         matches!(device.state, DeviceState::Failed(_)) && self.inventory.devices.paths(is_same).len() <= 1
     }
 
-    /// Unregisters a device: of a cache device the set is stopped, and dirty data stays dirty; of a backing device the volume.
+    /// Unregisters a device: of a cache device the set is stopped, and dirty data stays dirty; of a backing device the volume. Volumes
+    /// whose dirty data is on another cache device of the group, too, go on with that one.
     ///
     /// # Errors
     /// If a volume is in use, among others; it stays served then.
@@ -264,6 +265,9 @@ impl Registration {
         let Some(path) = named.device.clone() else { return failed(format!("{named}: has no device")) };
         let known = self.inventory.devices.get(&path);
         let Some(known) = known else { return failed(format!("{named}: is not registered")) };
+        if let Some(Role::Cache { set, .. }) = known.probe.as_ref().map(|probe| &probe.role) {
+            self.hand_over(set).await;
+        }
         let (sets, devices) = self.views().await;
         match known.probe.as_ref().map(|probe| (probe, &probe.role)) {
             Some((_, Role::Cache { set, .. })) if known.state.has_thread() => {
@@ -294,6 +298,16 @@ impl Registration {
         self.inventory.workers.forget(&key);
         self.admission.claim_freed_labels().await?;
         Ok(Ended { named, sets, devices })
+    }
+
+    /// Gives the volumes of a set that is to stop to the other sets of its group. A volume without a copy stays, and is stopped.
+    async fn hand_over(&self, set: &str) {
+        let Some(worker) = self.inventory.workers.serving(set).filter(|w| w.plan.group.is_some()) else {
+            return;
+        };
+        if let Err(e) = worker.hand_over().await {
+            message::warn(format!("{}: {e}", worker.title()));
+        }
     }
 
     /// Attaches a backing device to a set. A device that is served is served again afterwards, through the cache; its

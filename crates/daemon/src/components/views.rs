@@ -90,6 +90,9 @@ pub(crate) struct DeviceSizes {
 pub(crate) struct SetView {
     /// UUID of the set, or of the backing device that is served alone.
     pub(crate) id: String,
+    /// UUID of the group of the set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) group: Option<String>,
     /// Whether the set has a cache device.
     pub(crate) has_cache: bool,
     /// `starting`, `serving`, `stopping`, `stopped` or `failed`.
@@ -189,6 +192,7 @@ impl Views {
                     let phase = worker.phase();
                     let mut view = SetView {
                         id: worker.plan.id.clone(),
+                        group: worker.plan.group.clone(),
                         has_cache: worker.plan.cache.is_some(),
                         state: phase.name(),
                         why: None,
@@ -349,7 +353,7 @@ impl Views {
             let data_offset_bytes = device.probe.as_ref().map_or(0, |probe| probe.data_offset_bytes);
             let (uuid, role) = device.probe.map(|s| (s.uuid, s.role)).unzip();
             let (kind, set, label) = match role {
-                Some(Role::Cache { set, label }) => (Some("cache"), Some(set), label),
+                Some(Role::Cache { set, label, .. }) => (Some("cache"), Some(set), label),
                 Some(Role::Backing { set, label, .. }) => (Some("backing"), set, label),
                 None => (None, None, String::new()),
             };

@@ -8,12 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serve::Failure;
+use tokio::sync::mpsc;
 
 use crate::hub::Kind;
 use crate::order::{Order, Plan};
 use crate::places::VolumeKey;
 use crate::probe::{Probe, Role};
-use crate::shared::Shared;
+use crate::shared::{Shared, Takeover};
 use crate::worker::{self, ANSWER_WITHIN, Phase, Worker};
 
 /// Time after which a client that waits for the start of a set gets the answer that the set is still starting.
@@ -89,7 +90,17 @@ impl Workers {
         all
     }
 
-    /// Starts a thread, and waits until its set is up.
+    /// The takeovers by sets of groups, for the one task that follows them.
+    pub(crate) fn takeovers(&self) -> Option<mpsc::UnboundedReceiver<Takeover>> {
+        self.shared.takeovers()
+    }
+
+    /// Seconds for which a disk waits for its own set before another set of the group takes it over.
+    pub(crate) fn takeover_after_s(&self) -> u64 {
+        self.shared.config().takeover_after_s
+    }
+
+    /// Starts a thread, and waits until its set is up. A set of a group that has a thread is served by that one.
     ///
     /// # Errors
     /// If a thread with this id serves already, the daemon is stopping, or the set cannot start.
@@ -108,7 +119,13 @@ impl Workers {
         let (worker, up) = {
             let mut workers = self.lock();
             self.refuse_while_stopping()?;
-            let (worker, up) = worker::start(plan, self.shared.clone())?;
+            let of_group = |w: &&Arc<Worker>| plan.group.is_some() && w.plan.group == plan.group;
+            let beside = workers.values().filter(of_group).find(|w| !w.phase().is_over());
+            let beside = beside.and_then(|w| w.start_beside(plan.clone(), self.shared.clone()));
+            let (worker, up) = match beside {
+                Some(started) => started,
+                None => worker::start(plan, self.shared.clone())?,
+            };
             let worker = Arc::new(worker);
             workers.insert(id.clone(), worker.clone());
             (worker, up)

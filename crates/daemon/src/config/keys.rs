@@ -125,6 +125,12 @@ pub const CONFIG_KEYS: &[ConfigKey] = &[
          cache.",
     )),
     top((
+        "takeover_after_s",
+        "seconds",
+        "30",
+        "The time for which a disk of a group waits for its own cache device before another one with its dirty data takes over.",
+    )),
+    top((
         "busy_poll",
         "auto, never or microseconds",
         "auto",

@@ -7,6 +7,8 @@ use std::time::Duration;
 use blockio::DriverOptions;
 use serve::exports::{Occupied, Opens, WayKind, Work};
 
+use std::path::Path;
+
 use super::*;
 use crate::config::Config;
 use crate::state::State;
@@ -59,11 +61,11 @@ fn a_link_goes_before_its_device_and_stays_if_the_device_is_in_use() {
     config.links = Some(links.clone());
     let shared = Arc::new(Shared::new(config, State::open(&dir.path().join("state")).unwrap()));
     let disk = backing_device_in(dir.path(), 0, 5, format::BackingState::None);
-    let plan = Plan { id: format::Uuid([5; 16]).to_string(), cache: None, alone: Some(disk) };
+    let plan = Plan { id: format::Uuid([5; 16]).to_string(), cache: None, alone: Some(disk), group: None };
     let driver = Driver::new(DriverOptions::default()).unwrap();
     driver
         .block_on(async {
-            let host = Host::start(&driver, &plan, &shared).await.unwrap();
+            let host = Host::start(&driver, &plan, &shared, &Rc::default()).await.unwrap();
             let volume = host.session.volumes().remove(0);
             let link = links.join("data");
             let (is_used, linked_at_end) = (Rc::new(Cell::new(true)), Rc::new(Cell::new(None)));
@@ -98,7 +100,7 @@ fn a_thread_goes_on_while_the_state_is_stored() {
     let state = dir.path().join("state");
     let shared = Arc::new(Shared::new(Config::parse("exports = []").unwrap(), State::open(&state).unwrap()));
     let disk = backing_device_in(dir.path(), 0, 5, format::BackingState::None);
-    let plan = Plan { id: format::Uuid([5; 16]).to_string(), cache: None, alone: Some(disk) };
+    let plan = Plan { id: format::Uuid([5; 16]).to_string(), cache: None, alone: Some(disk), group: None };
     let pipe = state.join("state.new");
     block_writes_of(&pipe);
     let (done, is_done) = channel::<()>();
@@ -109,7 +111,8 @@ fn a_thread_goes_on_while_the_state_is_stored() {
     });
     let driver = Driver::new(DriverOptions::default()).unwrap();
     let reader = driver.block_on(async {
-        let mut start = pin!(Host::start(&driver, &plan, &shared));
+        let members = Rc::default();
+        let mut start = pin!(Host::start(&driver, &plan, &shared, &members));
         // The name of the volume is new, and is being stored.
         let is_named = async {
             while shared.state().known_name(&plan.id).is_none() {
@@ -170,11 +173,11 @@ fn an_export_that_a_waiting_stop_has_ended_is_a_problem_of_its_volume() {
     let state = State::open(&dir.path().join("state")).unwrap();
     let shared = Arc::new(Shared::new(Config::parse("exports = []").unwrap(), state));
     let disk = backing_device_in(dir.path(), 0, 5, format::BackingState::None);
-    let plan = Plan { id: format::Uuid([5; 16]).to_string(), cache: None, alone: Some(disk) };
+    let plan = Plan { id: format::Uuid([5; 16]).to_string(), cache: None, alone: Some(disk), group: None };
     let driver = Driver::new(DriverOptions::default()).unwrap();
     driver
         .block_on(async {
-            let host = Host::start(&driver, &plan, &shared).await.unwrap();
+            let host = Host::start(&driver, &plan, &shared, &Rc::default()).await.unwrap();
             let volume = host.session.volumes().remove(0);
             let may_end = Rc::new(io::sync::Event::default());
             let (spec, sharing) = ("nbd=data.sock".parse().unwrap(), Sharing::Alone);

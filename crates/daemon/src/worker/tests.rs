@@ -18,7 +18,7 @@ fn device(dir: &std::path::Path) -> PathBuf {
 fn a_device_that_cannot_be_served_is_an_error_and_ends_the_thread() {
     let dir = tempfile::tempdir().unwrap();
     let (shared, cache) = (shared(dir.path()), device(dir.path()));
-    let plan = Plan { id: "x".into(), cache: Some(cache), alone: None };
+    let plan = Plan { id: "x".into(), cache: Some(cache), alone: None, group: None };
     let (worker, up) = start(plan, shared.clone()).unwrap();
     let said = up.wait().unwrap().err().unwrap();
     assert!(said.message().unwrap().contains("expected a cache device"), "{said:?}");
@@ -36,7 +36,7 @@ async fn a_command_to_a_set_that_stops_says_that_nothing_was_done_and_what_to_do
     let jobs = Jobs::new(Arc::default());
     for (daemon_stops, id) in [(false, 2), (true, 3)] {
         let cache = crate::testing::cache_device(dir.path(), id);
-        let plan = Plan { id: "the set".into(), cache: Some(cache.clone()), alone: None };
+        let plan = Plan { id: "the set".into(), cache: Some(cache.clone()), alone: None, group: None };
         let (worker, up) = start(plan, shared.clone()).unwrap();
         up.wait().unwrap().unwrap();
         if daemon_stops {
@@ -68,10 +68,10 @@ fn a_job_that_a_thread_does_not_carry_out_says_why() {
     let dir = tempfile::tempdir().unwrap();
     let (shared, jobs) = (shared(dir.path()), Jobs::new(Arc::default()));
     let cache = crate::testing::cache_device(dir.path(), 2);
-    let plan = Plan { id: "the set".into(), cache: Some(cache), alone: None };
+    let plan = Plan { id: "the set".into(), cache: Some(cache), alone: None, group: None };
     let (orders, receiver) = channel(1);
     let state = ThreadState::new(plan.clone(), shared.clone());
-    let idle = Worker { plan: plan.clone(), state, orders, thread: Mutex::default() };
+    let idle = Worker { plan: plan.clone(), state, orders, thread: Arc::default() };
     idle.order(Order::Force).unwrap();
     let refused = |worker: &Worker| {
         let said = worker.begin_job(&jobs, "wipe", "x", None, Order::Wipe).err().unwrap().to_string();
@@ -98,10 +98,10 @@ fn a_panic_ends_one_thread_and_its_devices_can_be_had_again() {
     let dir = tempfile::tempdir().unwrap();
     let [cache, other] = [2, 3].map(|n| crate::testing::cache_device(dir.path(), n));
     let shared = shared(dir.path());
-    let plan = Plan { id: "the set".into(), cache: Some(cache), alone: None };
+    let plan = Plan { id: "the set".into(), cache: Some(cache), alone: None, group: None };
     let (worker, up) = start(plan.clone(), shared.clone()).unwrap();
     up.wait().unwrap().unwrap();
-    let other = Plan { id: "another set".into(), cache: Some(other), alone: None };
+    let other = Plan { id: "another set".into(), cache: Some(other), alone: None, group: None };
     let (bystander, up) = start(other, shared.clone()).unwrap();
     up.wait().unwrap().unwrap();
     assert_eq!(worker.phase(), Phase::Serving);

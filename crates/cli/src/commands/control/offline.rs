@@ -38,7 +38,7 @@ pub(super) fn create(cache: &Path, wanted: &NewVolume<'_>) -> Result<Value, Fail
 }
 
 async fn create_in(driver: &Driver, cache: &Path, wanted: &NewVolume<'_>) -> Result<Value, Failure> {
-    let devices = Devices::open(driver, Some(cache), &[], Simulation::default()).await?;
+    let devices = Devices::open(driver, &[cache], &[], Simulation::default()).await?;
     let source = FileSource::open(cache)?;
     let view = SetView::open(&source, Mode::Strict)?;
     let superblock = &view.superblock;

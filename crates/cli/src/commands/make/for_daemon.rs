@@ -50,6 +50,7 @@ fn of(order: &MakeOrder) -> Result<Make, Failure> {
         json: false,
         as_bcache_tools: false,
         checksums: None,
+        join: None,
         wipe_dirty_of: order.lose_dirty_data_of.clone(),
     })
 }

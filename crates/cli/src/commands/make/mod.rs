@@ -5,6 +5,7 @@
 
 mod contents;
 pub(super) mod for_daemon;
+pub(super) mod for_group;
 mod report;
 
 use std::cell::RefCell;
@@ -47,10 +48,10 @@ enum Switch {
 ///
 /// Makes DEV the cache device (-C) of a new cache set, or backing devices (-B), or both: backing devices that are
 /// formatted together with a cache device belong to its set from the first start on. The contents of a backing device
-/// are lost.
+/// are lost. Several cache devices become a group: dirty data is on two of them, so any one may fail.
 #[derive(Args, Debug)]
 pub(crate) struct Make {
-    /// Cache device: the fast one
+    /// Cache device: the fast one; several become a group, which has dirty data on two of them
     #[arg(short = 'C', long = "cache", value_name = "DEV")]
     cache: Vec<PathBuf>,
     /// Backing device: a slow one
@@ -105,6 +106,9 @@ pub(crate) struct Make {
     /// Print what make-bcache prints
     #[arg(long, hide = true, conflicts_with_all = ["json", "dry_run"])]
     as_bcache_tools: bool,
+    /// The group that a new set joins.
+    #[arg(skip)]
+    join: Option<Uuid>,
     /// Devices whose dirty data a client of the daemon has agreed to lose.
     #[arg(skip)]
     wipe_dirty_of: Vec<PathBuf>,
@@ -212,10 +216,8 @@ impl Make {
         if self.cache.is_empty() && self.backing.is_empty() {
             return usage("nothing to make: give a cache device with -C, backing devices with -B, or both");
         }
-        if self.cache.len() > 1 {
-            return usage(
-                "a cache set has one cache device: expected one -C; make the others in runs of their own",
-            );
+        if self.cache.len() > 1 && self.cset_uuid.is_some() {
+            return usage("--cset-uuid: each cache device of a group has a set of its own: expected one -C");
         }
         if let Some(label) = self.label.as_ref().filter(|l| !l.is_empty()) {
             serve::label_is_fit(label)?;
@@ -234,6 +236,12 @@ impl Make {
             serve::label_is_fit(label)?;
             if self.cache.is_empty() {
                 return usage("--set-label is a property of the cache device: expected a -C with it");
+            }
+            if self.cache.len() > 1 {
+                return usage(
+                    "--set-label: labels are unique, and each cache device of a group has a set of its own: expected one -C; label \
+                     the sets afterwards with `ubcache set-label`",
+                );
             }
             if self.label.as_ref() == Some(label) {
                 return usage("--set-label: labels are unique: expected another label than that of --label");
@@ -300,18 +308,24 @@ impl Make {
         let logical = disks.iter().map(|(_, d)| d.info().logical_block_bytes).max().unwrap_or(512);
         let block = self.block.unwrap_or(Sectors::from_bytes_ceil(u64::from(logical)));
         disks.iter().try_for_each(|(_, disk)| block_fits(block, disk.info()))?;
-        let set = match (self.cset_uuid, self.cache.is_empty()) {
-            (Some(uuid), _) => Some(uuid),
-            (None, false) => Some(random_uuid()),
-            (None, true) => None,
+        let sets: Vec<Uuid> = match self.cset_uuid {
+            Some(uuid) => vec![uuid],
+            None => self.cache.iter().map(|_| random_uuid()).collect(),
         };
+        let group = self.join.or_else(|| (self.cache.len() > 1).then(random_uuid));
         let cache_at = self.backing.len();
         let mut targets = Vec::new();
         for (i, ((path, disk), overwrites)) in disks.into_iter().zip(lost).enumerate() {
-            let mut target = if i < cache_at {
-                self.backing_target(path, disk, block, set.unwrap_or(Uuid::NIL)).await?
-            } else {
-                self.cache_target(path, disk, block, set.unwrap_or_else(random_uuid))?
+            let mut target = match i.checked_sub(cache_at) {
+                // The sets of a group get the backing devices in turn, so each is the second one of others.
+                None => {
+                    let set = sets.iter().cycle().nth(i).copied();
+                    self.backing_target(path, disk, block, set.unwrap_or(Uuid::NIL)).await?
+                }
+                Some(n) => {
+                    let set = sets.get(n).copied().unwrap_or_else(random_uuid);
+                    self.cache_target((path, disk), block, (set, group))?
+                }
             };
             target.made.overwrites = overwrites;
             targets.push(target);
@@ -326,8 +340,9 @@ impl Make {
         let mut devices: Vec<Made> = targets.into_iter().map(|t| t.made).collect();
         devices.rotate_right(self.cache.len());
         devices.iter().filter_map(Made::warning).for_each(|text| notes.borrow_mut().push(("warning", text)));
-        let set_uuid = set.map(|u| u.to_string());
-        Ok(MakeReport { schema_version: 1, dry_run: self.dry_run, set_uuid, devices })
+        let set_uuid = sets.first().filter(|_| group.is_none()).map(Uuid::to_string);
+        let group_uuid = group.map(|u| u.to_string());
+        Ok(MakeReport { schema_version: 1, dry_run: self.dry_run, set_uuid, group_uuid, devices })
     }
 
     /// The properties of the new cache device.
@@ -349,10 +364,9 @@ impl Make {
 
     fn cache_target(
         &self,
-        path: &Path,
-        disk: Disk,
+        (path, disk): (&Path, Disk),
         block: Sectors,
-        set: Uuid,
+        (set, group): (Uuid, Option<Uuid>),
     ) -> Result<DeviceToFormat, Failure> {
         let info = disk.info().clone();
         let nbuckets = info.sectors.0 / self.bucket.0;
@@ -369,6 +383,7 @@ impl Make {
         let want = self.cache_format(&info, block, set);
         let mut sb = CacheSuper::format(&want).map_err(|e| Failure::because(&info.name, e))?;
         sb.set_label(label_of(&info, self.set_label.as_deref())?);
+        sb.set_group(group);
         let has_checksums = self.checksums == Some(Switch::On);
         if has_checksums {
             serve::checksums_fit(&info.name, sb.geometry())?;
@@ -381,6 +396,7 @@ impl Make {
             device: info.name.to_string(),
             kind: "cache",
             uuid: sb.uuid().to_string(),
+            set_uuid: Some(sb.set_uuid()).filter(|set| !set.is_nil()).map(|set| set.to_string()),
             version: sb.version(),
             device_sectors: info.sectors.0,
             block_sectors: g.block_sectors.0,
@@ -439,6 +455,7 @@ impl Make {
             device: info.name.to_string(),
             kind: "backing",
             uuid: sb.uuid().to_string(),
+            set_uuid: Some(sb.set_uuid()).filter(|set| !set.is_nil()).map(|set| set.to_string()),
             version: sb.version(),
             device_sectors: info.sectors.0,
             block_sectors: sb.block_sectors().0,

@@ -18,6 +18,9 @@ pub(super) struct MakeReport {
     pub(super) dry_run: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) set_uuid: Option<String>,
+    /// The group of the sets, if there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) group_uuid: Option<String>,
     pub(super) devices: Vec<Made>,
 }
 
@@ -26,6 +29,9 @@ pub(super) struct Made {
     pub(super) device: String,
     pub(super) kind: &'static str,
     pub(super) uuid: String,
+    /// The set to which the device belongs; absent for a backing device that belongs to none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) set_uuid: Option<String>,
     pub(super) version: u64,
     pub(super) device_sectors: u64,
     pub(super) block_sectors: u64,
@@ -65,9 +71,8 @@ pub(super) struct ToolsReport<'a>(pub(super) &'a MakeReport);
 
 impl fmt::Display for ToolsReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MakeReport { set_uuid, devices, .. } = self.0;
-        let set = set_uuid.as_deref().unwrap_or("00000000-0000-0000-0000-000000000000");
-        for d in devices {
+        for d in &self.0.devices {
+            let set = d.set_uuid.as_deref().unwrap_or("00000000-0000-0000-0000-000000000000");
             write!(f, "UUID:\t\t\t{}\nSet UUID:\t\t{set}\nversion:\t\t{}\n", d.uuid, d.version)?;
             if let (Some(n), Some(bucket), Some(first)) = (d.nbuckets, d.bucket_sectors, d.first_bucket) {
                 write!(
@@ -89,12 +94,18 @@ impl fmt::Display for MakeReport {
         if let Some(set) = self.set_uuid.as_ref().filter(|_| !self.dry_run) {
             writeln!(f, "cache set {set}")?;
         }
+        if let Some(group) = self.group_uuid.as_ref().filter(|_| !self.dry_run) {
+            writeln!(f, "group {group}: dirty data is on two cache devices")?;
+        }
         let has_cache = self.devices.iter().any(|d| d.kind == "cache");
         for d in &self.devices {
             let of = if has_cache { " of a new cache set" } else { "" };
             match self.dry_run {
                 true => writeln!(f, "{}: would become a {} device{of}", d.device, d.kind)?,
                 false => writeln!(f, "{}: {} device {}", d.device, d.kind, d.uuid)?,
+            }
+            if let Some(set) = d.set_uuid.as_ref().filter(|_| self.group_uuid.is_some() && !self.dry_run) {
+                writeln!(f, "  cache set {set}")?;
             }
             let size = |sectors: u64| size::human(sectors.saturating_mul(512));
             if let (Some(n), Some(bucket)) = (d.nbuckets, d.bucket_sectors) {

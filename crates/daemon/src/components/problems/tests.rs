@@ -33,6 +33,7 @@ fn set(volumes: Vec<VolumeFigures>) -> SetView {
     let figures = Snapshot { set: Some(SetFigures::default()), volumes, ..Snapshot::default() };
     SetView {
         id: "s".into(),
+        group: None,
         has_cache: true,
         state: "serving",
         why: None,
@@ -155,14 +156,16 @@ fn a_disabled_set_says_how_much_dirty_data_is_where() {
 /// The volume with the dirty data was stopped: `status` said that nothing is lost, and named the page of a clean disk.
 #[test]
 fn a_disabled_set_counts_the_dirty_data_of_all_its_disks() {
+    let one = SlotDirty { dirty_bytes: 20 << 20, ..SlotDirty::default() };
     let slot = |slot, uuid: &str, label: &str| SlotDirty {
         slot,
         uuid: Some(uuid.into()),
         label: label.into(),
-        dirty_bytes: 20 << 20,
+        ..one.clone()
     };
     let mut failed = set(vec![volume("bcache0", "one")]);
     failed.figures.set = Some(SetFigures {
+        names: serve::snapshot::SetNames { uuid: "s".into(), ..Default::default() },
         failed: Some("ssd: read failed".into()),
         dirty_by_slot: vec![slot(1, "/dev/data", "data"), slot(2, "gone", "")],
         ..SetFigures::default()
@@ -181,11 +184,9 @@ fn a_disabled_set_counts_the_dirty_data_of_all_its_disks() {
                  registered), and cannot be read until the device works again";
     assert!(said.contains(words), "{said}");
     failed.figures.volumes[0].held.dirty_bytes = 1 << 20;
-    let said = text(&failed);
-    assert!(
-        said.contains("alone (1.0 MiB of one (bcache0), 20.0 MiB of data (bcache1): stopped, "),
-        "{said}"
-    );
+    let (said, words) =
+        (text(&failed), "alone (1.0 MiB of one (bcache0), 20.0 MiB of data (bcache1): stopped, ");
+    assert!(said.contains(words), "{said}");
 }
 
 /// A stop of the daemon waited for a mount, and `status` had no problem.
@@ -404,7 +405,13 @@ fn errors_of_a_cache_device_are_a_problem() {
 /// The dirty data of a disk that was taken away is in the cache alone.
 #[test]
 fn dirty_data_without_its_disk_is_a_problem_unless_the_disk_was_stopped() {
-    let slot = SlotDirty { slot: 7, uuid: Some("/dev/gone".into()), label: "films".into(), dirty_bytes: 512 };
+    let slot = SlotDirty {
+        slot: 7,
+        uuid: Some("/dev/gone".into()),
+        label: "films".into(),
+        dirty_bytes: 512,
+        is_copy: false,
+    };
     let mut of_set = set(vec![volume("bcache0", "one")]);
     of_set.figures.set = Some(SetFigures { dirty_by_slot: vec![slot], ..SetFigures::default() });
     let found = problems(std::slice::from_ref(&of_set), &[]);
@@ -588,6 +595,5 @@ fn a_job_without_progress_is_a_problem() {
         "{found:?}"
     );
     assert_eq!((found[0].kind, found[0].of.set.as_deref()), ("job_waits", Some("s")));
-    assert_eq!(counts(&found)["job_waits"], 1);
-    assert_eq!(counts(&found)["stale"], 0);
+    assert_eq!((counts(&found)["job_waits"], counts(&found)["stale"]), (1, 0));
 }

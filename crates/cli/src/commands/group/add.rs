@@ -1,0 +1,82 @@
+//! `ubcache group add`: one more cache device.
+
+use std::path::PathBuf;
+
+use blockio::{Backend, Driver, DriverOptions};
+use clap::Args;
+use format::{CacheSuper, Uuid};
+use inspect::{DeviceSuper, read_superblock};
+use serve::session::{Simulation, open_device};
+
+use crate::commands::IN_USE;
+use crate::commands::make::for_group::{self, Options};
+use crate::failure::Failure;
+use crate::read_only::ReadOnlyOpener;
+use crate::superblock;
+
+/// Format a device as one more cache device of a group
+///
+/// The device gets a new cache set with the sizes of the other one. If that one is in no group yet, both are in a new group
+/// afterwards; nobody may serve it then. `ubcache register` of the new device, or the next `ubcache up` with all of them, copies
+/// the dirty data.
+///
+/// Example: ubcache group add -C /dev/nvme0n1p2 /dev/nvme1n1p2
+#[derive(Args, Debug)]
+pub(crate) struct Add {
+    /// A cache device of the group
+    #[arg(short = 'C', long = "cache", value_name = "DEV")]
+    cache: PathBuf,
+    /// The new cache device
+    #[arg(value_name = "NEW")]
+    new: PathBuf,
+    /// Overwrite superblocks of bcache, unless dirty data would be lost
+    #[arg(long)]
+    wipe: bool,
+    /// Overwrite whatever is on the device, unless dirty data would be lost
+    #[arg(long)]
+    force: bool,
+    /// Print what would be made and what would be lost, and write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Add {
+    pub(super) fn run(&self) -> Result<(), Failure> {
+        let options = DriverOptions { backend: Backend::Pool, ..DriverOptions::default() };
+        let driver = Driver::new(options).map_err(Failure::of)?;
+        driver.block_on(self.add(&driver))
+    }
+
+    async fn add(&self, driver: &Driver) -> Result<(), Failure> {
+        let Add { wipe, force, dry_run, json, .. } = *self;
+        let options = Options { wipe, force, dry_run, json };
+        if let Some((member, group)) = self.served_member()? {
+            // Its superblock does not change.
+            return for_group::make(&self.new, &member, group, options);
+        }
+        // The device stays claimed until the new one has its superblock.
+        let disk = open_device(driver, &self.cache, Simulation::default())?;
+        let mut member = superblock::cache(&disk, &self.cache).await?;
+        let group = member.group().unwrap_or_else(|| Uuid(uuid::Uuid::new_v4().into_bytes()));
+        for_group::make(&self.new, &member, group, options)?;
+        if member.group().is_none() && !dry_run {
+            serve::group::put_into(&disk, &mut member, group).await?;
+        }
+        Ok(())
+    }
+
+    /// The superblock and the group of the other cache device, which may be in use; `None` if it is in no group.
+    fn served_member(&self) -> Result<Option<(CacheSuper, Uuid)>, Failure> {
+        let device = ReadOnlyOpener::new(true, IN_USE)?.open(&self.cache)?;
+        match read_superblock(&device.source).map_err(Failure::of)? {
+            DeviceSuper::Cache(member) => Ok(member.group().map(|group| (member, group))),
+            DeviceSuper::Backing(_) => {
+                let path = self.cache.display();
+                Err(Failure::Failed(format!("{path}: expected a cache device, found a backing device")))
+            }
+        }
+    }
+}

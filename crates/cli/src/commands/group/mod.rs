@@ -1,0 +1,35 @@
+//! `ubcache group`: cache devices that have the dirty data of their backing devices twice (decision 037).
+//!
+//! These commands work on devices that nobody serves.
+
+mod add;
+mod show;
+
+use clap::{Args, Subcommand};
+
+use crate::failure::Failure;
+
+/// Show and change groups: cache devices of which any one may fail
+///
+/// Each cache device of a group is a cache set of its own. Dirty data is on two of them. `ubcache make` with several -C
+/// makes a group, and `ubcache up` serves it.
+#[derive(Args, Debug)]
+pub(crate) struct Group {
+    #[command(subcommand)]
+    command: GroupCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum GroupCommand {
+    Show(show::GroupShow),
+    Add(add::Add),
+}
+
+impl Group {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        match &self.command {
+            GroupCommand::Show(c) => c.run(),
+            GroupCommand::Add(c) => c.run(),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! `make` for one more cache device of a group.
+//!
+//! Owns the properties of the new set: those of the set that is in the group already, because their blocks must be equal.
+
+use std::path::Path;
+
+use format::{CacheSuper, Replacement, Uuid};
+
+use super::{Make, Notes, Policy, Switch};
+use crate::failure::Failure;
+use crate::out;
+
+/// What may be overwritten on the new device, and the form of the report.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    pub(crate) wipe: bool,
+    pub(crate) force: bool,
+    pub(crate) dry_run: bool,
+    pub(crate) json: bool,
+}
+
+/// Formats a device as the cache device of a new set in a group, with the sizes of `like`, and prints the report.
+pub(crate) fn make(device: &Path, like: &CacheSuper, group: Uuid, options: Options) -> Result<(), Failure> {
+    let make = Make {
+        cache: vec![device.to_owned()],
+        backing: Vec::new(),
+        bucket: like.geometry().bucket_sectors,
+        block: Some(like.geometry().block_sectors),
+        data_offset: None,
+        writeback: false,
+        discard: like.discard(),
+        cache_replacement_policy: match like.replacement() {
+            Some(Replacement::Fifo) => Policy::Fifo,
+            Some(Replacement::Random) => Policy::Random,
+            Some(Replacement::Lru) | None => Policy::Lru,
+        },
+        label: None,
+        set_label: None,
+        cset_uuid: None,
+        wipe: options.wipe,
+        wipe_dirty: false,
+        force: options.force,
+        dry_run: options.dry_run,
+        json: options.json,
+        as_bcache_tools: false,
+        checksums: like.checksum_key().map(|_| Switch::On),
+        join: Some(group),
+        wipe_dirty_of: Vec::new(),
+    };
+    let notes = Notes::default();
+    let made = make.carry_out(&notes);
+    notes.take().iter().for_each(|(level, text)| out::message(level, text));
+    out::document(options.json, &made?)
+}
