@@ -1,4 +1,4 @@
-//! Loads in a guest: started, waited for, and what a device holds in the end. By the path of the device.
+//! Loads in a guest: started, waited for, and what a device or a filesystem holds in the end. By the path of the device or directory.
 
 use std::time::Duration;
 
@@ -73,4 +73,41 @@ pub fn flushed(plan: &Plan, progress: &str) -> Vec<u32> {
         }
     }
     flushed
+}
+
+/// Starts workers that replace files in a directory, from request `first` on; see [`crate::load::files`].
+#[track_caller]
+pub fn begin_files(vm: &mut Vm, dir: &str, first: u32, workers: usize) {
+    let run = format!("ubcache-vm-load files {dir} {first} 1000000 {workers}");
+    vm.sh(&format!("{run} >/tmp/files.log 2>&1 & echo $! >/tmp/files.pid")).ok();
+}
+
+/// Ends the workers of [`begin_files`]; none of their requests has failed.
+#[track_caller]
+pub fn end_files(vm: &mut Vm) {
+    vm.sh("kill $(cat /tmp/files.pid) && [ ! -s /tmp/files.log ] || { cat /tmp/files.log >&2; exit 1; }")
+        .ok();
+    vm.wait_for("the workers end", "! kill -0 $(cat /tmp/files.pid)");
+}
+
+/// Puts the last request of each worker that a machine has reported as durable into `last`.
+pub fn files_reported(progress: &str, last: &mut [u32]) {
+    // A power loss may have torn the last line.
+    let whole = progress.rfind('\n').map_or("", |end| progress.get(..end).unwrap_or_default());
+    for line in whole.lines().filter(|l| l.starts_with("files ")) {
+        let mut words = line.split(' ').skip(1).filter_map(|w| w.parse::<u32>().ok());
+        if let (Some(worker), Some(request)) = (words.next(), words.next())
+            && let Some(l) = last.get_mut(worker as usize)
+        {
+            *l = request;
+        }
+    }
+}
+
+/// Every file that was reported durable is there, or a later version of it; returns the newest version found.
+#[track_caller]
+pub fn verify_files(vm: &mut Vm, dir: &str, last: &[u32]) -> u32 {
+    let last: Vec<String> = last.iter().map(u32::to_string).collect();
+    let said = vm.sh(&format!("ubcache-vm-load verify {dir} {}", last.join(" "))).ok();
+    said.line().parse().expect("a number")
 }

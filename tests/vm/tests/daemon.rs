@@ -152,11 +152,8 @@ fn a_volume_that_is_detached_in_use_has_its_device_after_a_crash() {
     guest.no_complaints();
 }
 
-/// Disks that come and go, by their serial numbers.
+/// The contents of the volume while disks come and go.
 const PLUGS: &str = r#"
-disk_of() { for d in /sys/block/vd*; do [ "$(cat $d/serial)" != "$1" ] || echo /dev/${d##*/}; done; }
-pull() { disk=$(disk_of $1) && echo 1 >/sys/block/${disk##*/}/device/../remove && [ -z "$(disk_of $1)" ]; }
-put() { echo 1 >/sys/bus/pci/rescan && [ -n "$(disk_of $1)" ]; }
 volume() { ubcache wait --timeout 100 $1 | sed 's/.*: //'; }
 store() { # FILE MIB: puts the file there, with a flush
     dd if=$1 of=$(volume data) bs=64k seek=$(($2 * 16)) oflag=direct conv=fsync 2>/dev/null

@@ -6,6 +6,7 @@
 //! reported durable is there, and fsck finds nothing.
 
 use ubcache_vm::guest::DEVICE;
+use ubcache_vm::guest_load::{begin_files, files_reported, verify_files};
 use ubcache_vm::{Dir, Disk, Guest, Power, Set, Vm, skipped};
 
 const MIB: u64 = 1 << 20;
@@ -59,20 +60,6 @@ impl World {
     }
 }
 
-/// The last request of each worker that was reported as durable.
-fn reported(progress: &str, last: &mut [u32; WORKERS]) {
-    // A power loss may have torn the last line.
-    let whole = progress.rfind('\n').map_or("", |end| progress.get(..end).unwrap_or_default());
-    for line in whole.lines() {
-        let mut words = line.split(' ').skip(1).filter_map(|w| w.parse::<u32>().ok());
-        if let (Some(worker), Some(request)) = (words.next(), words.next())
-            && let Some(l) = last.get_mut(worker as usize)
-        {
-            *l = request;
-        }
-    }
-}
-
 struct Filesystem {
     label: &'static str,
     tools: &'static [&'static str],
@@ -98,25 +85,25 @@ fn filesystem(f: &Filesystem) {
         }
         guest.vm.sh(&format!("{mount} {DEVICE} /mnt")).ok();
         if round > 0 {
-            newest = verified(&mut guest, &done).max(newest);
+            newest = verify_files(&mut guest.vm, "/mnt", &done).max(newest);
             guest.vm.sh("umount /mnt").ok();
             guest.vm.sh(&format!("{check} {DEVICE}")).ok();
             guest.vm.sh(&format!("{mount} {DEVICE} /mnt && rm -rf /mnt/stress")).ok();
         }
         let first = newest + 1;
         guest.vm.sh(&format!("MORE='{stress}'; {STRESS}")).ok();
-        guest.vm.sh(&format!("ubcache-vm-load files /mnt {first} 1000000 {WORKERS} >/tmp/load 2>&1 &")).ok();
+        begin_files(&mut guest.vm, "/mnt", first, WORKERS);
         let enough = |p: &str| p.lines().count() >= 150;
         guest.vm.wait_for_progress("150 files are replaced", enough);
         guest.vm.sh("[ ! -e /tmp/stress.code ] || { cat /tmp/stress.log; false; }").ok();
         let progress = w.cut_power(guest);
-        reported(&progress, &mut done);
+        files_reported(&progress, &mut done);
         assert!(done.iter().all(|d| *d >= first), "{done:?}");
     }
     // In the end it is stopped in good order, and the backing device alone is the filesystem.
     let mut guest = w.boot(label);
     guest.vm.sh(&format!("{mount} {DEVICE} /mnt")).ok();
-    verified(&mut guest, &done);
+    verify_files(&mut guest.vm, "/mnt", &done);
     guest.vm.sh("umount /mnt").ok();
     guest.down();
     guest.vm.sh("ubcache flush -C /dev/disk/cache -B /dev/disk/backing").ok();
@@ -125,13 +112,6 @@ fn filesystem(f: &Filesystem) {
         .sh(&format!("modprobe loop; losetup -o 8192 /dev/loop0 /dev/disk/backing && {check} /dev/loop0"))
         .ok();
     w.cut_power(guest);
-}
-
-/// Every file that was reported durable is there, or a later version of it; returns the newest version found.
-#[track_caller]
-fn verified(guest: &mut Guest, done: &[u32; WORKERS]) -> u32 {
-    let done = done.map(|d| d.to_string()).join(" ");
-    guest.vm.sh(&format!("ubcache-vm-load verify /mnt {done}")).ok().line().parse().expect("a number")
 }
 
 #[test]
