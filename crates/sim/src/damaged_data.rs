@@ -13,6 +13,7 @@ use format::{BucketNr, CacheMode, FooterId, FooterLayout, Gen, Geometry, Sector,
 use io::Rng;
 
 use crate::disk::Medium;
+use crate::disk::SimDisk;
 use crate::hardware::{CHECKSUM_KEY, Layout, SET_UUID};
 use crate::image::Image;
 use crate::scenario::{Boot, Scenario};
@@ -235,14 +236,19 @@ fn damage_blocks(b: &Boot, earlier: &Image, l: &Layout, rng: &mut Rng) -> Tally 
 
 /// Flips a bit in each sector of the cache device that has data of one of these sectors of volume 0. Returns how many.
 pub fn flip(b: &Boot, sectors: std::ops::Range<u64>) -> usize {
-    let image = b.cache.image();
+    flip_on(&b.cache, sectors)
+}
+
+/// As [`flip`], on this cache device.
+pub fn flip_on(cache: &SimDisk, sectors: std::ops::Range<u64>) -> usize {
+    let image = cache.image();
     let mut flipped = 0;
     for at in 0..256 * 8 {
         let mut bytes = [0; SECTOR];
         image.read(Sector(at), &mut bytes);
         if matches!(decode(&bytes), Content::Data { volume: 0, sector, .. } if sectors.contains(&sector)) {
             bytes[77] ^= 4;
-            b.cache.put(Sector(at), &bytes);
+            cache.put(Sector(at), &bytes);
             flipped += 1;
         }
     }

@@ -2,14 +2,16 @@
 //! all dirty data has what the clients may expect, alone with the backing device.
 #![allow(clippy::unwrap_used)]
 
-use engine::SetOptions;
-use format::CacheMode;
+use engine::{Resolution, SetOptions};
+use format::{CacheMode, Sector, Sectors};
 use inspect::{Mode, PieceKind, SetView};
 use sim::crash::{every_crash, every_outcome};
+use sim::damaged_data::flip_on;
 use sim::disk::{Kind, Matching, Retained};
 use sim::group::Present;
 use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
+use sim::stamp::{Content, SECTOR, decode};
 
 fn scenario(seed: u64) -> Scenario {
     Scenario::with_second(seed, Layout::small(CacheMode::Writeback))
@@ -194,8 +196,8 @@ fn a_failed_backing_device_does_not_stop_the_journal_of_the_remaining_set() {
     }
 }
 
-/// A volume goes to its second set while a batch of writeback is under way, and a client overwrites a block of the batch. The end of the
-/// batch dropped the new data from the second set.
+/// A volume goes to its second set while a batch of writeback is under way, and a client overwrites a block of the batch before the batch
+/// ends. The end of the batch dropped the new data from the second set.
 #[test]
 fn a_batch_of_writeback_outlasts_no_change_of_the_set() {
     let mut scenario = scenario(5);
@@ -209,15 +211,49 @@ fn a_batch_of_writeback_outlasts_no_change_of_the_set() {
         let (set, _) = b.sets_of(&b.volume(0));
         let (set, volume) = (set.clone(), b.volume(0));
         let handed = b.rt.spawn(async move { set.hand_over(&volume).await });
+        // The client does not wait for the batch.
         b.sleep_ms(50).await;
-        let beside = b.write_beside(0, 0, 8, true);
-        b.sleep_ms(50).await;
+        assert!(b.clients[0].write(0, 8, true).await);
         disk.release();
         handed.await.unwrap();
-        assert!(beside.await);
         b.read_all(0).await;
+        assert!(b.clients[0].flush().await);
     });
     scenario.power_loss(Retained::Nothing).judge().happy_end();
+}
+
+/// Both copies of dirty data are damaged, and the operator accepts or drops it. That holds for both sets: the second one alone has the
+/// accepted data, and does not have the dropped data.
+#[test]
+fn a_decision_about_damaged_data_holds_for_both_sets() {
+    for (seed, how) in [(1, Resolution::Accepted), (2, Resolution::Dropped)] {
+        let mut scenario = Scenario::with_second(seed, Layout::with_checksums(CacheMode::Writeback));
+        scenario.boot_and_stop(copied).boot(move |b| async move {
+            b.open_both().await;
+            b.clients[0].set_tolerant(true);
+            assert!(b.clients[0].write(100, 50, true).await);
+            let (set, _) = b.sets_of(&b.volume(0));
+            for disk in [&b.cache, b.second.as_ref().unwrap()] {
+                assert_eq!(flip_on(disk, 110..113), 3);
+            }
+            assert_eq!(set.scrub().await.unwrap().damaged_dirty_blocks, 3);
+            assert_eq!(set.resolve_damaged(None, None, how).await.unwrap(), Sectors(3));
+            b.lose(true, 0);
+            // The loss is noticed by the next write.
+            assert!(b.clients[0].write(300, 8, true).await);
+            for at in 110..113 {
+                let buffer = b.rt.pool().take(SECTOR);
+                let (buffer, result) = b.volume(0).read(Sector(at), Sectors(1), buffer, 0).await;
+                let found = decode(buffer.as_slice());
+                // Accepted data has the flipped bit, and the backing device has what was there before the write.
+                let is_old = matches!(found, Content::Data { write: 0, .. });
+                assert!(result.is_ok(), "{at}: {result:?}");
+                assert_eq!(is_old, how == Resolution::Dropped, "{at}: {found:?}");
+            }
+            assert!(b.clients[0].write(110, 3, true).await);
+        });
+        scenario.power_loss(Retained::Nothing).judge().happy_end();
+    }
 }
 
 /// Writes, overwrites, direct writes, discards and writeback.

@@ -115,17 +115,17 @@ pub(super) async fn hand_over(primary: &Components, volume: &Rc<Volume>) -> Resu
     let attached = volume.attached().filter(|(first, _)| Rc::ptr_eq(first, cache));
     let Some((_, inode)) = attached else { return Err(Refusal::NotAttached { volume: name }.into()) };
     {
-        // Requests that use the buckets of this set have ended, as before a detach.
+        // Writes to this set have ended, as before a detach.
         let _guard = volume.block_all().await;
-        // A batch ends its copies in the second set.
-        volume.ranges().writeback_done(Sector(0), Sector(u64::MAX)).await;
         leave_to_second(volume, cache).await?;
         if volume.attached().is_some_and(|(first, i)| Rc::ptr_eq(&first, cache) && i == inode) {
             return Err(Refusal::Mirror { volume: name, why: MirrorRefusal::NoCopy }.into());
         }
-        cache.index.invalidate_slot(inode);
-        primary.members.remove_with_device(volume, inode);
     }
+    // A batch of writeback may still read the buckets of this set. Clients do not wait for it: the backing device may not answer.
+    volume.writeback().earlier_task_ended().await;
+    cache.index.invalidate_slot(inode);
+    primary.members.remove_with_device(volume, inode);
     let mut table = cache.uuids.begin_change().await?;
     let now = cache.rt.wall_seconds() as u32;
     table.apply(|u| u[inode.0 as usize].invalidate(now)).await?;
@@ -142,15 +142,6 @@ pub(super) async fn give_up_copies(secondary: &Components) -> Result<(), EngineE
         result = result.and(end_copy(&volume, &secondary.cache).await);
     }
     result
-}
-
-/// Sets the group of a set; see [`CacheSet::set_group`](super::CacheSet::set_group).
-pub(super) async fn set_group(cache: &Cache, group: Option<Uuid>) -> Result<(), EngineError> {
-    let _config = cache.uuids.lock().await;
-    cache.device.check()?;
-    cache.device.change_superblock(|sb| sb.set_group(group));
-    cache.device.write_superblock().await?;
-    Ok(())
 }
 
 /// The second set of a device; see [`CacheSet::second_set_of`](super::CacheSet::second_set_of).
@@ -320,7 +311,7 @@ fn is_copy(primary: Uuid, secondary: &Components, backing: &BackingDevice) -> bo
 }
 
 /// Makes the dirty data of both sets equal where they may differ after a crash, and links the volume to its second set. It is not
-/// served yet. The primary decides: no client was told that the data there is durable.
+/// served yet. The primary decides: no client has an answer that the data there is durable.
 pub(super) async fn settle(
     primary: &Rc<Components>,
     secondary: &Rc<Components>,

@@ -147,7 +147,7 @@ impl CacheSet {
     }
 
     /// Registers a backing device of another set, of whose dirty data this set has a copy. From now on the device belongs to this set.
-    /// The caller knows that nobody has used the other set alone.
+    /// The caller knows that no other program has used the other set alone.
     ///
     /// # Errors
     /// If this set has no copy of the dirty data, or the newest one is another; and those of [`CacheSet::register`].
@@ -158,14 +158,6 @@ impl CacheSet {
     /// The group of the set, if it is in one.
     pub fn group(&self) -> Option<Uuid> {
         self.components.cache.device.superblock().group()
-    }
-
-    /// Puts the set into a group, or takes it out of one.
-    ///
-    /// # Errors
-    /// If the superblock of the cache device cannot be written.
-    pub async fn set_group(&self, group: Option<Uuid>) -> Result<(), EngineError> {
-        mirror::set_group(&self.components.cache, group).await
     }
 
     /// The set that has the dirty data of a backing device of this set, too, as this set knows it; its copy may be out of date.

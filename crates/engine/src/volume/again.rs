@@ -1,7 +1,9 @@
 //! Whether a request that failed begins again (decision 037).
 //!
-//! Owns the decision. Must not know what a request does. It is boxed and made outside the requests, because what a request keeps over an
-//! await costs every request: with it, or with its target, a write has 130 more instructions.
+//! Owns the decision. Must not know what a request does.
+//!
+//! The decision is boxed: what a future keeps across an await is copied with it. A write whose future has this decision in it needs 130
+//! more instructions (`bench/engine/tests/instructions.rs`).
 
 use std::pin::Pin;
 
@@ -23,8 +25,8 @@ pub(super) struct Failed {
 /// A decision that is being made.
 pub(super) type Deciding<'a> = Pin<Box<dyn Future<Output = Result<(), EngineError>> + 'a>>;
 
-/// Returns if a request that failed is to begin again: one of two sets was lost, or the data of the range was replaced by that of the
-/// copy. That is tried once for each request: `healed` says whether it was.
+/// Decides about a request that failed. `Ok`: it is to begin again, because one of two sets was lost, or because the data of the range was
+/// replaced by that of the copy. The replacement is tried once for each request: `healed` says whether it was.
 ///
 /// # Errors
 /// That of the request, or of the set.
@@ -47,7 +49,7 @@ pub(super) fn again<'a>(target: Target<'a>, failed: Failed, healed: &'a mut bool
     })
 }
 
-/// Returns if a request that found the set of the volume failed is to begin again; see [`handle_failed_cache`].
+/// Decides about a request that found the set of the volume failed. `Ok`: it is to begin again; see [`handle_failed_cache`].
 ///
 /// # Errors
 /// That of the set.

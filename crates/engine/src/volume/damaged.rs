@@ -163,7 +163,7 @@ fn list_damaged(owner: Owner<'_>, piece: CachedPiece, mismatch: Mismatch) {
         report(owner, piece, true, mismatch);
         if let Some(volume) = owner.volume.filter(|v| v.mirror().is_some() && v.links.is_to(owner.cache)) {
             let (volume, range) = (volume.clone(), (start, start + size));
-            // A read or the scrub has found it: nobody may need the range for a long time.
+            // A read or the scrub has found the damage. A client may not read the range again for a long time.
             volume.rt.clone().spawn(async move {
                 // A stop waits for it.
                 let Ok(_guard) = volume.enter(Sector(0), Sectors::ZERO) else { return };

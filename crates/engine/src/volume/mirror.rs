@@ -96,7 +96,8 @@ impl Mirror {
         self.copied.set(to);
     }
 
-    /// The loss of one of the sets is recorded, and the other one remains. Requests that wait for the journal of the other one may still have this link.
+    /// Ends the link after the loss of a set was recorded. `remaining` is the set that is left, with the slot there. Requests that wait
+    /// for one of the journals may still hold this link.
     pub(super) fn end(&self, volume: &Volume, remaining: Option<(Rc<Cache>, Inode)>) {
         volume.links.lost(remaining);
         self.coupling.take();
@@ -213,7 +214,7 @@ pub(super) async fn write_both(
     while at < write.end {
         cache.device.check()?;
         mirror.cache.device.check()?;
-        // The range is held, so what was copied does not grow into it meanwhile.
+        // The caller holds the range, so `copied` does not move past its begin during a wait.
         let copied = mirror.copied();
         let until = if at < copied { write.end.min(copied) } else { write.end };
         let Some(first) = cache.alloc.try_place(DataKind::Dirty, until - at) else {

@@ -125,7 +125,7 @@ impl WritebackState {
         self.draining.get() > 0
     }
 
-    /// Records that the task began.
+    /// Records that a task was started.
     pub(crate) fn task_began(&self) {
         self.running.set(self.running.get() + 1);
     }
@@ -200,6 +200,11 @@ impl WritebackState {
 
     pub(crate) fn last_error(&self) -> Option<Arc<EngineError>> {
         self.last_error.borrow().clone()
+    }
+
+    /// Waits until the task of the set that the volume has left has ended.
+    pub(crate) async fn earlier_task_ended(&self) {
+        self.progress_until(|| self.running.get() <= 1).await;
     }
 
     /// Waits until the task has ended.

@@ -361,7 +361,8 @@ async fn check_pieces(
     span: &Span<'_>,
     whole: SpanData<'_>,
 ) -> Result<(), Failure> {
-    let Some(inode) = volume.inode() else { return Err(Failure::Replaced) };
+    let attached = volume.attached().filter(|(first, _)| Rc::ptr_eq(first, cache));
+    let Some((_, inode)) = attached else { return Err(Failure::Replaced) };
     let target = volume.target(cache, inode);
     for e in span.extents.iter().chain(&span.filling.copies) {
         let from = (e.start - span.start).bytes() as usize;

@@ -141,6 +141,7 @@ fn writeback_due(volume: &Volume, cache: &Cache, dirty: Sectors) -> Option<Nanos
 
 /// Starts the writeback task and the rate updates of a cached device that was attached.
 pub(crate) fn start(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) {
+    volume.writeback().task_began();
     cache.tasks.spawn(Work::Writeback, run(volume.clone(), cache.clone(), inode));
     volume.rt().spawn(update_rate(volume.clone(), cache.clone(), inode));
 }
@@ -148,7 +149,6 @@ pub(crate) fn start(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) {
 /// The writeback task of a volume. It ends when the volume is stopped or is no longer attached to this set.
 async fn run(volume: Rc<Volume>, cache: Rc<Cache>, inode: Inode) {
     let wb = &volume.writeback();
-    wb.task_began();
     while is_of(&volume, &cache, inode) {
         if cache.device.is_stopping() || volume.is_stopping() {
             break;
@@ -212,6 +212,8 @@ async fn sweep(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) {
                 wb.batch_done(batch.written);
                 rest(volume, cache, &batch, began).await;
             }
+            // The second set has taken over during the batch, and writes the data back.
+            Err(_) if !is_of(volume, cache, inode) => {}
             Err(e) => {
                 cache.device.emit(SetEvent::WritebackFailed { error: e.clone() });
                 wb.batch_failed(e);
