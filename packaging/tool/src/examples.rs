@@ -152,6 +152,15 @@ pub(crate) const PAGES: &[Page] = &[
         &["ubcache-check(8)", "ubcache-extract(8)", "ubcache-salvage(8)", "troubleshooting.md"],
     ),
     page(
+        "ubcache-group",
+        &[(
+            "Make a second cache device beside the first one, and serve both:",
+            "ubcache group add -C /dev/nvme0n1p4 /dev/nvme1n1p4 && ubcache register /dev/nvme0n1p4 /dev/nvme1n1p4",
+        )],
+        OFFLINE,
+        &["ubcache-group-add(8)", "ubcache-group-show(8)", "day2/two-ssds.md"],
+    ),
+    page(
         "ubcache-group-show",
         &[(
             "Show which dirty data is on one cache device only:",
@@ -486,7 +495,8 @@ mod tests {
     fn examples_are_commands() {
         let mut seen = 0;
         for page in PAGES {
-            let own = page.name.replacen('-', " ", 1).replacen("volume-", "volume ", 1);
+            let own = page.name.replacen('-', " ", 1);
+            let own = own.replacen("volume-", "volume ", 1).replacen("group-", "group ", 1);
             let commands = page.examples.iter().flat_map(|(_, commands)| commands.lines());
             assert!(commands.clone().any(|c| c.starts_with(&own)), "{}: no example of it", page.name);
             for line in commands.filter(|c| c.starts_with("ubcache ")) {
