@@ -90,7 +90,7 @@ impl Shared {
 
     /// Reports that a set has taken a device over.
     pub(crate) fn took_over(&self, device: String, set: String) {
-        // At the end of the daemon nobody listens.
+        // At the end of the daemon the task that receives is gone.
         let _ = self.takeovers.0.send(Takeover { device, set });
     }
 

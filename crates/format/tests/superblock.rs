@@ -436,7 +436,7 @@ fn a_cache_superblock_names_the_group_of_its_set() {
 fn writes_of_a_cache_superblock_by_others_are_counted() {
     let mut cache = check_cache(&cache_bytes()).unwrap();
     cache.prepare_write(1);
-    assert_eq!(cache.other_uses(), None, "nobody counts");
+    assert_eq!(cache.other_uses(), None, "the count has not begun");
     cache.count_other_uses();
     let scrub = ScrubState { completed_unix_seconds: 5, next: BucketNr(6) };
     cache.set_scrub_state(scrub);

@@ -4,13 +4,11 @@
 
 use std::fmt::Display;
 
-use format::{CacheSuper, FooterKey, FooterLayout, Geometry, Sector};
+use format::{CacheSuper, FooterKey, FooterLayout, Geometry};
 use io::Disk;
 
 use crate::failure::Failure;
-
-/// The sector of the superblock.
-const SUPERBLOCK: Sector = Sector(8);
+use crate::idle;
 
 /// A new random key for the footers of a set.
 pub fn new_checksum_key() -> FooterKey {
@@ -52,7 +50,5 @@ pub async fn switch_checksums_on(disk: &Disk, superblock: &mut CacheSuper) -> Re
     }
     checksums_fit(device, superblock.geometry())?;
     superblock.set_checksum_key(Some(new_checksum_key()));
-    let buffer = disk.runtime().pool().copy_of(&superblock.encode());
-    disk.write(SUPERBLOCK, buffer, true).await?;
-    Ok(disk.flush().await?)
+    idle::write_superblock(disk, superblock).await
 }

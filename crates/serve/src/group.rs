@@ -5,12 +5,11 @@
 use std::rc::Rc;
 
 use engine::{CacheSet, CopyState, EngineError, Refusal, Volume};
-use format::superblock::SUPERBLOCK_SECTOR;
 use format::{BackingState, BackingSuper, CacheSuper, Uuid};
 use io::Disk;
 
 use crate::failure::Failure;
-use crate::message;
+use crate::{idle, message};
 
 /// Registers a backing device with its set, and with the second set that may have a copy of its dirty data. If its set is missing, one
 /// that has a copy takes over.
@@ -141,13 +140,11 @@ fn say_both(volume: &Volume, set: Uuid, second: Uuid) {
     message::note(format!("{name}: its dirty data is in sets {set} and {second}"));
 }
 
-/// Writes the group of a set that nobody serves to its superblock.
+/// Writes the group of a set that no process serves to its superblock. The caller has claimed the device.
 ///
 /// # Errors
 /// If the device cannot be written.
 pub async fn put_into(disk: &Disk, superblock: &mut CacheSuper, group: Uuid) -> Result<(), Failure> {
     superblock.set_group(Some(group));
-    let buffer = disk.runtime().pool().copy_of(&superblock.encode());
-    disk.write(SUPERBLOCK_SECTOR, buffer, true).await?;
-    Ok(disk.flush().await?)
+    idle::write_superblock(disk, superblock).await
 }

@@ -21,6 +21,7 @@ pub mod events;
 pub mod exports;
 pub mod failure;
 pub mod group;
+mod idle;
 mod log_writer;
 pub mod message;
 pub mod plain;

@@ -127,7 +127,7 @@ pub(crate) fn are_one_group(sets: &[(Disk, CacheSuper)]) -> Result<(), Failure> 
         if one.group().is_none() || one.group() != set.group() {
             return Err(Failure::Failed(format!(
                 "{}: expected the same group as that of {} ({}), found {}; nothing was changed; serve sets that are not in one group \
-                 in processes of their own, or put them into one with `ubcache group add`",
+                 in processes of their own, or make one of them anew with `ubcache group add`",
                 disk.info().name,
                 first.info().name,
                 name_of(one.group()),

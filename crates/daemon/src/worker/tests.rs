@@ -127,3 +127,72 @@ fn a_panic_ends_one_thread_and_its_devices_can_be_had_again() {
     again.join();
     assert_eq!(again.phase(), Phase::Stopped);
 }
+
+type Up = Awaited<Result<(), Failure>>;
+
+/// Two sets of a group, the second one on the thread of the first one; `None` if that thread has ended already.
+fn pair(dir: &std::path::Path, first: PathBuf) -> Option<(Worker, Worker, [Up; 2])> {
+    let shared = shared(dir);
+    let plan =
+        |id: &str, cache| Plan { id: id.into(), cache: Some(cache), alone: None, group: Some("g".into()) };
+    let (one, one_up) = start(plan("one", first), shared.clone()).unwrap();
+    let second = crate::testing::cache_device(dir, 3);
+    let (two, two_up) = one.start_beside(plan("two", second), shared)?;
+    Some((one, two, [one_up, two_up]))
+}
+
+#[test]
+fn a_set_of_a_group_stops_and_the_others_on_its_thread_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = crate::testing::cache_device(dir.path(), 2);
+    let (one, two, up) = pair(dir.path(), first).unwrap();
+    up.into_iter().for_each(|up| up.wait().unwrap().unwrap());
+    one.order(Order::Stop).unwrap();
+    one.join();
+    assert_eq!((one.phase(), two.phase()), (Phase::Stopped, Phase::Serving));
+    let (reply, answer) = oneshot();
+    two.order(Order::Do(Command::Stats, reply)).unwrap();
+    assert!(matches!(answer.wait().unwrap(), Ok(Answer::Stats(_))));
+    two.order(Order::Stop).unwrap();
+    two.join();
+    assert_eq!(two.phase(), Phase::Stopped);
+    let shared = two.state.shared.clone();
+    let (late, up) = (Plan { id: "late".into(), ..two.plan.clone() }, shared);
+    assert!(one.start_beside(late, up).is_none(), "the thread has ended");
+}
+
+/// The device of the set that started the thread cannot be served. The set that joined meanwhile was never served and never ended, and
+/// the daemon could not stop.
+#[test]
+fn a_set_that_joins_a_thread_whose_first_set_fails_is_served() {
+    let mut joined = 0;
+    for _ in 0..20 {
+        let dir = tempfile::tempdir().unwrap();
+        // The thread may have ended before the second set.
+        let Some((one, two, up)) = pair(dir.path(), device(dir.path())) else { continue };
+        joined += 1;
+        let [one_up, two_up] = up.map(|up| up.wait().unwrap());
+        assert!(one_up.is_err());
+        two_up.unwrap();
+        two.order(Order::Stop).unwrap();
+        one.join();
+        two.join();
+        assert_eq!(two.phase(), Phase::Stopped);
+    }
+    assert!(joined > 0);
+}
+
+#[test]
+fn a_panic_ends_every_set_of_the_thread_with_its_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = crate::testing::cache_device(dir.path(), 2);
+    let (one, two, up) = pair(dir.path(), first).unwrap();
+    up.into_iter().for_each(|up| up.wait().unwrap().unwrap());
+    two.order(Order::Panic).unwrap();
+    for worker in [&one, &two] {
+        worker.join();
+        let said = format!("{:?}", worker.phase());
+        assert!(said.contains("internal error: by an order"), "{said}");
+        assert!(worker.order(Order::Stop).is_err());
+    }
+}

@@ -95,7 +95,7 @@ impl SetThread {
 }
 
 impl SetsOfThread {
-    /// A set has ended. Returns whether it was the last one, so that the thread ends.
+    /// A set has ended. If it was the last one, the thread takes no more sets.
     fn ended(&self, state: &ThreadState) {
         let mut served = lock(&self.served);
         served.states.retain(|s| !s.ended.is(&state.ended));
@@ -126,10 +126,12 @@ impl Guest {
             order.refuse(state.ended(Progress::Waiting).to_string());
         }
         serve::pressure::give_back_heap();
-        // The event is published below; without this, the message would be published a second time.
-        message::listen(|_, _| ());
+        // The event is published below: the listener of the set would publish the message a second time.
+        Voice::default().during(|| message::message(level, &text));
+        // What the other sets of the thread say from now on is not said by this one.
+        let hub = state.shared.hub.clone();
+        message::listen(move |level, text| hub.publish(Kind::Message, None, level, text));
         message::speak_for("");
-        message::message(level, &text);
         state.shared.hub.publish(Kind::Set, Some(&state.plan.id), level, &text);
         if let (Some(ready), Phase::Failed(why)) = (self.ready.take(), end) {
             ready.send(Err(Failure::of(why)));
@@ -137,7 +139,7 @@ impl Guest {
     }
 }
 
-/// The thread.
+/// Serves sets until all have ended, and reports the end of those that a panic has ended.
 fn run(inner: &Arc<SetsOfThread>, first: Guest, mut guests: RemoteReceiver<Guest>) {
     let lost = Rc::new(Mutex::new(Vec::new()));
     let body = AssertUnwindSafe(|| serve_all(inner, first, &mut guests, &lost));

@@ -321,8 +321,8 @@ impl CacheSuper {
         }
     }
 
-    /// The number of times that a program which does not count them has written this superblock after one that does, such as a
-    /// kernel that has registered the device; it wraps. `None` if nobody counts.
+    /// The number of uses of the device by programs that do not count them, such as a kernel; it wraps. `None` if no program has begun
+    /// to count.
     ///
     /// Bytes 172 to 183 of the superblock, in the padding: a magic, the number, and the low half of `seq` at the last write
     /// that was counted.

@@ -6,7 +6,7 @@ use blockio::{Backend, Driver, DriverOptions};
 use clap::Args;
 use format::{CacheSuper, Uuid};
 use inspect::{DeviceSuper, read_superblock};
-use serve::session::{Simulation, open_device};
+use serve::session::{Simulation, new_uuid, open_device};
 
 use crate::commands::IN_USE;
 use crate::commands::make::for_group::{self, Options};
@@ -16,9 +16,9 @@ use crate::superblock;
 
 /// Format a device as one more cache device of a group
 ///
-/// The device gets a new cache set with the sizes of the other one. If that one is in no group yet, both are in a new group
-/// afterwards; nobody may serve it then. `ubcache register` of the new device, or the next `ubcache up` with all of them, copies
-/// the dirty data.
+/// The device gets a new cache set with the sizes of the other one. If that one is in no group yet, the command puts both into a
+/// new group; stop its set first. Serve the new device then: the daemon copies the dirty data after `ubcache register`, and
+/// `ubcache up` does so at its start.
 ///
 /// Example: ubcache group add -C /dev/nvme0n1p2 /dev/nvme1n1p2
 #[derive(Args, Debug)]
@@ -29,18 +29,8 @@ pub(crate) struct Add {
     /// The new cache device
     #[arg(value_name = "NEW")]
     new: PathBuf,
-    /// Overwrite superblocks of bcache, unless dirty data would be lost
-    #[arg(long)]
-    wipe: bool,
-    /// Overwrite whatever is on the device, unless dirty data would be lost
-    #[arg(long)]
-    force: bool,
-    /// Print what would be made and what would be lost, and write nothing
-    #[arg(long)]
-    dry_run: bool,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    options: Options,
 }
 
 impl Add {
@@ -51,18 +41,16 @@ impl Add {
     }
 
     async fn add(&self, driver: &Driver) -> Result<(), Failure> {
-        let Add { wipe, force, dry_run, json, .. } = *self;
-        let options = Options { wipe, force, dry_run, json };
         if let Some((member, group)) = self.served_member()? {
             // Its superblock does not change.
-            return for_group::make(&self.new, &member, group, options);
+            return for_group::make(&self.new, &member, group, self.options);
         }
         // The device stays claimed until the new one has its superblock.
         let disk = open_device(driver, &self.cache, Simulation::default())?;
         let mut member = superblock::cache(&disk, &self.cache).await?;
-        let group = member.group().unwrap_or_else(|| Uuid(uuid::Uuid::new_v4().into_bytes()));
-        for_group::make(&self.new, &member, group, options)?;
-        if member.group().is_none() && !dry_run {
+        let group = member.group().unwrap_or_else(new_uuid);
+        for_group::make(&self.new, &member, group, self.options)?;
+        if member.group().is_none() && !self.options.dry_run {
             serve::group::put_into(&disk, &mut member, group).await?;
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! `ubcache group`: cache devices that have the dirty data of their backing devices twice (decision 037).
 //!
-//! These commands work on devices that nobody serves.
+//! `show` reads the devices. `add` writes a new one, and the superblock of the other one only if no process serves that.
 
 mod add;
 mod show;

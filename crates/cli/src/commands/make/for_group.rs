@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use clap::Args;
 use format::{CacheSuper, Replacement, Uuid};
 
 use super::{Make, Notes, Policy, Switch};
@@ -11,12 +12,20 @@ use crate::failure::Failure;
 use crate::out;
 
 /// What may be overwritten on the new device, and the form of the report.
-#[derive(Clone, Copy, Debug)]
+#[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Options {
-    pub(crate) wipe: bool,
-    pub(crate) force: bool,
+    /// Overwrite superblocks of bcache, unless dirty data would be lost
+    #[arg(long)]
+    wipe: bool,
+    /// Overwrite whatever is on the device, unless dirty data would be lost
+    #[arg(long)]
+    force: bool,
+    /// Print what would be made and what would be lost, and write nothing
+    #[arg(long)]
     pub(crate) dry_run: bool,
-    pub(crate) json: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// Formats a device as the cache device of a new set in a group, with the sizes of `like`, and prints the report.
