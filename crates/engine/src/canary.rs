@@ -57,6 +57,14 @@ table! {
         DroppedCopyNotDurable,
         /// The state clean is durable before it is durable that the second set has no dirty data.
         CleanStateBeforeSecond,
+        /// A change past the cache leaves the clean copies that the second set has.
+        CleanCopyOfSecondKept,
+        /// Data is written back although the dirty key of the second set, which hides an older clean one, may be lost.
+        WritebackBeforeSecondKey,
+        /// The second set has clean copies of data that the backing device has not flushed, and does not know it.
+        SecondLeafBeforeBacking,
+        /// A copy that is not complete is read, or gets clean data.
+        IncompleteCopyRead,
         /// A change past the cache drops dirty data from the first set only.
         DropInFirstSetOnly,
         /// Dirty data is overwritten in place although a second set has it.

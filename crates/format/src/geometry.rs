@@ -151,7 +151,8 @@ impl Geometry {
         })
     }
 
-    fn bucket_shift(&self) -> u32 {
+    /// The size of a bucket as a power of two, in sectors.
+    pub fn bucket_shift(&self) -> u32 {
         self.bucket_sectors.0.trailing_zeros()
     }
 }

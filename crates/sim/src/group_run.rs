@@ -39,6 +39,10 @@ pub const BUGS: &[Bug] = &[
     Bug::OldCopyTrusted,
     Bug::RestoredCopyTrusted,
     Bug::OtherUseIgnored,
+    Bug::CleanCopyOfSecondKept,
+    Bug::WritebackBeforeSecondKey,
+    Bug::SecondLeafBeforeBacking,
+    Bug::IncompleteCopyRead,
 ];
 
 /// Counts of what happened in lives.

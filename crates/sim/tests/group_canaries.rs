@@ -4,6 +4,8 @@
 //! need a life that was found by a longer search, or a scenario.
 
 #[allow(dead_code)]
+mod clean_in_both_sets;
+#[allow(dead_code)]
 mod old_copies;
 
 use engine::canary::{Bug, set_bug};
@@ -19,6 +21,8 @@ const OTHERS: &[(Bug, fn())] = &[
     (Bug::CopyNewerThanPrimary, || life(9364)),
     (Bug::JournalsRunApart, || life(616)),
     (Bug::TakenOverSetBypassed, || life(414)),
+    (Bug::WritebackBeforeSecondKey, clean_in_both_sets::a_crash_at_any_moment_of_writeback_over_clean_data),
+    (Bug::IncompleteCopyRead, clean_in_both_sets::an_incomplete_copy_has_no_clean_data),
     (Bug::OldCopyTrusted, old_copies::a_set_that_was_lost_does_not_take_over),
     (Bug::RestoredCopyTrusted, old_copies::a_copy_that_was_restored_from_a_backup_does_not_take_over),
     (Bug::OtherUseIgnored, old_copies::a_copy_is_void_after_another_program_has_used_the_first_set),

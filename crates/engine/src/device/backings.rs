@@ -6,6 +6,9 @@
 //! data of the device is made, and copies whose keys are in no bset yet become holes (`index::copies`). Copies on disk
 //! stay, because the device had flushed the copied data before their keys were written.
 //!
+//! A set that is the second one of a volume may have clean data of its device. It knows the device as *copied*: the same rules hold, but
+//! another set writes its dirty data back.
+//!
 //! Must not know why a flush failed.
 
 use std::cell::RefCell;
@@ -18,10 +21,17 @@ use super::{BackingDevice, Tick};
 use crate::canary::{Bug, bug};
 use crate::policy::cost::Costs;
 
+/// The backing device of a slot.
+struct InSlot {
+    device: Rc<BackingDevice>,
+    /// Whether another set writes the dirty data of the device back.
+    is_copied: bool,
+}
+
 /// The backing devices of a set, by slot.
 #[derive(Default)]
 pub(crate) struct BackingDevices {
-    by_slot: RefCell<BTreeMap<Inode, Rc<BackingDevice>>>,
+    by_slot: RefCell<BTreeMap<Inode, InSlot>>,
     failed_flushes: RefCell<BTreeSet<Inode>>,
 }
 
@@ -29,13 +39,19 @@ impl BackingDevices {
     /// Adds a device that was registered in this slot, and forgets failed flushes of an earlier device of the slot.
     pub(crate) fn add(&self, inode: Inode, device: Rc<BackingDevice>) {
         self.failed_flushes.borrow_mut().remove(&inode);
-        self.by_slot.borrow_mut().insert(inode, device);
+        self.by_slot.borrow_mut().insert(inode, InSlot { device, is_copied: false });
+    }
+
+    /// Adds a device that another set writes back; see [`BackingDevices::add`].
+    pub(crate) fn add_copied(&self, inode: Inode, device: Rc<BackingDevice>) {
+        self.failed_flushes.borrow_mut().remove(&inode);
+        self.by_slot.borrow_mut().insert(inode, InSlot { device, is_copied: true });
     }
 
     /// Removes this device from the slot, if the slot still has it.
     pub(crate) fn remove(&self, inode: Inode, device: &Rc<BackingDevice>) {
         let by_slot = &mut *self.by_slot.borrow_mut();
-        if by_slot.get(&inode).is_some_and(|d| Rc::ptr_eq(d, device)) {
+        if by_slot.get(&inode).is_some_and(|d| Rc::ptr_eq(&d.device, device)) {
             by_slot.remove(&inode);
         }
     }
@@ -47,51 +63,48 @@ impl BackingDevices {
 
     /// The device in this slot.
     pub(crate) fn get(&self, inode: Inode) -> Option<Rc<BackingDevice>> {
-        self.by_slot.borrow().get(&inode).cloned()
+        self.by_slot.borrow().get(&inode).map(|d| d.device.clone())
     }
 
     /// All devices, in the order of their slots.
     pub(crate) fn all(&self) -> Vec<Rc<BackingDevice>> {
-        self.by_slot.borrow().values().cloned().collect()
+        self.by_slot.borrow().values().map(|d| d.device.clone()).collect()
     }
 
-    /// Whether the slot has a device.
-    pub(crate) fn has(&self, inode: Inode) -> bool {
-        self.by_slot.borrow().contains_key(&inode)
+    /// Whether this set writes the dirty data of the slot back.
+    pub(crate) fn writes_back(&self, inode: Inode) -> bool {
+        self.by_slot.borrow().get(&inode).is_some_and(|d| !d.is_copied)
     }
 
-    /// The sum of the data sectors of all devices.
-    pub(crate) fn data_sectors(&self) -> Sectors {
-        self.by_slot.borrow().values().fold(Sectors::ZERO, |n, d| n + d.data_sectors())
-    }
-
-    /// The number of devices.
-    pub(crate) fn len(&self) -> usize {
-        self.by_slot.borrow().len()
+    /// The number of devices that this set writes back, and the sum of their data sectors.
+    pub(crate) fn written_back(&self) -> (usize, Sectors) {
+        let by_slot = self.by_slot.borrow();
+        let own = by_slot.values().filter(|d| !d.is_copied);
+        own.fold((0, Sectors::ZERO), |(n, sectors), d| (n + 1, sectors + d.device.data_sectors()))
     }
 
     /// Whether `worth` is true for the known costs of any device with the tunable `admission` set to `cost`.
     pub(crate) fn any_by_cost(&self, worth: impl Fn(Costs) -> bool) -> bool {
-        self.by_slot.borrow().values().filter(|d| d.admits_by_cost()).any(|d| {
-            let (known, costs) = d.model(|m| (m.is_known(), m.costs()));
+        self.by_slot.borrow().values().filter(|d| d.device.admits_by_cost()).any(|d| {
+            let (known, costs) = d.device.model(|m| (m.is_known(), m.costs()));
             known && worth(costs)
         })
     }
 
     /// The tick up to which a device must have flushed before a bset names a copy of its present content.
     pub(crate) fn content_tick(&self, inode: Inode) -> Option<Tick> {
-        self.by_slot.borrow().get(&inode).map(|d| d.content_tick())
+        self.by_slot.borrow().get(&inode).map(|d| d.device.content_tick())
     }
 
     /// Whether a device has flushed every write up to `tick`; true if the slot has no device, because a device is
     /// flushed before it is removed.
     pub(crate) fn is_durable(&self, inode: Inode, tick: Tick) -> bool {
-        self.by_slot.borrow().get(&inode).is_none_or(|d| d.is_durable(tick))
+        self.by_slot.borrow().get(&inode).is_none_or(|d| d.device.is_durable(tick))
     }
 
     /// Whether the device in this slot failed a flush.
     pub(crate) fn flush_has_failed(&self, inode: Inode) -> bool {
-        let reported = self.by_slot.borrow().get(&inode).is_some_and(|d| d.flush_has_failed());
+        let reported = self.by_slot.borrow().get(&inode).is_some_and(|d| d.device.flush_has_failed());
         let failed = self.failed_flushes.borrow();
         reported && !bug(Bug::WritebackFlushUnknownToCopies) || !failed.is_empty() && failed.contains(&inode)
     }

@@ -14,6 +14,8 @@ pub mod congestion;
 pub mod cost;
 pub mod replacement;
 pub mod sequential;
+mod splitmix;
+pub mod spread;
 pub mod stripes;
 pub mod writeback_rate;
 pub mod yielding;

@@ -20,7 +20,7 @@ use crate::events::SetEvent;
 use crate::index::{Durability, MAX_POSITION, NotLoaded};
 use crate::refusal::{DeviceRefusal, Refusal};
 use crate::uuids::TableChange;
-use crate::volume::{Blocks, Cache, Volume};
+use crate::volume::{Blocks, Cache, Volume, release_mirror, write_leaves_of_second};
 
 /// The slot of a device in the UUID table.
 struct UuidSlot {
@@ -51,7 +51,12 @@ pub(super) async fn attach(
     let inode = slot.inode;
     refuse_dirty_outside(cache, inode, &backing).await?;
     let known = secondary.filter(|_| slot.new.is_none());
-    let copy = known.and_then(|s| Some((s, mirror::slot_of_copy(components, s, (inode, &backing))?)));
+    let mut copy = known.and_then(|s| Some((s, mirror::slot_of_copy(components, s, (inode, &backing))?)));
+    if let Some((second, inode)) = copy
+        && drop_copies_behind_end(&second.cache, inode, &backing).await.is_err()
+    {
+        copy = None;
+    }
     if backing.copy().is_some() && copy.is_none() && !bug(Bug::LossNotRecorded) {
         backing.update(|sb| sb.set_copy(None)).await?;
     }
@@ -437,10 +442,11 @@ pub(super) async fn release(components: &Components, volume: &Rc<Volume>) -> Res
         // are written without them.
         if !bug(Bug::ReleaseFlushesClientsOnly) && backing.settle_content().await.is_err() {
             cache.index.write_all_leaves().await?;
+            write_leaves_of_second(volume).await;
         }
     }
     cache.journal.commit_keys().await?;
-    volume.release_mirror().await;
+    release_mirror(volume).await;
     cache.device.settle_overwrites().await?;
     // A miss that is still being inserted could replace data that the next owner of the device writes by old data.
     volume.ranges().invalidate_misses();

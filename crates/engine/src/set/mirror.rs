@@ -19,6 +19,7 @@ use crate::device::BackingDevice;
 use crate::error::EngineError;
 use crate::index::NotLoaded;
 use crate::journal::Coupling;
+use crate::policy::spread::{Spread, SpreadSet};
 use crate::refusal::{DeviceRefusal, MirrorRefusal, Refusal};
 use crate::volume::{
     Cache, Mirror, MirrorSets, Volume, Which, copy_dirty, end_copy, finish_copy, give_up_copy,
@@ -67,7 +68,7 @@ pub(super) async fn mirror(
         if second.device.is_leaving() {
             return Err(Refusal::Stopping.into());
         }
-        let mirror = Rc::new(link(primary, secondary, volume, second_inode, false));
+        let mirror = Rc::new(link(primary, secondary, (volume, &backing), second_inode, false));
         volume.set_mirror(Some(mirror.clone()));
         mirror
     };
@@ -189,7 +190,7 @@ async fn record_secondary(
 fn link(
     primary: &Rc<Components>,
     secondary: &Rc<Components>,
-    volume: &Rc<Volume>,
+    (volume, backing): (&Rc<Volume>, &Rc<BackingDevice>),
     inode: Inode,
     is_copy: bool,
 ) -> Mirror {
@@ -203,7 +204,15 @@ fn link(
     let coupling = Coupling::new(one, two, on_failure);
     secondary.members.add_copy(volume);
     let sets = TwoSets { primary: Rc::downgrade(primary), secondary: Rc::downgrade(secondary) };
-    Mirror::new((secondary.cache.clone(), inode), coupling, Box::new(sets), is_copy)
+    let spread = Spread::new(spread_set(primary), spread_set(secondary));
+    let second = (secondary.cache.clone(), inode, backing.clone());
+    Mirror::new(second, (coupling, spread), Box::new(sets), is_copy)
+}
+
+fn spread_set(set: &Components) -> SpreadSet {
+    let geometry = &set.cache.geometry;
+    let (sectors, bucket_shift) = (geometry.used_sectors(), geometry.bucket_shift());
+    SpreadSet { uuid: set.uuid(), sectors, bucket_shift }
 }
 
 /// The two sets of a volume. The volume and its sets have references to each other, so these are weak.
@@ -318,22 +327,29 @@ pub(super) async fn settle(
     volume: &Rc<Volume>,
     second_inode: Inode,
 ) -> Result<(), EngineError> {
-    let Some((cache, inode)) = volume.attached() else { return Ok(()) };
-    let mirror = Rc::new(link(primary, secondary, volume, second_inode, true));
-    let ranges = primary.unsettled.of(inode).into_iter().chain(secondary.unsettled.of(second_inode));
-    for range in ranges {
-        if !bug(Bug::CopiesNotSettled) {
-            settle_range(volume.target(&cache, inode), &mirror, range).await?;
+    let (Some((cache, inode)), Some(backing)) = (volume.attached(), volume.backing()) else { return Ok(()) };
+    let mirror = Rc::new(link(primary, secondary, (volume, &backing), second_inode, true));
+    let settled = async {
+        let ranges = primary.unsettled.of(inode).into_iter().chain(secondary.unsettled.of(second_inode));
+        for range in ranges {
+            if !bug(Bug::CopiesNotSettled) {
+                settle_range(volume.target(&cache, inode), &mirror, range).await?;
+            }
         }
+        secondary.cache.journal.commit_keys().await?;
+        primary.unsettled.settle(inode).await?;
+        secondary.unsettled.settle(second_inode).await?;
+        match secondary.cache.device.is_leaving() {
+            true => Err(Refusal::Stopping.into()),
+            false => Ok(()),
+        }
+    };
+    let settled = settled.await;
+    match settled {
+        Ok(()) => volume.set_mirror(Some(mirror)),
+        Err(_) => mirror.forget_device(),
     }
-    secondary.cache.journal.commit_keys().await?;
-    primary.unsettled.settle(inode).await?;
-    secondary.unsettled.settle(second_inode).await?;
-    if secondary.cache.device.is_leaving() {
-        return Err(Refusal::Stopping.into());
-    }
-    volume.set_mirror(Some(mirror));
-    Ok(())
+    settled
 }
 
 /// Registers a device without its set, with the copy of its dirty data; see [`CacheSet::take_over`](super::CacheSet::take_over).

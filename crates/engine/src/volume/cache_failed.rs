@@ -50,12 +50,21 @@ pub(crate) async fn handle_failed_sets(volume: Rc<Volume>) {
 }
 
 /// Makes the dirty data of the second set durable, and removes the link to that set. The volume is stopped.
-pub(super) async fn release_mirror(volume: &Rc<Volume>) {
+pub(crate) async fn release_mirror(volume: &Rc<Volume>) {
     let Some(mirror) = volume.mirror() else { return };
     if mirror.commit_keys().await.is_err() {
         handle_failed_sets(volume.clone()).await;
     }
     volume.links.clear_second();
+}
+
+/// Writes the leaves of the second set, which may have clean copies of data that the backing device has not flushed. If that fails, the set
+/// has failed, and its slot does not count any more.
+pub(crate) async fn write_leaves_of_second(volume: &Rc<Volume>) {
+    let Some(mirror) = volume.mirror() else { return };
+    if mirror.cache.index.write_all_leaves().await.is_err() {
+        handle_failed_sets(volume.clone()).await;
+    }
 }
 
 /// Ends the copy in a set that is about to stop; the volume goes on without it.

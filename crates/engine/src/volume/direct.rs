@@ -13,14 +13,16 @@
 
 use std::rc::Rc;
 
-use format::{JournalSeq, Sector, Sectors};
+use format::{Inode, JournalSeq, Sector, Sectors};
 use io::sync::{join, join_all};
 use io::{IoError, Op, VolumeError, ZeroFlags};
 
 use super::Blocks;
+use super::Cache;
 use super::Target;
 use super::Volume;
 use super::blocks::widened;
+use super::clean_set::CleanSet;
 use super::miss::insert_written;
 use super::write::Write;
 use super::write::{count_bypass, merge, write_flash_only, write_uncached};
@@ -47,11 +49,11 @@ pub(super) async fn write_direct(target: Target<'_>, write: &Write, copy: bool) 
     volume.ranges.writeback_done(write.start, write.end).await;
     let (outer_start, outer_end) = widened(volume, cache, write.range());
     let over_dirty = invalidate_clean(target, outer_start, outer_end).await?;
-    let (places, copies) = if copy { start_copies(target, write) } else { Default::default() };
+    let (copies, requests) = if copy { start_copies(target, write) } else { Default::default() };
     let (sectors, data) = (write.sectors(), write.buffer.clone());
     let written = backing.write_data(write.start, sectors, data, write.offset_bytes, write.fua);
     // The requests are polled together, so that the time of a copy does not include that of the backing device.
-    let (done, copied) = join(written, join_all(copies)).await;
+    let (done, copied) = join(written, join_all(requests)).await;
     backing.wrote_directly();
     let result = match done.result {
         Err(e) => {
@@ -61,33 +63,40 @@ pub(super) async fn write_direct(target: Target<'_>, write: &Write, copy: bool) 
         Ok(()) if over_dirty => drop_dirty(target, write.start, write.end, write.fua).await,
         Ok(()) => Ok(()),
     };
-    for ((at, placed), copied) in places.into_iter().zip(copied) {
-        cache.device.observe_data(&copied.result);
-        if copied.result.is_ok() && result.is_ok() {
-            cache.device.counters().count_written(placed.size);
+    for (WrittenCopy { at, set, placed }, copied) in copies.into_iter().zip(copied) {
+        set.cache.device.observe_data(&copied.result);
+        if copied.result.is_ok() && result.is_ok() && set.is_linked(target) {
+            set.cache.device.counters().count_written(placed.size);
             // A clean copy that is not inserted does not make the write fail.
-            let _ = insert_written(target, at, placed.size, placed.ptr).await;
+            let _ = insert_written(set.target(volume), at, placed.size, placed.ptr).await;
         }
-        cache.alloc.release(placed);
+        set.cache.alloc.release(placed);
     }
     result
 }
 
+/// A clean copy of a part of a write.
+struct WrittenCopy {
+    at: Sector,
+    set: CleanSet,
+    placed: Placed,
+}
+
 /// Starts to write clean copies of the data into the cache, as far as there is room.
-fn start_copies(target: Target<'_>, write: &Write) -> (Vec<(Sector, Placed)>, Vec<MeteredIo>) {
-    let Target { volume, cache, .. } = target;
-    let (mut places, mut copies, mut at) = (Vec::new(), Vec::new(), write.start);
+fn start_copies(target: Target<'_>, write: &Write) -> (Vec<WrittenCopy>, Vec<MeteredIo>) {
+    let (mut copies, mut requests, mut at) = (Vec::new(), Vec::new(), write.start);
     while at < write.end {
-        let Some(placed) = cache.alloc.try_place(DataKind::Clean, write.end - at) else {
-            volume.not_cached(write.end - at);
+        let set = CleanSet::of(target, (at, write.end));
+        let Some(placed) = set.cache.alloc.try_place(DataKind::Clean, set.end - at) else {
+            target.volume.not_cached(write.end - at);
             break;
         };
         let offset = write.offset_bytes + (at - write.start).bytes() as usize;
-        copies.push(cache.data.write(placed.ptr, placed.size, write.buffer.clone(), offset));
-        places.push((at, placed));
+        requests.push(set.cache.data.write(placed.ptr, placed.size, write.buffer.clone(), offset));
+        copies.push(WrittenCopy { at, set, placed });
         at += placed.size;
     }
-    (places, copies)
+    (copies, requests)
 }
 
 /// Discards or zeroes a range of a cached device or flash-only volume.
@@ -219,22 +228,62 @@ async fn drop_dirty(target: Target<'_>, start: Sector, end: Sector, fua: bool) -
 /// its own key nor by the loss of a dirty key that hides it: those keys are durable before the backing device changes.
 /// Returns whether the range has dirty data.
 async fn invalidate_clean(target: Target<'_>, start: Sector, end: Sector) -> Result<bool, EngineError> {
-    let Target { cache, inode, .. } = target;
-    let mut newest = JournalSeq(0);
-    let mut over_dirty = false;
+    let Target { volume, cache, inode } = target;
+    let found = drop_clean(cache, inode, (start, end)).await?;
+    if !bug(Bug::HoleNotDurable) {
+        cache.journal.commit(found.newest).await?;
+    }
+    if let Some(mirror) = volume.mirror() {
+        let second = &mirror.cache;
+        if !bug(Bug::CleanCopyOfSecondKept) {
+            drop_clean(second, mirror.inode, (start, end)).await?;
+        }
+        super::mirror::drop_where_clean(target, &mirror, (start, end)).await?;
+        // Its dirty keys, and its holes over older ones.
+        mirror.commit_keys().await?;
+        if !bug(Bug::GenerationsNotAwaited) {
+            second.alloc.generations_durable(|| second.device.is_failed()).await;
+        }
+        second.device.check()?;
+    }
+    if found.is_over_dirty && !bug(Bug::DirectBeforeDirtyKey) {
+        cache.journal.commit_keys().await?;
+    }
+    // A copy in an invalidated bucket is a miss now, but a crash brings it back if the new generation is not durable.
+    if !bug(Bug::GenerationsNotAwaited) {
+        cache.alloc.generations_durable(|| cache.device.is_failed()).await;
+    }
+    cache.device.check()?;
+    Ok(found.is_over_dirty)
+}
+
+/// What a set had in a range whose clean copies were dropped.
+struct Dropped {
+    /// The journal entry after which the range has no clean copies.
+    newest: JournalSeq,
+    is_over_dirty: bool,
+}
+
+/// Drops the clean copies that a set has of a range.
+async fn drop_clean(
+    cache: &Cache,
+    inode: Inode,
+    (start, end): (Sector, Sector),
+) -> Result<Dropped, EngineError> {
+    let mut dropped = Dropped { newest: JournalSeq(0), is_over_dirty: false };
     let mut at = start;
     while at < end {
         cache.device.check()?;
         let seg = cache.index.segment_loaded(inode, at, end).await?;
         let durability = match seg.kind {
             Kind::Hit { dirty: true, .. } => {
-                over_dirty = true;
+                dropped.is_over_dirty = true;
                 None
             }
             Kind::Hit { may_be_durable: true, .. } => Some(Durability::Journaled),
             Kind::Hit { .. } => Some(Durability::LeafOnly(cache.device.latest_write())),
             Kind::Hole { seq, .. } => {
-                newest = newest.max(seq.unwrap_or(JournalSeq(0)));
+                dropped.newest = dropped.newest.max(seq.unwrap_or(JournalSeq(0)));
                 None
             }
         };
@@ -244,29 +293,13 @@ async fn invalidate_clean(target: Target<'_>, start: Sector, end: Sector) -> Res
         };
         match cache.index.try_change(inode, at, seg.end, None, durability) {
             Ok((done, seq)) => {
-                newest = newest.max(seq);
+                dropped.newest = dropped.newest.max(seq);
                 at = done;
             }
             Err(blocked) => cache.index.unblock(blocked).await?,
         }
     }
-    if !bug(Bug::HoleNotDurable) {
-        cache.journal.commit(newest).await?;
-    }
-    if let Some(mirror) = target.volume.mirror() {
-        super::mirror::drop_where_clean(target, &mirror, (start, end)).await?;
-        // Its dirty keys, and its holes over older ones.
-        mirror.commit_keys().await?;
-    }
-    if over_dirty && !bug(Bug::DirectBeforeDirtyKey) {
-        cache.journal.commit_keys().await?;
-    }
-    // A copy in an invalidated bucket is a miss now, but a crash brings it back if the new generation is not durable.
-    if !bug(Bug::GenerationsNotAwaited) {
-        cache.alloc.generations_durable(|| cache.device.is_failed()).await;
-    }
-    cache.device.check()?;
-    Ok(over_dirty)
+    Ok(dropped)
 }
 
 /// Discards or zeroes a range of a device that has no cache.

@@ -129,6 +129,9 @@ impl Links {
     /// Removes the link to the second set.
     pub(super) fn clear_second(&self) {
         let second = self.second.take();
-        second.iter().for_each(|mirror| mirror.uncouple());
+        second.iter().for_each(|mirror| {
+            mirror.uncouple();
+            mirror.forget_device();
+        });
     }
 }

@@ -3,9 +3,9 @@
 //! Owns the steps in the second set, the *secondary*: the second copy of a dirty write, its durability, and its end. Must not know which
 //! set is the primary, or how a set is lost.
 //!
-//! Invariants: a key of dirty data enters both sets in one step, in the same order in both; the secondary has no clean data of
-//! the volume, and no key of a range that the primary has not; at every moment each of the two sets, alone with the backing device,
-//! keeps the promises of `docs/durability.md`.
+//! Invariants: a key of dirty data enters both sets in one step, in the same order in both; the secondary has no dirty data where the
+//! primary has none, and no clean data before the copy is complete; at every moment each of the two sets, alone with the backing
+//! device, keeps the promises of `docs/durability.md`.
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -19,10 +19,12 @@ use super::write::{NotTaken, Write, outcome_of, piece_written, start_piece, wait
 use super::{Target, Volume};
 use crate::alloc::{DataKind, Placed};
 use crate::canary::{Bug, bug};
+use crate::device::BackingDevice;
 use crate::error::EngineError;
 use crate::events::SetEvent;
-use crate::index::{Durability, Kind};
+use crate::index::{Blocked, Durability, Kind};
 use crate::journal::Coupling;
+use crate::policy::spread::Spread;
 use crate::refusal::Refusal;
 
 /// One of the two sets of a volume.
@@ -45,12 +47,15 @@ pub(crate) trait MirrorSets {
 pub(crate) struct Mirror {
     pub(crate) cache: Rc<Cache>,
     pub(crate) inode: Inode,
+    backing: Rc<BackingDevice>,
     /// Writes below this position go to both sets. Above it, the secondary has no data.
     copied: Cell<Sector>,
     /// Whether the secondary has a copy of all dirty data, as the superblock of the backing device says.
     is_copy: Cell<bool>,
     /// `None` after the loss of one of the sets was recorded.
     coupling: RefCell<Option<Coupling>>,
+    /// Which clean data the secondary keeps.
+    spread: Spread,
     sets: Box<dyn MirrorSets>,
 }
 
@@ -65,20 +70,39 @@ struct Pair {
 impl Mirror {
     /// Makes the link to a second set that has no data of the volume, or all of its dirty data.
     pub(crate) fn new(
-        (cache, inode): (Rc<Cache>, Inode),
-        coupling: Coupling,
+        (cache, inode, backing): (Rc<Cache>, Inode, Rc<BackingDevice>),
+        (coupling, spread): (Coupling, Spread),
         sets: Box<dyn MirrorSets>,
         is_copy: bool,
     ) -> Mirror {
         let copied = if is_copy { Sector(u64::MAX) } else { Sector(0) };
         let (copied, is_copy, coupling) =
             (Cell::new(copied), Cell::new(is_copy), RefCell::new(Some(coupling)));
-        Mirror { cache, inode, copied, is_copy, coupling, sets }
+        if !bug(Bug::SecondLeafBeforeBacking) {
+            cache.backings.add_copied(inode, backing.clone());
+        }
+        Mirror { cache, inode, backing, copied, is_copy, coupling, spread, sets }
     }
 
     /// Whether the secondary has a copy of all dirty data.
     pub(crate) fn is_copy(&self) -> bool {
         self.is_copy.get()
+    }
+
+    /// Whether the secondary may have clean data. It has none before the copy is complete: where the dirty data of the
+    /// primary is missing, older clean data could come back.
+    pub(super) fn may_have_clean(&self) -> bool {
+        self.is_copy() || bug(Bug::IncompleteCopyRead)
+    }
+
+    /// The end of the range, of at most `(at, end)`, for which [`Mirror::keeps_clean`] gives the same answer.
+    pub(super) fn end_of_part(&self, (at, end): (Sector, Sector)) -> Sector {
+        end.min(self.spread.end_of_part(at))
+    }
+
+    /// Whether the secondary is to have the clean data of a position.
+    pub(super) fn keeps_clean(&self, at: Sector) -> bool {
+        self.may_have_clean() && self.spread.is_in_secondary(at)
     }
 
     /// Records that the superblock of the backing device names the copy.
@@ -101,7 +125,14 @@ impl Mirror {
     pub(super) fn end(&self, volume: &Volume, remaining: Option<(Rc<Cache>, Inode)>) {
         volume.links.lost(remaining);
         self.coupling.take();
+        self.forget_device();
         volume.writeback.wake();
+    }
+
+    /// The secondary does not wait for the backing device any more. No start uses its slot, or the device has flushed all data that the
+    /// slot has clean copies of.
+    pub(crate) fn forget_device(&self) {
+        self.cache.backings.remove(self.inode, &self.backing);
     }
 
     /// Whether it is durable that the secondary has no dirty data where it had some.
@@ -141,6 +172,30 @@ impl Mirror {
             return Ok(());
         }
         self.cache.journal.commit_keys().await
+    }
+
+    /// Makes the first part of a range of the secondary clean data, where that is to be kept, else a hole. Returns the end of the part.
+    fn try_end_dirty(&self, (start, end): (Sector, Sector)) -> Result<Sector, Blocked> {
+        let (index, inode) = (&self.cache.index, self.inode);
+        let part = self.end_of_part((start, end));
+        let segment = index.segment(inode, start, part)?;
+        let new = match segment.kind {
+            Kind::Hit { dirty: false, .. } | Kind::Hole { .. } => return Ok(segment.end),
+            Kind::Hit { ptr, .. } => self.keeps_clean(start).then_some((ptr, false)),
+        };
+        index.try_change(inode, start, segment.end, new, Durability::Journaled).map(|(done, _)| done)
+    }
+
+    /// The end of the first part of a range, and whether the secondary has clean data there that it keeps.
+    pub(crate) fn has_clean(&self, (start, end): (Sector, Sector)) -> (Sector, bool) {
+        let part = self.end_of_part((start, end));
+        if !self.keeps_clean(start) || self.coupling.borrow().is_none() {
+            return (part, false);
+        }
+        match self.cache.index.segment(self.inode, start, part) {
+            Ok(segment) => (segment.end, matches!(segment.kind, Kind::Hit { dirty: false, .. })),
+            Err(_) => (part, false),
+        }
     }
 
     /// Makes a range of the secondary a hole.
@@ -380,13 +435,14 @@ pub(super) async fn drop_where_clean(
     Ok(())
 }
 
-/// Drops the secondary's copy of an extent that was written back and flushed, except parts that have changed meanwhile.
+/// Ends the secondary's copy of an extent that was written back and flushed, except parts that have changed meanwhile. It becomes clean data
+/// where the secondary keeps that, else a hole.
 ///
 /// A part is unchanged if the primary still has it at `ptr`: every write enters both sets in one step.
 ///
 /// # Errors
 /// If a set has failed, or the secondary has taken the volume over: later writes are in that set alone.
-pub(crate) async fn drop_written_back(
+pub(crate) async fn end_dirty_copy(
     target: Target<'_>,
     mirror: &Mirror,
     (start, end): (Sector, Sector),
@@ -409,14 +465,13 @@ pub(crate) async fn drop_written_back(
             }
         };
         let unchanged = matches!(segment.kind, Kind::Hit { ptr, dirty: true, .. } if ptr == here);
-        if unchanged {
-            let index = &mirror.cache.index;
-            match index.try_change(mirror.inode, at, segment.end, None, Durability::Journaled) {
-                Ok((done, _)) => at = done,
-                Err(blocked) => index.unblock(blocked).await?,
-            }
-        } else {
+        if !unchanged {
             at = segment.end;
+            continue;
+        }
+        match mirror.try_end_dirty((at, segment.end)) {
+            Ok(done) => at = done,
+            Err(blocked) => mirror.cache.index.unblock(blocked).await?,
         }
     }
     Ok(())

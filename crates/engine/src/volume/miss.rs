@@ -6,6 +6,8 @@
 //!
 //! Owns the insertion and its limits. Must not know the read that found the data missing.
 
+use std::rc::Rc;
+
 use format::{Sector, Sectors};
 use io::Buffer;
 
@@ -13,6 +15,7 @@ use super::Blocks;
 use super::RangeGuard;
 use super::Target;
 use super::backing::flush_has_failed;
+use super::clean_set::CleanSet;
 use crate::alloc::{DataKind, Purpose};
 use crate::canary::{Bug, bug};
 use crate::index::{Blocked, Durability, IndexSegment, Kind};
@@ -48,14 +51,17 @@ pub(super) fn insert_miss(target: Target<'_>, missed: Missed, meta: bool) {
     }
     let skip = missed.skip + (first - start).bytes() as usize;
     let missed = Missed { start: first, end: last, skip, ..missed };
-    let again = cache.alloc.eviction().on_miss(inode, start);
+    let set = CleanSet::of(target, (first, last));
+    let again = set.cache.alloc.eviction().on_miss(set.inode, start);
     let kind = match (meta, again) {
         (true, _) => DataKind::Meta,
         (false, true) => DataKind::Promoted,
         (false, false) => DataKind::Clean,
     };
+    // Neither of the sets ends while the data may be inserted into it.
+    let second = volume.mirror().map(|mirror| mirror.cache.tasks.begin_with(data_bytes));
     let (volume, cache) = (volume.clone(), cache.clone());
-    let background = cache.tasks.begin_with(data_bytes);
+    let background = (cache.tasks.begin_with(data_bytes), second);
     target.volume.rt.spawn(async move {
         let target = volume.target(&cache, inode);
         insert_pieces(target, kind, missed).await;
@@ -65,13 +71,15 @@ pub(super) fn insert_miss(target: Target<'_>, missed: Missed, meta: bool) {
 
 /// Places, writes and inserts whole blocks, in as many pieces as there are places.
 async fn insert_pieces(target: Target<'_>, kind: DataKind, missed: Missed) {
-    let Target { volume, cache, inode } = target;
+    let volume = target.volume;
     let Missed { start, end, data, skip, range: miss, flush_failed } = missed;
     let mut at = start;
     // No data of a detached device may reach the cache device: a wipe may have passed already.
     let is_current = || miss.is_valid() && flush_has_failed(volume) == flush_failed;
-    while at < end && volume.links.is_as(cache, inode) {
-        let Some(placed) = cache.alloc.try_place(kind, end - at) else {
+    while at < end && volume.links.is_as(target.cache, target.inode) {
+        let set = CleanSet::of(target, (at, end));
+        let cache = &set.cache;
+        let Some(placed) = cache.alloc.try_place(kind, set.end - at) else {
             // No client waits for this insertion, so it may wait for buckets, but not for writeback to make room.
             let give_up = || cache.device.is_stopping() || cache.alloc.is_starved();
             if is_current() && !give_up() {
@@ -90,7 +98,11 @@ async fn insert_pieces(target: Target<'_>, kind: DataKind, missed: Missed) {
         if ok {
             let durability = Durability::LeafOnly(tick);
             let copy = CleanCopy { start: at, end: piece_end, ptr: placed.ptr, durability };
-            insert_where_hole(target, copy, &is_current).await;
+            let validity = Validity { is_current: &is_current, is_linked: &|| set.is_linked(target) };
+            insert_where_hole(set.target(volume), copy, validity).await;
+            if !Rc::ptr_eq(cache, target.cache) {
+                cache.count_for_aging(placed.size);
+            }
         }
         cache.alloc.release(placed);
         if !ok {
@@ -108,16 +120,24 @@ struct CleanCopy {
     durability: Durability,
 }
 
-/// Inserts a clean copy where the index still has a hole, as long as the copy is current.
-async fn insert_where_hole(target: Target<'_>, copy: CleanCopy, is_current: &dyn Fn() -> bool) {
+/// Tells whether a clean copy may still be inserted.
+struct Validity<'a> {
+    /// Whether the copy equals the data of the backing device.
+    is_current: &'a dyn Fn() -> bool,
+    /// Whether the volume still has the set.
+    is_linked: &'a dyn Fn() -> bool,
+}
+
+/// Inserts a clean copy where the index still has a hole, as long as the copy is current and the volume has the set.
+async fn insert_where_hole(target: Target<'_>, copy: CleanCopy, validity: Validity<'_>) {
     let Target { volume, cache, inode } = target;
     let CleanCopy { start, end, ptr, durability } = copy;
     let mut at = start;
     let mut collided = false;
     while at < end {
         // Every condition for the change is checked again after each wait.
-        let mine = volume.links.is_as(cache, inode);
-        if !mine || cache.device.is_stopping() || !(is_current() || bug(Bug::MissOverNewerWrite)) {
+        let mine = (validity.is_linked)();
+        if !mine || cache.device.is_stopping() || !((validity.is_current)() || bug(Bug::MissOverNewerWrite)) {
             collided = true;
             break;
         }

@@ -14,6 +14,7 @@ mod backing;
 mod blocks;
 mod cache;
 mod cache_failed;
+mod clean_set;
 mod copy;
 mod damaged;
 mod device;
@@ -42,7 +43,9 @@ use io::{Disk, Handle, Nanos, TraceFigures, VolumeError};
 pub(crate) use backing::is_usable;
 pub(crate) use blocks::Blocks;
 pub(crate) use cache::{Cache, Shared, VolumeLoad};
-pub(crate) use cache_failed::{end_copy, handle_failed_sets, leave_to_second, uncouple_stopped};
+pub(crate) use cache_failed::{
+    end_copy, handle_failed_sets, leave_to_second, release_mirror, uncouple_stopped, write_leaves_of_second,
+};
 pub(crate) use copy::{copy_dirty, finish_copy, give_up_copy, heal, settle_range};
 pub(crate) use damaged::{
     CachedPiece, Found, Owner, accept, damaged_left, drop_damaged, found_damaged, is_sound, is_still_damaged,
@@ -50,7 +53,7 @@ pub(crate) use damaged::{
 pub use device::VolumeRef;
 pub use links::CopyState;
 use links::Links;
-pub(crate) use mirror::{Mirror, MirrorSets, Which, drop_written_back};
+pub(crate) use mirror::{Mirror, MirrorSets, Which, end_dirty_copy};
 pub(crate) use ranges::{RangeGuard, Ranges};
 
 pub(crate) use writeback_state::WritebackState;
@@ -213,11 +216,6 @@ impl Volume {
 
     pub(crate) fn set_mirror(&self, mirror: Option<Rc<Mirror>>) {
         self.links.set_second(mirror);
-    }
-
-    /// Makes the dirty data of the second set durable, and removes the link to that set. The volume is stopped.
-    pub(crate) async fn release_mirror(self: &Rc<Self>) {
-        cache_failed::release_mirror(self).await;
     }
 
     /// The target of a request to this volume through the given cache and slot.

@@ -1,4 +1,5 @@
-//! Reads of several pieces: those that the index has, from the cache, and the others, from the backing device.
+//! Reads of several pieces: those that the index has, from the cache, and the others, from the backing device. Where the set of the
+//! volume has no data, its second set may have clean data (decision 037).
 //!
 //! All pieces are read at the same time. Every missing piece is inserted into the cache by a background task, for which the
 //! answer does not wait (`miss`).
@@ -8,7 +9,9 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::rc::Rc;
 
+use format::{Inode, Sector};
 use io::sync::join_all;
 use io::{Buffer, Completion, Handle, IoError, Nanos};
 
@@ -16,9 +19,10 @@ use super::backing::{flush_has_failed, is_usable, read_directly, start_aligned};
 use super::hit::{
     CachedExtent, ReadData, ReadStart, ReadTimes, bytes_of_mut, hit_ended, start_hit, verify_and_accept,
 };
+use super::mirror::{Mirror, Which};
 use super::miss::{Missed, insert_miss};
 use super::request::Read;
-use super::{RangeGuard, Target, Volume};
+use super::{Cache, RangeGuard, Target, Volume};
 use crate::canary::{Bug, bug};
 use crate::device::{MeteredIo, ReadEpoch};
 use crate::error::EngineError;
@@ -36,12 +40,12 @@ pub(super) struct LookUp {
     pub(super) epoch: ReadEpoch,
 }
 
-/// A part of a request that is one extent of the cache, or a hole.
+/// A part of a request that is one extent of a cache, or a hole.
 #[derive(Clone, Copy)]
 struct ReadPiece {
     part: Read,
-    /// The extent of the cache; `None` for a hole.
-    hit: Option<CachedExtent>,
+    /// The extent, and the set that has it; `None` for a hole.
+    hit: Option<(Which, CachedExtent)>,
 }
 
 /// A piece whose read was started.
@@ -53,6 +57,78 @@ struct Reading {
     miss: Option<RangeGuard>,
 }
 
+/// The pieces of a request, in ascending order.
+struct Pieces<'a> {
+    target: Target<'a>,
+    read: &'a Read,
+    /// The second set of the volume, if it may have clean data.
+    second: Option<&'a Mirror>,
+    found: Vec<ReadPiece>,
+    /// Becomes invalid if a change overlaps the request while the look-ups wait for a leaf.
+    waited: Option<RangeGuard>,
+}
+
+impl Pieces<'_> {
+    /// Adds the part up to `end`.
+    fn push(&mut self, (start, end): (Sector, Sector), hit: Option<(Which, CachedExtent)>) {
+        match self.found.last_mut() {
+            Some(last) if last.hit.is_none() && hit.is_none() => last.part.end = end,
+            _ => self.found.push(ReadPiece { part: self.read.part(start, end), hit }),
+        }
+    }
+
+    /// Looks a part up in one of the sets.
+    async fn look_up(
+        &mut self,
+        (cache, inode): (&Cache, Inode),
+        (start, end): (Sector, Sector),
+    ) -> Result<IndexSegment, EngineError> {
+        loop {
+            match cache.index.segment(inode, start, end) {
+                Ok(seg) => return Ok(seg),
+                Err(NotLoaded(leaf)) => {
+                    let (volume, read) = (self.target.volume, self.read);
+                    self.waited.get_or_insert_with(|| volume.ranges.hold_for_miss(read.start, read.end));
+                    cache.index.load_leaf(leaf).await?;
+                }
+            }
+        }
+    }
+
+    /// Adds the parts of a hole of the primary: the secondary may have clean data there.
+    async fn push_hole(&mut self, (start, end): (Sector, Sector)) -> Result<(), EngineError> {
+        let Some(mirror) = self.second else {
+            self.push((start, end), None);
+            return Ok(());
+        };
+        let mut at = start;
+        while at < end {
+            let part = mirror.end_of_part((at, end));
+            if !mirror.keeps_clean(at) {
+                self.push((at, part), None);
+                at = part;
+                continue;
+            }
+            let Ok(seg) = self.look_up((&mirror.cache, mirror.inode), (at, part)).await else {
+                // The secondary cannot read its index. The backing device has the data.
+                self.push((at, part), None);
+                at = part;
+                continue;
+            };
+            // Dirty data of the secondary is newer than the look-up in the primary.
+            let hit = match seg.kind {
+                Kind::Hit { ptr, dirty: false, .. } if is_usable(self.target.volume, seg.kind) => {
+                    Some((Which::Secondary, CachedExtent { ptr, dirty: false }))
+                }
+                Kind::Hit { .. } | Kind::Hole { .. } => None,
+            };
+            self.push((at, seg.end), hit);
+            at = seg.end;
+        }
+        Ok(())
+    }
+}
+
 /// Splits a request into the extents and holes of the index; adjacent holes become one piece. `first`: the extent or
 /// hole at the beginning of the request, as just looked up. Returns also false if a change overlapped the request while the
 /// look-ups waited for a leaf: the pieces may be of different moments then, so no miss may be inserted.
@@ -60,34 +136,24 @@ async fn pieces(
     target: Target<'_>,
     read: &Read,
     first: IndexSegment,
+    second: Option<&Mirror>,
 ) -> Result<(Vec<ReadPiece>, bool), EngineError> {
     let Target { volume, cache, inode } = target;
-    let mut pieces: Vec<ReadPiece> = Vec::new();
-    let mut waited: Option<RangeGuard> = None;
+    let mut pieces = Pieces { target, read, second, found: Vec::new(), waited: None };
     let (mut at, mut seg) = (read.start, first);
     loop {
-        let hit = match seg.kind {
-            Kind::Hit { ptr, dirty, .. } if is_usable(volume, seg.kind) => Some(CachedExtent { ptr, dirty }),
-            Kind::Hit { .. } | Kind::Hole { .. } => None,
-        };
-        match pieces.last_mut() {
-            Some(last) if last.hit.is_none() && hit.is_none() => last.part.end = seg.end,
-            _ => pieces.push(ReadPiece { part: read.part(at, seg.end), hit }),
+        match seg.kind {
+            Kind::Hit { ptr, dirty, .. } if is_usable(volume, seg.kind) => {
+                pieces.push((at, seg.end), Some((Which::Primary, CachedExtent { ptr, dirty })));
+            }
+            Kind::Hit { .. } | Kind::Hole { .. } => pieces.push_hole((at, seg.end)).await?,
         }
         at = seg.end;
         if at >= read.end {
-            let unchanged = waited.is_none_or(|range| range.is_valid());
-            return Ok((pieces, unchanged || bug(Bug::ChangeDuringLookUpUnnoticed)));
+            let unchanged = pieces.waited.is_none_or(|range| range.is_valid());
+            return Ok((pieces.found, unchanged || bug(Bug::ChangeDuringLookUpUnnoticed)));
         }
-        seg = loop {
-            match cache.index.segment(inode, at, read.end) {
-                Ok(seg) => break seg,
-                Err(NotLoaded(leaf)) => {
-                    waited.get_or_insert_with(|| volume.ranges.hold_for_miss(read.start, read.end));
-                    cache.index.load_leaf(leaf).await?;
-                }
-            }
-        };
+        seg = pieces.look_up((cache, inode), (at, read.end)).await?;
     }
 }
 
@@ -101,11 +167,13 @@ pub(super) async fn read_parts(
 ) -> (Buffer, Result<Option<Outcome>, EngineError>) {
     let Target { volume, cache, inode } = target;
     let LookUp { first, epoch } = look_up;
+    let second = second_of(volume);
+    let second_epoch = second.as_ref().map(|mirror| mirror.cache.device.read_epoch());
     let caches = read.inserts
         && volume.backing().is_some()
         && read.decision == Decision::Cache
         && !cache.device.is_stopping();
-    let (pieces, unchanged) = match pieces(target, read, first).await {
+    let (pieces, unchanged) = match pieces(target, read, first, second.as_deref()).await {
         Ok(found) => found,
         Err(e) => return (buffer, Err(e)),
     };
@@ -119,8 +187,8 @@ pub(super) async fn read_parts(
         _ if hits == pieces.len() => Outcome::Hit,
         _ => Outcome::Partial,
     };
-    let began = Began { cache: ReadStart::now(target, epoch), flush_failed: flush_has_failed(volume) };
-    let (readings, requests) = start_pieces(target, pieces, caches && unchanged);
+    let sets = Sets::now((target, epoch), second.as_ref().zip(second_epoch));
+    let (readings, requests) = start_pieces(&sets, pieces, caches && unchanged);
     if volume.backing().is_none() && found != Outcome::Hit {
         // Nothing is read for the holes of a flash-only volume.
         bytes_of_mut(&mut buffer, read.offset_bytes, read.sectors()).fill(0);
@@ -128,7 +196,7 @@ pub(super) async fn read_parts(
     let answers = join_all(requests.into_iter().map(|io| timed(io, &volume.rt))).await;
     let mut outcome = Ok(true);
     for (reading, answer) in readings.into_iter().zip(answers) {
-        let (b, result) = end_piece(target, reading, answer, began, buffer).await;
+        let (b, result) = end_piece(&sets, reading, answer, buffer).await;
         buffer = b;
         outcome = outcome.and_then(|whole| result.map(|valid| whole && valid));
     }
@@ -136,24 +204,73 @@ pub(super) async fn read_parts(
     (buffer, outcome.map(|whole| (whole && is_valid).then_some(found)))
 }
 
-/// The moment at which the reads of the pieces began.
+/// The second set of a volume, if it may have clean data that can be read.
+fn second_of(volume: &Volume) -> Option<Rc<Mirror>> {
+    if !volume.links.has_second() {
+        return None;
+    }
+    volume.mirror().filter(|mirror| mirror.may_have_clean() && mirror.cache.device.check().is_ok())
+}
+
+/// One of the sets of a volume, and the moment at which the reads of pieces from it began.
 #[derive(Clone, Copy)]
-struct Began {
-    cache: ReadStart,
-    /// Whether the backing device had failed a flush.
+struct FromSet<'a> {
+    target: Target<'a>,
+    began: ReadStart,
+}
+
+/// The sets from which pieces are read.
+struct Sets<'a> {
+    first: FromSet<'a>,
+    second: Option<(&'a Rc<Mirror>, FromSet<'a>)>,
+    /// Whether the backing device had failed a flush when the reads began.
     flush_failed: bool,
+}
+
+impl<'a> Sets<'a> {
+    /// The present moment. Each epoch is that of the look-ups.
+    fn now(
+        (target, epoch): (Target<'a>, ReadEpoch),
+        second: Option<(&'a Rc<Mirror>, ReadEpoch)>,
+    ) -> Sets<'a> {
+        let flush_failed = flush_has_failed(target.volume);
+        let from = |target, epoch| FromSet { target, began: ReadStart::now(target, epoch) };
+        let second = second.map(|(mirror, epoch)| {
+            let target = Target { cache: &mirror.cache, inode: mirror.inode, ..target };
+            (mirror, from(target, epoch))
+        });
+        Sets { first: from(target, epoch), second, flush_failed }
+    }
+
+    /// The set of a piece. Without a second set all pieces are of the first one.
+    fn of(&self, which: Which) -> FromSet<'a> {
+        match (which, self.second) {
+            (Which::Secondary, Some((_, second))) => second,
+            _ => self.first,
+        }
+    }
+
+    /// Whether the set still belongs to the volume. A second set that has left may have other data in its buckets.
+    fn is_linked(&self, which: Which) -> bool {
+        match (which, self.second) {
+            (Which::Secondary, Some((mirror, from))) => {
+                from.target.volume.mirror().is_some_and(|present| Rc::ptr_eq(&present, mirror))
+            }
+            _ => true,
+        }
+    }
 }
 
 /// Starts the reads of all pieces, except the holes of a flash-only volume. If `caches` is set, missing pieces get a miss
 /// range, so that they can be inserted into the cache.
-fn start_pieces(target: Target<'_>, pieces: Vec<ReadPiece>, caches: bool) -> (Vec<Reading>, Vec<MeteredIo>) {
-    let Target { volume, cache, .. } = target;
+fn start_pieces(sets: &Sets<'_>, pieces: Vec<ReadPiece>, caches: bool) -> (Vec<Reading>, Vec<MeteredIo>) {
+    let volume = sets.first.target.volume;
     let start_piece = |piece: ReadPiece| {
         let part = &piece.part;
         let is_missing = caches && piece.hit.is_none();
         let miss = is_missing.then(|| volume.ranges.hold_for_miss(part.start, part.end));
         let (request, skip_bytes) = match piece.hit {
-            Some(extent) => start_hit(cache, extent, part.sectors()),
+            Some((which, extent)) => start_hit(sets.of(which).target.cache, extent, part.sectors()),
             None => start_aligned(&*volume.backing()?, part.start, part.sectors()),
         };
         Some((Reading { piece, skip_bytes, miss }, request))
@@ -178,17 +295,17 @@ fn timed<'r>(mut io: MeteredIo, rt: &'r Handle) -> impl Future<Output = Answer> 
 /// Puts the data of a piece into the buffer of the request, and the data of a missing piece into the cache. Returns false if
 /// the request must look up and read again.
 async fn end_piece(
-    target: Target<'_>,
+    sets: &Sets<'_>,
     reading: Reading,
     answer: Answer,
-    began: Began,
     mut buffer: Buffer,
 ) -> (Buffer, Result<bool, EngineError>) {
     let Reading { piece: ReadPiece { part, hit }, skip_bytes, miss } = reading;
     let Answer { completion, ended } = answer;
+    let target = sets.first.target;
     let volume = target.volume;
     let is_read = match hit {
-        Some(extent) => hit_ended(target, extent, completion.result),
+        Some((which, extent)) => hit_ended(sets.of(which).target, extent, completion.result),
         None => missing_ended(volume, completion.result).map(|()| true),
     };
     let blocks = match (is_read, completion.buffer) {
@@ -204,12 +321,23 @@ async fn end_piece(
     let data = ReadData { blocks: blocks.as_slice(), skip_bytes, sectors: part.sectors() };
     bytes_of_mut(&mut buffer, part.offset_bytes, part.sectors()).copy_from_slice(data.bytes());
     let accepted = match (hit, miss) {
-        (Some(extent), _) => {
-            let times = ReadTimes { began: &began.cache, ended };
-            verify_and_accept(target, &part, extent, times, data).await
+        (Some((which, extent)), _) => {
+            let FromSet { target, began } = sets.of(which);
+            let times = ReadTimes { began: &began, ended };
+            match verify_and_accept(target, &part, extent, times, data).await {
+                Ok(accepted) => {
+                    if which == Which::Secondary {
+                        target.cache.count_for_aging(part.sectors());
+                    }
+                    Ok(accepted && sets.is_linked(which))
+                }
+                // If the secondary has failed, the next look-up is without it.
+                Err(_) if which == Which::Secondary => Ok(false),
+                Err(e) => Err(e),
+            }
         }
         (None, Some(range)) => {
-            let (start, end, flush_failed) = (part.start, part.end, began.flush_failed);
+            let (start, end, flush_failed) = (part.start, part.end, sets.flush_failed);
             let missed = Missed { start, end, data: blocks, skip: skip_bytes, range, flush_failed };
             insert_miss(target, missed, part.meta);
             Ok(true)

@@ -394,6 +394,7 @@ async fn write_back_twice(
     match write_both_durably(target, &mirror, write).await {
         Ok(()) => {
             cache.count_for_aging(write.sectors());
+            mirror.cache.count_for_aging(write.sectors());
             cache.device.check()?;
             Ok(Outcome::Writeback)
         }

@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use format::{Inode, Ptr, Sector, Sectors};
+use format::{Inode, Sector, Sectors};
 use io::{Buffer, JoinHandle, Nanos};
 
 use super::runs::{Extent, Filling, Run, collect, groups, whole_blocks};
@@ -29,7 +29,7 @@ use crate::error::EngineError;
 use crate::index::{Durability, Kind};
 use crate::refusal::Refusal;
 use crate::volume::{Blocks, Cache};
-use crate::volume::{CachedPiece, RangeGuard, Volume, damaged_left, drop_written_back, heal, is_sound};
+use crate::volume::{CachedPiece, Mirror, RangeGuard, Volume, damaged_left, end_dirty_copy, heal, is_sound};
 
 /// The limits for the number of runs under way: at least and at most.
 const RUNS_AT_ONCE: (usize, usize) = (4, 32);
@@ -93,6 +93,9 @@ pub(super) async fn write_back(
         cache.journal.commit_keys().await?;
     }
     let mirror = volume.mirror();
+    if let Some(mirror) = mirror.as_ref().filter(|_| !bug(Bug::WritebackBeforeSecondKey)) {
+        mirror.commit_keys().await?;
+    }
     let done = write_out(volume, cache, &backing, runs).await;
     let any_cleaned = done.iter().any(|w| !w.cleaned.is_empty());
     if any_cleaned && !bug(Bug::CleanBeforeBackingFlush) {
@@ -100,9 +103,9 @@ pub(super) async fn write_back(
         let _busy = backing.busy();
         backing.flush_all().await?;
     }
-    if let Some(mirror) = mirror.filter(|_| any_cleaned && !bug(Bug::SecondCopyOutlivesFirst)) {
+    if let Some(mirror) = mirror.as_ref().filter(|_| any_cleaned && !bug(Bug::SecondCopyOutlivesFirst)) {
         for e in done.iter().flat_map(|w| &w.cleaned) {
-            drop_written_back(volume.target(cache, inode), &mirror, (e.start, e.end()), e.ptr).await?;
+            end_dirty_copy(volume.target(cache, inode), mirror, (e.start, e.end()), e.ptr).await?;
         }
         // Otherwise a clean key of the primary could be durable while a dirty one of the secondary is older than the next direct write.
         if !bug(Bug::DroppedCopyNotDurable) {
@@ -115,7 +118,7 @@ pub(super) async fn write_back(
         for e in w.cleaned {
             batch.written += e.size;
             batch.extents = batch.extents.saturating_add(1);
-            mark_clean(cache, inode, e.start, e.size, e.ptr).await?;
+            mark_clean((cache, inode), mirror.as_deref(), &e).await?;
         }
         // Only now may a change go past the cache: an earlier one would find a dirty key, which this batch would then
         // turn into a clean key with old data.
@@ -455,31 +458,29 @@ async fn read_pieces(
     Ok(whole)
 }
 
-/// Marks an extent that was written back as clean, except parts that have changed meanwhile.
+/// Marks an extent that was written back as clean, except parts that have changed meanwhile. Parts that the second set keeps as clean
+/// data become holes.
 async fn mark_clean(
-    cache: &Rc<Cache>,
-    inode: Inode,
-    start: Sector,
-    size: Sectors,
-    ptr: Ptr,
+    (cache, inode): (&Rc<Cache>, Inode),
+    mirror: Option<&Mirror>,
+    extent: &Extent,
 ) -> Result<(), EngineError> {
-    let end = start + size;
-    let mut at = start;
+    let (mut at, end) = (extent.start, extent.end());
     let mut collided = false;
     while at < end {
         cache.device.check()?;
-        let here = ptr.advanced(at - start);
+        let here = extent.ptr.advanced(at - extent.start);
         let blocked = match cache.index.segment(inode, at, end) {
             Err(e) => e.into(),
             Ok(seg) => match seg.kind {
                 Kind::Hit { ptr, dirty: true, .. } if ptr == here => {
-                    match cache.index.try_change(
-                        inode,
-                        at,
-                        seg.end,
-                        Some((here, false)),
-                        Durability::Journaled,
-                    ) {
+                    let kept = mirror.map(|mirror| mirror.has_clean((at, seg.end)));
+                    let (part, new) = match kept {
+                        Some((part, true)) => (part, None),
+                        Some((part, false)) => (part, Some((here, false))),
+                        None => (seg.end, Some((here, false))),
+                    };
+                    match cache.index.try_change(inode, at, part, new, Durability::Journaled) {
                         Ok((done, _)) => {
                             at = done;
                             continue;
@@ -507,7 +508,7 @@ async fn mark_clean(
 
 #[cfg(test)]
 mod tests {
-    use format::Gen;
+    use format::{Gen, Ptr};
     use proptest::prelude::*;
 
     use super::*;

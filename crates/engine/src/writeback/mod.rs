@@ -323,7 +323,7 @@ async fn update_rate(volume: Rc<Volume>, cache: Rc<Cache>, inode: Inode) {
         }
         let inputs = rate_inputs(&volume, &cache, inode);
         let idle = IdleInputs {
-            attached_devices: cache.backings.len() as u32,
+            attached_devices: cache.backings.written_back().0 as u32,
             enabled: cache.tunables.borrow().idle_max_writeback_rate,
             gc_running: cache.gc.is_walking(),
         };
@@ -335,8 +335,10 @@ async fn update_rate(volume: Rc<Volume>, cache: Rc<Cache>, inode: Inode) {
 
 fn rate_inputs(volume: &Volume, cache: &Cache, inode: format::Inode) -> RateInputs {
     let tree = cache.index.tree();
-    let volumes_dirty =
-        tree.all_dirty().filter(|(i, _)| !cache.backings.has(*i)).fold(Sectors::ZERO, |n, (_, s)| n + s);
+    let volumes_dirty = tree
+        .all_dirty()
+        .filter(|(i, _)| !cache.backings.writes_back(*i))
+        .fold(Sectors::ZERO, |n, (_, s)| n + s);
     let buckets = cache.alloc.buckets();
     RateInputs {
         nbuckets: u64::from(cache.geometry.nbuckets),
@@ -345,7 +347,7 @@ fn rate_inputs(volume: &Volume, cache: &Cache, inode: format::Inode) -> RateInpu
         in_use_percent: buckets.in_use_percent() as u8,
         volumes_dirty,
         backing: volume.size(),
-        all_backing: cache.backings.data_sectors(),
+        all_backing: cache.backings.written_back().1,
         has_dirty: tree.dirty_sectors(inode) > Sectors::ZERO,
         dirty: tree.dirty_sectors(inode),
     }

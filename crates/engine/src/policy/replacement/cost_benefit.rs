@@ -27,6 +27,7 @@ use format::{BucketNr, Inode, Sector};
 
 use super::saving::UNKNOWN_WORTH;
 use super::{Candidates, FillKind, ReplacementPolicy, Space};
+use crate::policy::splitmix::splitmix64;
 
 /// The number of ticks in a window; an eighth of the cache in requests.
 const WINDOW_TICKS: u32 = 128;
@@ -125,14 +126,6 @@ impl Ghosts {
         let print = (hash >> 48) as u16 | 1;
         ((hash & (self.slots.len() as u64 - 1)) as usize, print)
     }
-}
-
-/// The number that the generator SplitMix64 yields from this state.
-fn splitmix64(state: u64) -> u64 {
-    let mut hash = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    hash ^ (hash >> 31)
 }
 
 /// The state of the policy. See the module head.
