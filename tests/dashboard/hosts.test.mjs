@@ -37,13 +37,13 @@ const TWO_CACHES = {
 
 /**
  * Screenshots of a page in both sizes and both themes, with the checks that hold for all. Clients of the volumes `busy` work
- * meanwhile, so that the charts have lines. The screenshots are kept in `docs/dashboard` if they are drawn again.
+ * meanwhile, so that the charts have lines. With `status` the pages show this answer of the daemon. The screenshots are kept in `docs/dashboard` if they are drawn again.
  */
-async function look(world, name, where, ready, busy = []) {
+async function look(world, name, where, ready, busy = [], status = undefined) {
   const stop = world.busy(busy);
   if (busy.length) await world.samples(DRAWS ? 62 : 5);
   for (const [size, viewport, colorScheme] of LOOKS) {
-    const { page, shoot, done } = await open(browser, world.origin, where, { viewport, colorScheme });
+    const { page, shoot, done } = await open(browser, world.origin, where, { viewport, colorScheme, status });
     await ready(page);
     if (busy.length) {
       await page.getByRole("button", { name: "1 min" }).click();
@@ -59,6 +59,7 @@ async function look(world, name, where, ready, busy = []) {
     const picture = await shoot(`${name}-${size}-${colorScheme}`);
     if (DRAWS && busy.length) await keep(browser, `${name}-${size}-${colorScheme}`, picture);
     if (name === "waiting" && size === "desktop" && colorScheme === "light") await drawForTheGuide(page, "dashboard-waiting", { width: 1280, height: 800 });
+    if (name === "degraded" && size === "desktop" && colorScheme === "light") await drawForTheGuide(page, "dashboard-group", { width: 1280, height: 800 });
     if (name === "many" && size === "phone" && colorScheme === "dark") await drawForTheGuide(page, "dashboard-phone", PHONE);
     await done();
   }
@@ -200,6 +201,126 @@ test("a state that cannot be stored is a problem until it is stored", async () =
     fs.renameSync(world.at("aside"), world.at("state"));
     await page.getByRole("banner").getByText("No problems").waitFor();
     await done();
+  });
+});
+
+/** Two cache devices with two disks. Nothing is written back, so that the dirty data stays. */
+const GROUP = {
+  caches: [],
+  alone: [],
+  group: { caches: [["nvme0", 96], ["nvme1", 96]], volumes: [["mail", 128], ["orders", 256]], checksums: true },
+  config: "takeover_after_s = 0\n[tunables]\nwriteback_running = 0\nsequential_cutoff = 0\n",
+};
+
+const chips = (element) => element.locator(".chip").allTextContents();
+
+/** The page had the sets of a group side by side with all others, and neither roles nor copies. */
+test("a group shows its cache devices, the roles of each volume, and a loss with its time and the next command", async () => {
+  await withHost(GROUP, async (world) => {
+    await world.fill("mail", 4);
+    await world.fill("orders", 2);
+    await look(world, "group", "", async (page) => {
+      const group = page.getByRole("region", { name: "Group of nvme0 and nvme1" });
+      await group.getByText("All dirty data is in two sets").waitFor();
+      for (const name of ["Cache nvme0", "Cache nvme1"]) await group.getByRole("heading", { name, level: 3 }).waitFor();
+      await group.getByRole("row", { name: /^mail .*in both sets .*nvme0 .*nvme1 / }).waitFor();
+      await group.getByRole("row", { name: /^orders .*in both sets .*nvme1 .*nvme0 / }).waitFor();
+      assert.ok((await chips(group)).includes("protected"));
+      await page.getByRole("banner").getByText("No problems").waitFor();
+    }, ["mail", "orders"]);
+
+    // Each member says what its last scrub has found.
+    const { page, done } = await open(browser, world.origin, `#/set/${world.sets.nvme0}`);
+    const scrub = page.getByRole("region", { name: "Scrub" });
+    await scrub.getByText("never done").waitFor();
+    await page.getByText("In one group with Cache nvme1.").waitFor();
+    await world.ask("POST", `/v1/sets/${world.sets.nvme0}/scrub`);
+    await scrub.locator(".chip", { hasText: /^done$/ }).waitFor();
+    await scrub.getByText(/Verified[1-9][\d.]* MiB/).waitFor();
+    await isAccessible(page, "scrub");
+    await page.goto(`${world.origin}/#/volume/${world.volumes.mail}`);
+    const copies = page.getByRole("region", { name: "Copies of the dirty data" });
+    await copies.getByText("in both sets").waitFor();
+    await copies.getByRole("link", { name: "Cache nvme1" }).waitFor();
+    await done();
+
+    // One cache device does not come back.
+    assert.equal(await world.stop(), 0);
+    fs.renameSync(world.at("nvme1"), world.at("away"));
+    const begin = Math.floor(Date.now() / 1000);
+    await world.run();
+    await until("the takeover", async () => (await world.copies()).length === 2);
+    const [{ one_copy_since_unix_seconds: since }] = await world.copies();
+    assert.ok(since >= begin && since <= Date.now() / 1000, `since ${since}, begun at ${begin}`);
+    await look(world, "degraded", "", async (page) => {
+      const group = page.getByRole("region", { name: "Group of nvme0" });
+      await group.locator(".chip", { hasText: /^degraded$/ }).waitFor();
+      await group.getByText(/MiB of dirty data on one cache device only, since .* \d\d:\d\d \(/).waitFor();
+      await group.getByText("No other cache device of this group is served.").waitFor();
+      for (const label of ["mail", "orders"]) await group.getByRole("row", { name: new RegExp(`^${label} .*one copy .*nvme0 .*none`) }).waitFor();
+      const problems = page.getByRole("region", { name: "Problems" });
+      await problems.getByRole("heading", { name: "orders has one copy of its dirty data" }).waitFor();
+      assert.equal(await group.locator("code.next").textContent(), "ubcache register CACHE-DEVICE");
+    }, ["mail", "orders"]);
+
+    // The time outlives the daemon, and the copy ends it.
+    assert.equal(await world.stop(), 0);
+    await world.run();
+    await until("the takeover", async () => (await world.copies()).length === 2);
+    assert.ok((await world.copies()).every((copy) => copy.one_copy_since_unix_seconds === since), "after a restart");
+    const after = await open(browser, world.origin, "");
+    const card = after.page.getByRole("region", { name: /^Group of / });
+    await card.locator(".chip", { hasText: /^degraded$/ }).waitFor();
+    fs.renameSync(world.at("away"), world.at("nvme1"));
+    await world.register("nvme1");
+    await card.getByText("All dirty data is in two sets").waitFor();
+    await card.getByRole("heading", { name: "Cache nvme1", level: 3 }).waitFor();
+    await after.page.getByRole("banner").getByText("No problems").waitFor();
+    assert.ok((await world.copies()).every((copy) => copy.complete && copy.one_copy_since_unix_seconds === null));
+    await after.done();
+  });
+});
+
+/** The copy of files takes less time than a look at the page, so the page shows an answer of the daemon from its middle. */
+test("a resync shows its bytes and its share", async () => {
+  const group = { caches: [["nvme0", 768], ["nvme1", 768]], volumes: [["mail", 512]] };
+  await withHost({ ...GROUP, group }, async (world) => {
+    const away = () => world.ask("POST", "/v1/unregister", { device: world.at("nvme1") });
+    const copyIn = (status) => status.sets.flatMap((s) => s.volumes)[0]?.copy;
+    await away();
+    await world.fill("mail", 256);
+    const status = await until("a resync under way", async () => {
+      // The device may be in use by the end of the set for a moment.
+      await until("the registration", () => world.register("nvme1").catch(() => null));
+      for (;;) {
+        const status = await world.ask("GET", "/v1/status");
+        const copy = copyIn(status);
+        if (copy?.copied_percent >= 20 && copy.copied_percent < 90) return status;
+        if (copy?.complete) break;
+      }
+      await away();
+      return null;
+    });
+    const copy = copyIn(status);
+    assert.ok(copy.copied_bytes > 0 && copy.copied_bytes < copy.one_copy_bytes, JSON.stringify(copy));
+    const share = Math.floor(copy.copied_percent);
+    assert.ok(Math.abs((100 * copy.copied_bytes) / copy.one_copy_bytes - share) <= 1.1, JSON.stringify(copy));
+    await until("the copy", async () => (await world.copies()).every((c) => c.complete));
+    await look(world, "resync", "", async (page) => {
+      const group = page.getByRole("region", { name: "Group of nvme0 and nvme1" });
+      await group.locator(".chip", { hasText: /^degraded, copying$/ }).waitFor();
+      await group.getByText(new RegExp(`MiB of 256 MiB copied \\(${share} %\\)`)).waitFor();
+      assert.equal(await group.getByRole("progressbar", { name: "Copy of the dirty data" }).getAttribute("aria-valuenow"), String(share));
+      await group.getByRole("row", { name: new RegExp(`^mail .*copying, ${share} % .*nvme0 .*nvme1`) }).waitFor();
+      assert.equal(await group.locator("code.next").isVisible(), false, "the daemon makes the copy");
+    }, [], status);
+    const { page, done } = await open(browser, world.origin, `#/volume/${world.volumes.mail}`, { status });
+    await page.getByRole("region", { name: "Copies of the dirty data" }).getByRole("progressbar").waitFor();
+    await isAccessible(page, "resync of a volume");
+    await done();
+    const now = await open(browser, world.origin, "");
+    await now.page.getByText("All dirty data is in two sets").waitFor();
+    await now.done();
   });
 });
 

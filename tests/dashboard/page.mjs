@@ -29,8 +29,8 @@ export function launch() {
   return chromium.launch({ executablePath: needed("CHROMIUM"), chromiumSandbox: false, args });
 }
 
-/** A page that fails the test for every error in the console and every request to another origin. */
-export async function open(browser, origin, where, { viewport = DESKTOP, colorScheme = "light", live = true } = {}) {
+/** A page that fails the test for every error in the console and every request to another origin. With `status` it gets this answer of the daemon again and again. */
+export async function open(browser, origin, where, { viewport = DESKTOP, colorScheme = "light", live = true, status } = {}) {
   const phone = viewport === PHONE;
   const context = await browser.newContext({ viewport, colorScheme, hasTouch: phone, isMobile: phone, deviceScaleFactor: phone ? 2 : 1 });
   if (TREE) {
@@ -41,6 +41,7 @@ export async function open(browser, origin, where, { viewport = DESKTOP, colorSc
       await route.fulfill({ response: await route.fetch(), status: 200, contentType, body: fs.readFileSync(path.join(FILES, name)) });
     });
   }
+  if (status) await context.route((url) => url.pathname === "/v1/status", (route) => route.fulfill({ json: status }));
   const page = await context.newPage();
   const wrong = [];
   const expected = [];

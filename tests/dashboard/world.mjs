@@ -43,13 +43,14 @@ export class World {
     world.program = needed("UBCACHE");
     world.dir = fs.mkdtempSync(path.join(os.tmpdir(), "ubcache-dashboard-"));
     world.socket = world.at("control.sock");
-    fs.writeFileSync(world.at("ubcache.toml"), `exports = ["nbd=${world.dir}/{volume}.sock"]\n`);
+    fs.writeFileSync(world.at("ubcache.toml"), `exports = ["nbd=${world.dir}/{volume}.sock"]\n${plan.config ?? ""}`);
     world.log = fs.openSync(world.at("daemon.log"), "a");
     for (const cache of plan.caches) {
       const [[first, size], ...others] = cache.volumes;
       await world.make("-C", world.device(cache.name, cache.size), "-B", world.device(`${first}-disk`, size), "--bucket", "128k", "--writeback", "--label", first, ...(plan.checksums ? ["--checksums"] : []));
       for (const [label, size] of others) await world.make("-B", world.device(`${label}-disk`, size), "--writeback", "--label", label);
     }
+    if (plan.group) await world.makeGroup(plan.group);
     for (const [label, size] of plan.alone) await world.make("-B", world.device(`${label}-disk`, size), "--label", label);
     await world.run();
     world.sets = {};
@@ -60,8 +61,9 @@ export class World {
         await world.ask("POST", "/v1/attach", { cache: world.sets[cache.name], backing: world.at(`${label}-disk`) });
       }
     }
+    if (plan.group) await world.registerGroup(plan.group);
     if (plan.alone.length) await world.register(...plan.alone.map(([label]) => `${label}-disk`));
-    world.set = world.sets[plan.caches[0].name];
+    world.set = Object.values(world.sets)[0];
     world.volumes = {};
     for (const v of (await world.ask("GET", "/v1/volumes")).volumes) world.volumes[v.label] = v.name;
     await world.listen();
@@ -81,6 +83,30 @@ export class World {
 
   make(...args) {
     return run(this.program, ["make", ...args]);
+  }
+
+  /** Formats the cache devices of a group, `caches`, with the disks of its `volumes`, which belong to them in turn. */
+  makeGroup({ caches, volumes, checksums }) {
+    const devices = [...caches.flatMap(([name, size]) => ["-C", this.device(name, size)]), ...volumes.flatMap(([label, size]) => ["-B", this.device(`${label}-disk`, size)])];
+    return this.make(...devices, "--bucket", "128k", "--writeback", ...(checksums ? ["--checksums"] : []));
+  }
+
+  /** Registers a group, gives its volumes their labels, and waits until all dirty data has two copies. */
+  async registerGroup({ caches, volumes }) {
+    await this.register(...caches.map(([name]) => name), ...volumes.map(([label]) => `${label}-disk`));
+    const { devices } = await this.ask("GET", "/v1/devices");
+    for (const [name] of caches) this.sets[name] = devices.find((d) => d.path === this.at(name)).set;
+    for (const [label] of volumes) {
+      const { name } = devices.find((d) => d.path === this.at(`${label}-disk`));
+      await this.ask("PUT", `/v1/volumes/${name}/label`, { label });
+    }
+    await until("two copies", async () => (await this.copies()).every((copy) => copy.complete));
+  }
+
+  /** The figures of the second copies of all volumes of groups. */
+  async copies() {
+    const { volumes } = await this.ask("GET", "/v1/volumes");
+    return volumes.map((v) => v.copy).filter(Boolean);
   }
 
   register(...names) {

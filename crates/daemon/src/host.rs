@@ -4,6 +4,7 @@
 //! other volumes are served. Must not know the sender of orders.
 
 mod cached;
+mod copies;
 mod damaged;
 mod disabled;
 mod exporting;
@@ -37,6 +38,7 @@ use crate::order::{DiskTrace, InUse, KnownSlot, Order, Plan, Progress};
 use crate::shared::{ServedKey, Shared};
 
 use cached::CachedCount;
+use copies::OneCopy;
 use damaged::DamagedBuckets;
 use disabled::Needs;
 pub(crate) use holders::end_of_use;
@@ -92,6 +94,7 @@ pub(crate) struct Host<'a> {
     stopping: Cell<bool>,
     cached: CachedCount,
     damaged: DamagedBuckets,
+    one_copy: OneCopy,
 }
 
 /// The orders that are being carried out concurrently.
@@ -156,6 +159,7 @@ impl<'a> Host<'a> {
             stopping: Cell::new(false),
             cached: CachedCount::new(driver),
             damaged: DamagedBuckets::new(shared, &plan.id),
+            one_copy: OneCopy::default(),
         };
         // The messages of the start have the label, too.
         shared.hub.label(&plan.id, &host.label());
@@ -282,6 +286,7 @@ impl<'a> Host<'a> {
             self.session.log_events();
             // The events may be those of a set that has taken a volume of another one over.
             members::move_volumes(self, matches!(event, Either::Right(Either::Left(()))));
+            copies::note_copies(self);
             damaged::note_damaged(self);
             match event {
                 Either::Left(Some(order)) => self.take(order, tasks),
@@ -384,11 +389,13 @@ impl<'a> Host<'a> {
 
     /// All figures, with the name, exports, cached data and problem of each volume.
     fn figures(&self, cached: &CachedFigures) -> Snapshot {
+        copies::note_copies(self);
         let mut snapshot = Snapshot::of(&self.session);
         snapshot.add_cached(cached);
         // The snapshot has the volumes in the order of the session.
         for (figures, volume) in snapshot.volumes.iter_mut().zip(self.session.volumes()) {
             figures.problem = stops::problem_of(self, &volume);
+            copies::add_since(self, &volume, figures);
             let served = self.served.borrow();
             let Some(one) = served.iter().find(|s| Rc::ptr_eq(&s.volume, &volume)) else { continue };
             figures.exports = holders::ways_of(self, one);
@@ -503,6 +510,7 @@ impl<'a> Host<'a> {
             select(pin!(rest), self.driver.handle().sleep(TASKS_END_WITHIN)).await;
             tasks.0.clear();
             // A change that had no event, such as the end of a command.
+            copies::note_copies(self);
             damaged::note_damaged(self);
             self.bring_down().await
         });

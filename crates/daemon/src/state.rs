@@ -163,6 +163,7 @@ impl State {
             }
             s.devices.remove(path);
             s.forget_dirty_disk(key);
+            s.one_copy_since.remove(key);
             stored.iter().for_each(|key| s.forget_places(key));
         });
     }
@@ -337,6 +338,21 @@ impl State {
         self.change(|s| match buckets.is_empty() {
             true => drop(s.damaged.remove(set)),
             false => drop(s.damaged.insert(set.to_owned(), buckets)),
+        });
+    }
+
+    /// Stores that the dirty data of a disk has one copy only, from this Unix time on unless it had one copy before. Returns the time.
+    pub(crate) fn has_one_copy(&mut self, disk: &str, now: u64) -> u64 {
+        self.change(|s| {
+            s.one_copy_since.entry(disk.to_owned()).or_insert(now);
+        });
+        self.now.one_copy_since.get(disk).copied().unwrap_or(now)
+    }
+
+    /// Forgets since when the dirty data of a disk has one copy only.
+    pub(crate) fn has_two_copies(&mut self, disk: &str) {
+        self.change(|s| {
+            s.one_copy_since.remove(disk);
         });
     }
 

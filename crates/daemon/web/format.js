@@ -72,6 +72,9 @@ export function setting(value, unit) {
 
 export const clock = (ms) => new Date(ms).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 
+/** A time with its date, from seconds since 1970. */
+export const moment = (seconds) => new Date(seconds * 1000).toLocaleString([], { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit", hour12: false });
+
 /** An element with properties (`class`, `on…`, `data-…`, `aria-…` or any of its own) and children, which are text or elements. */
 export function el(name, props = {}, ...children) {
   const element = document.createElement(name);

@@ -15,6 +15,8 @@ export function setNameOf(set, devices = []) {
   const device = set.set?.device ?? cache?.path;
   return device ? `Cache ${baseName(device)}` : `Cache ${set.id.slice(0, 8)}`;
 }
+/** A set without the word that says what it is, for where that is clear. */
+export const shortSetNameOf = (set, devices) => setNameOf(set, devices).replace(/^Cache /, "");
 export const setHrefOf = (set) => `#/set/${encodeURIComponent(set.id)}`;
 
 /** A device by its label, or by the last part of its path. */
@@ -48,6 +50,12 @@ export function stateOf(volume, set) {
 
 /** Whether the requests of a volume fail when its cache has failed. */
 export const failsWithCache = (volume) => volume.attached && (volume.flash_only || volume.dirty_bytes > 0 || volume.state === "dirty");
+
+/** Kind and text of the copies of the dirty data of a volume of a group. */
+export function copyStateOf(copy) {
+  if (copy.complete) return ["good", "in both sets"];
+  return copy.copied_percent == null ? ["bad", "one copy"] : ["warn", `copying, ${Math.floor(copy.copied_percent)} %`];
+}
 
 /** Kind and text of a set's state. */
 export function setStateOf(set) {

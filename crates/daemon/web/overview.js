@@ -1,12 +1,14 @@
 // The host: its problems, its figures, every set and volume, and stopped devices.
 
-import { attachVolume, createVolume, registerDevices } from "./actions.js";
+import { registerDevices } from "./actions.js";
 import { Chart, hitRatio } from "./charts.js";
 import { bytes, count, el, micros, percent, perSecond, say } from "./format.js";
+import { GroupCard } from "./groups.js";
 import { makeDevices } from "./make.js";
-import { deviceNameOf, setHrefOf, setNameOf, setStateOf } from "./names.js";
-import { Charted, Facts, Space, Speeds, VolumeTable, chip, line } from "./parts.js";
+import { deviceNameOf, setNameOf, setStateOf } from "./names.js";
+import { Charted, Facts, Speeds, line } from "./parts.js";
 import { Problems, problemsOf } from "./problems.js";
+import { SetCard } from "./sets.js";
 
 export class Overview {
   constructor(changed) {
@@ -70,24 +72,37 @@ export class Overview {
   }
 
   showSets(status) {
-    // Failed caches first, then the others; what is served without a cache is one card.
-    const alone = status.sets.filter((s) => !s.has_cache);
-    const failed = (s) => (setStateOf(s)[0] === "bad" ? 0 : 1);
-    const byName = (a, b) => setNameOf(a, status.devices).localeCompare(setNameOf(b, status.devices), undefined, { numeric: true });
-    const shown = status.sets.filter((s) => s.has_cache).sort((a, b) => failed(a) - failed(b) || byName(a, b)).map((s) => [s.id, s]);
-    if (alone.length) shown.push(["alone", { id: "alone", has_cache: false, state: alone.find((s) => s.state !== "serving")?.state ?? "serving", volumes: alone.flatMap((s) => s.volumes) }]);
-    const ids = new Set(shown.map(([id]) => id));
+    const shown = this.cardsOf(status);
+    const ids = new Set(shown.map(({ id }) => id));
     for (const [id, card] of this.cards) if (!ids.has(id)) (card.element.remove(), this.cards.delete(id));
-    for (const [id, set] of shown) {
-      if (!this.cards.has(id)) this.cards.set(id, new SetCard(this.changed));
+    for (const [n, { id, group, sets }] of shown.entries()) {
+      if (!this.cards.has(id)) this.cards.set(id, group ? new GroupCard(this.changed) : new SetCard(this.changed));
       const card = this.cards.get(id);
-      card.update(set, status, this.now, this.latencies);
-      if (this.sets.children[shown.findIndex(([other]) => other === id)] !== card.element) this.sets.append(card.element);
+      card.update(sets, status, this.now, this.latencies);
+      if (this.sets.children[n] !== card.element) this.sets.append(card.element);
     }
     this.empty ??= el("section", { class: "card" }, el("h2", {}, "Nothing is served yet"),
       el("p", {}, "Register devices with the button above, or by ", el("code", {}, "ubcache register /dev/fast /dev/slow"), "."));
     if (shown.length) this.empty.remove();
     else this.sets.append(this.empty);
+  }
+
+  /** What has a card: a set, a group of sets, and at the end what is served without a cache. Failed caches come first. */
+  cardsOf(status) {
+    const byName = (a, b) => setNameOf(a, status.devices).localeCompare(setNameOf(b, status.devices), undefined, { numeric: true });
+    const caches = status.sets.filter((s) => s.has_cache).sort(byName);
+    const cards = [];
+    for (const set of caches) {
+      const group = cards.find((card) => card.group && card.group === set.group);
+      if (group) group.sets.push(set);
+      else cards.push({ id: set.group ?? set.id, group: set.group, sets: [set] });
+    }
+    const failed = ({ sets }) => (sets.some((s) => setStateOf(s)[0] === "bad") ? 0 : 1);
+    cards.sort((a, b) => failed(a) - failed(b));
+    const alone = status.sets.filter((s) => !s.has_cache);
+    const state = alone.find((s) => s.state !== "serving")?.state ?? "serving";
+    if (alone.length) cards.push({ id: "alone", sets: [{ id: "alone", has_cache: false, state, volumes: alone.flatMap((s) => s.volumes) }] });
+    return cards;
   }
 
   showDevices(idle) {
@@ -107,48 +122,12 @@ export class Overview {
     if (this.facts.values.Requests.textContent === "") this.facts.set("Requests", perSecond(this.charted.samples.recent("reads") + this.charted.samples.recent("writes")));
     this.facts.set("Reads, p99", micros(recent("read_p99_us")));
     this.facts.set("Writes, p99", micros(recent("write_p99_us")));
-    if (this.status) for (const [id, card] of this.cards) card.latencies(answer.volumes, id);
+    if (this.status) for (const card of this.cards.values()) card.latencies(answer.volumes);
   }
 
   redraw() {}
 
   end() {
     this.charted.end();
-  }
-}
-
-class SetCard {
-  constructor(changed) {
-    this.name = el("a", {});
-    this.state = el("span", { class: "chip" });
-    this.where = el("span", { class: "quiet small grow" });
-    this.space = new Space();
-    this.table = new VolumeTable();
-    const act = (text, what) => el("button", { type: "button", class: "link", onclick: async () => (await what()) && changed() }, text);
-    this.attach = act("Attach a volume…", () => attachVolume([this.set], this.free));
-    this.create = act("Create a volume…", () => createVolume(this.set));
-    this.element = el("section", { class: "card" }, el("header", {}, el("h2", {}, this.name), this.state, this.where, this.attach, this.create), this.space.element, this.table.element);
-  }
-
-  update(set, status, speeds, latencies) {
-    this.set = set;
-    this.speeds = speeds;
-    this.free = status.sets.filter((s) => !s.has_cache).flatMap((s) => s.volumes);
-    const name = set.has_cache ? setNameOf(set, status.devices) : "Served without a cache";
-    say(this.name, name);
-    if (set.has_cache) this.name.href = setHrefOf(set);
-    this.element.setAttribute("aria-label", name);
-    chip(this.state, setStateOf(set));
-    say(this.where, set.set?.device ?? "");
-    const serves = Boolean(set.set) && !set.set.failed;
-    this.attach.hidden = !serves || !this.free.length;
-    this.create.hidden = !serves;
-    this.space.element.hidden = !set.set;
-    if (set.set) this.space.set(set.set);
-    this.table.set(set, speeds, latencies);
-  }
-
-  latencies(of) {
-    this.table.set(this.set, this.speeds, of);
   }
 }

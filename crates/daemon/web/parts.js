@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { RANGES, Samples } from "./charts.js";
 import { bytes, clock, el, micros, percent, perSecond, say } from "./format.js";
-import { hrefOf, nameOf, stateOf } from "./names.js";
+import { copyStateOf, hrefOf, nameOf, setHrefOf, shortSetNameOf, stateOf } from "./names.js";
 
 /** Facts by name; values are text, or an element. */
 export class Facts {
@@ -45,6 +45,20 @@ export const hits = (figures) => {
   return v.cache_hits + v.cache_misses ? (100 * v.cache_hits) / (v.cache_hits + v.cache_misses) : null;
 };
 
+/** How far something has come. */
+export class Progress {
+  constructor() {
+    this.done = el("i", { class: "done" });
+    this.element = el("div", { class: "meter", role: "progressbar", "aria-valuemin": 0, "aria-valuemax": 100 }, this.done);
+  }
+
+  set(percentage, words) {
+    this.done.style.width = `${percentage}%`;
+    this.element.setAttribute("aria-valuenow", Math.floor(percentage));
+    this.element.setAttribute("aria-label", words);
+  }
+}
+
 /** How a set's cache device is filled. */
 export class Space {
   constructor() {
@@ -79,30 +93,48 @@ export class Speeds {
   }
 }
 
-const COLUMNS = [["Volume"], ["State"], ["Mode"], ["Size", true], ["Dirty", true], ["Hits, 5 min", true], ["Reads, p99", true], ["Writes, p99", true], ["Requests", true]];
+/** Columns of volumes: the title, the value of a volume of a set, and whether it is a number. */
+const COLUMNS = [
+  ["Volume", (v) => el("a", { href: hrefOf(v) }, nameOf(v))],
+  ["State", (v, { set }) => el("span", { class: `chip ${stateOf(v, set)[0]}` }, stateOf(v, set)[1])],
+  ["Mode", (v) => (v.attached && !v.flash_only ? v.cache_mode : "–")],
+  ["Size", (v) => bytes(v.size_bytes), true],
+  ["Dirty", (v) => bytes(v.dirty_bytes), true],
+  ["Hits, 5 min", (v) => percent(hits(v)), true],
+  ["Reads, p99", (v, { latency }) => micros(latency.read_p99_us), true],
+  ["Writes, p99", (v, { latency }) => micros(latency.write_p99_us), true],
+  ["Requests", (v, { speed }) => perSecond(speed), true],
+];
 
-/** The volumes of a set in a table: those with a problem first, then by name. */
+const setLink = (set, status) => (set ? el("a", { href: setHrefOf(set) }, shortSetNameOf(set, status.devices)) : "none");
+
+/** The roles of the sets of a group for a volume. */
+const ROLES = [
+  ["Copies", (v) => (v.copy ? el("span", { class: `chip ${copyStateOf(v.copy)[0]}` }, copyStateOf(v.copy)[1]) : "–")],
+  ["Primary set", (v, { set, status }) => setLink(set, status)],
+  ["Secondary set", (v, { status }) => (v.copy ? setLink(status.sets.find((s) => s.id === v.copy.second_set), status) : "–")],
+];
+
+/** The volumes of one set in a table, or with their `roles` those of a group: those with a problem first, then by name. */
 export class VolumeTable {
-  constructor() {
+  constructor(roles = false) {
+    // The mode and the size make room for the roles; they are on the page of the volume.
+    this.columns = roles ? [...COLUMNS.slice(0, 2), ...ROLES, ...COLUMNS.slice(4)] : COLUMNS;
     this.rows = el("tbody");
-    this.element = el("table", { class: "cards volumes" }, el("thead", {}, el("tr", {}, COLUMNS.map(([t, right]) => el("th", { class: right ? "right" : "", scope: "col" }, t)))), this.rows);
+    const head = this.columns.map(([t, , right]) => el("th", { class: right ? "right" : "", scope: "col" }, t));
+    this.element = el("table", { class: roles ? "cards volumes roles" : "cards volumes" }, el("thead", {}, el("tr", {}, head)), this.rows);
   }
 
   /** `speeds` are requests a second and `latencies` those of the last minute, each by the volume's name. */
-  set(set, speeds, latencies = {}) {
-    const { volumes } = set;
-    this.element.hidden = !volumes.length;
-    const bad = (v) => (stateOf(v, set)[0] === "bad" ? 0 : 1);
-    const sorted = [...volumes].sort((a, b) => bad(a) - bad(b) || nameOf(a).localeCompare(nameOf(b), undefined, { numeric: true }));
+  set(sets, status, speeds, latencies = {}) {
+    const all = sets.flatMap((set) => set.volumes.map((v) => [v, set]));
+    this.element.hidden = !all.length;
+    const bad = (v, set) => (stateOf(v, set)[0] === "bad" ? 0 : 1);
+    const sorted = all.sort(([a, x], [b, y]) => bad(a, x) - bad(b, y) || nameOf(a).localeCompare(nameOf(b), undefined, { numeric: true }));
     const focused = this.rows.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-    this.rows.replaceChildren(...sorted.map((v) => {
-      const latency = latencies[v.name] ?? {};
-      const values = [el("a", { href: hrefOf(v) }, nameOf(v)), el("span", { class: `chip ${stateOf(v, set)[0]}` }, stateOf(v, set)[1]), v.attached && !v.flash_only ? v.cache_mode : "–",
-        bytes(v.size_bytes), bytes(v.dirty_bytes), percent(hits(v)), micros(latency.read_p99_us), micros(latency.write_p99_us), perSecond(speeds?.get(v.name))];
-      return el("tr", {}, values.map((value, n) => {
-        const [name, right] = COLUMNS[n];
-        return el("td", { class: right ? "right" : n ? "" : "whole", "data-name": n ? name : null }, value);
-      }));
+    this.rows.replaceChildren(...sorted.map(([v, set]) => {
+      const more = { set, status, latency: latencies[v.name] ?? {}, speed: speeds?.get(v.name) };
+      return el("tr", {}, this.columns.map(([name, value, right], n) => el("td", { class: right ? "right" : n ? "" : "whole", "data-name": n ? name : null }, value(v, more))));
     }));
     if (focused) this.rows.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
   }

@@ -19,6 +19,7 @@ const TITLES = {
   job_waits: () => "A job makes no progress",
   dead_export: (name) => `A device of ${name} is dead and in use`,
   damaged: (name) => `${name} has damaged dirty data`,
+  one_copy: (name) => `${name} has one copy of its dirty data`,
   dirty_without_disk: (name) => `${name} has dirty data of a device that is not served`,
   stale: (name) => `${name} was used without its cache`,
   not_exported: (name) => `${name} is not exported`,
@@ -31,7 +32,7 @@ const TITLES = {
 /** The name and the page of what has a problem. */
 function whose(problem, status) {
   const volume = status.sets.flatMap((s) => s.volumes).find((v) => v.name === problem.volume);
-  if (volume) return { name: nameOf(volume), href: hrefOf(volume) };
+  if (volume) return { name: nameOf(volume), href: hrefOf(volume), volume };
   const device = status.devices.find((d) => d.path === problem.device);
   if (device) return { name: deviceNameOf(device), href: "#/", device };
   const set = status.sets.find((s) => s.id === problem.set);
@@ -45,14 +46,16 @@ function registers(command) {
 }
 
 function shown(problem, status) {
-  const { name, href, device } = whose(problem, status);
+  const { name, href, device, volume } = whose(problem, status);
   const waits = problem.kind === "device_waiting";
   const dirty = waits && device?.dirty;
   const register = registers(problem.command);
   const disabled = status.sets.some((s) => s.id === problem.set && s.set?.failed);
   const title = TITLES[problem.kind]?.(name, waits ? dirty : disabled) ?? problem.kind;
   const action = register && register !== problem.device && waits ? "Register its cache…" : "Register…";
-  const kind = MILD.includes(problem.kind) || (waits && !dirty) ? "warn" : "bad";
+  // A copy that is being made needs nobody.
+  const copying = problem.kind === "one_copy" && volume?.copy?.copied_percent != null;
+  const kind = copying || MILD.includes(problem.kind) || (waits && !dirty) ? "warn" : "bad";
   return { kind, href, title, register, action, dirty, text: named(`${problem.text}.`, status).replace(/\.\.$/, "."), command: problem.command };
 }
 

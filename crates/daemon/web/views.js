@@ -6,8 +6,10 @@ import { changeMode, pathOf } from "./changes.js";
 import { Chart, hitRatio } from "./charts.js";
 import { bytes, count, el, micros, percent, rate, say } from "./format.js";
 import { nameOf, setHrefOf, setNameOf, setStateOf, stateOf, typedOf } from "./names.js";
+import { CopyCard, membersOf } from "./groups.js";
 import { Charted, DamagedData, Facts, Space, Speeds, VolumeTable, chip, hits, line } from "./parts.js";
 import { Buckets, DiskPicture } from "./pictures.js";
+import { ScrubCard } from "./scrub.js";
 import { Tunables } from "./tunables.js";
 
 const quantiles = (op) => [line("p50", `${op}_p50_us`, "p50"), line("p95", `${op}_p95_us`, "p95"), line("p99", `${op}_p99_us`, "p99")];
@@ -44,6 +46,7 @@ export class VolumeView {
     this.tunables = new Tunables(this.act);
     this.disk = new DiskPicture();
     this.damaged = new DamagedData();
+    this.copies = new CopyCard();
     this.charted = new Charted(`v1/volumes/${encodeURIComponent(name)}`, volumeCharts());
     this.charted.onchoose = () => this.disk.draw(...this.charted.between);
     const part = (title, list) => [el("h3", {}, title), list];
@@ -51,7 +54,7 @@ export class VolumeView {
       part("Writeback", this.why.writeback), part("Bypassed", this.why.bypassed), part("Hits", this.why.hits));
     this.element = el("div", { class: "stack" },
       el("div", { class: "title" }, this.heading, this.state, this.mode, el("span", { class: "grow" }), el("div", { class: "title" }, this.cached, this.attach, this.serve, this.stop)),
-      this.problem, this.damaged.element, el("section", { class: "card", "aria-label": "Facts" }, this.facts.element),
+      this.problem, this.damaged.element, el("section", { class: "card", "aria-label": "Facts" }, this.facts.element), this.copies.element,
       el("div", { class: "title" }, el("h2", {}, "Over time"), this.charted.when, this.charted.range),
       this.charted.grid, this.disk.element, this.explained, this.tunables.element);
   }
@@ -84,6 +87,7 @@ export class VolumeView {
     this.disk.element.hidden = volume.flash_only;
     this.showFacts(volume, home, status);
     this.damaged.set(home.set, typedOf(volume.label, volume.name), volume.slot ?? -1);
+    this.copies.set(volume, home, status);
     this.tunables.set({ volume }, volume.tunables);
   }
 
@@ -154,13 +158,16 @@ export class SetView {
     this.tunables = new Tunables(this.act);
     this.buckets = new Buckets();
     this.damaged = new DamagedData();
+    this.scrub = new ScrubCard();
+    this.group = el("p", { class: "quiet", hidden: true });
     this.charted = new Charted(`v1/sets/${encodeURIComponent(id)}`, setCharts());
     this.shortName = `Cache ${id.slice(0, 8)}`;
     this.heading = el("h1", {}, this.shortName);
     this.element = el("div", { class: "stack" },
       el("div", { class: "title" }, this.heading, this.state, el("span", { class: "grow" }), this.buttons),
-      this.problem, this.damaged.element, el("section", { class: "card", "aria-label": "Facts" }, this.facts.element, this.space.element),
+      this.problem, this.group, this.damaged.element, el("section", { class: "card", "aria-label": "Facts" }, this.facts.element, this.space.element),
       el("section", { class: "card", "aria-label": "Volumes" }, el("header", {}, el("h2", {}, "Volumes")), this.table.element),
+      this.scrub.element,
       this.buckets.element,
       el("div", { class: "title" }, el("h2", {}, "Over time"), this.charted.when, this.charted.range),
       this.charted.grid, this.tunables.element);
@@ -184,6 +191,7 @@ export class SetView {
     this.problem.hidden = !why;
     say(this.problem, why ?? "");
     chip(this.state, home ? setStateOf(home) : ["bad", "gone"]);
+    this.showGroup(home, status);
     if (!this.set) return;
     const s = this.set;
     const f = this.facts;
@@ -197,8 +205,20 @@ export class SetView {
     f.set("UUID", s.uuid, true);
     this.space.set(s);
     this.damaged.set(s, typedOf(s.label, s.uuid));
-    this.table.set(home, this.speeds.of(home.volumes), this.latencies);
+    this.scrub.set(s.checksums, typedOf(s.label, s.uuid));
+    this.table.set([home], status, this.speeds.of(home.volumes), this.latencies);
     this.tunables.set({ set: s }, s.tunables);
+  }
+
+  /** The other cache devices of the group of the set. */
+  showGroup(home, status) {
+    const others = membersOf(home?.group, status).filter((s) => s.id !== home.id);
+    const now = JSON.stringify([home?.group, others.map((s) => [s.id, setNameOf(s, status.devices)])]);
+    if (now === this.groupShown) return;
+    this.groupShown = now;
+    this.group.hidden = !home?.group;
+    const links = others.flatMap((s, n) => [n ? ", " : "", el("a", { href: setHrefOf(s) }, setNameOf(s, status.devices))]);
+    this.group.replaceChildren(...(others.length ? ["In one group with ", ...links, "."] : ["In a group; no other cache device of it is served."]));
   }
 
   async tick(n) {

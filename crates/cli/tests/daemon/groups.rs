@@ -75,7 +75,9 @@ fn dirty_data_is_on_two_cache_devices_and_a_start_without_one_takes_over() {
     let daemon = group.start_registered();
     write(place, &daemon, "one", &DATA);
     write(place, &daemon, "two", &[8; 4096]);
-    daemon.run(&["status"]).ok().says(&["no problems"]);
+    let both = format!("protected, dirty data is also on {}", group.second_ssd);
+    daemon.run(&["status"]).ok().says(&["no problems", &both]);
+    assert!(copy_of(&daemon, "one")["one_copy_since_unix_seconds"].is_null());
     let sets = ["one", "two"].map(|volume| set_of(&daemon, volume));
     assert_ne!(sets[0], sets[1]);
     assert_eq!(copy_of(&daemon, "one")["second_set"], *sets[1]);
@@ -110,6 +112,18 @@ fn dirty_data_is_on_two_cache_devices_and_a_start_without_one_takes_over() {
         alone[0]["text"].as_str().unwrap().contains("4.0 KiB of dirty data are on one cache device only")
     );
     write(place, &daemon, "one", &[9; 4096]);
+    let says = |daemon: &Daemon| {
+        daemon.run(&["status"]).ok().says(&["DEGRADED since 20", "8.0 KiB of dirty data on"])
+    };
+    says(&daemon);
+    let since = |daemon: &Daemon| copy_of(daemon, "one")["one_copy_since_unix_seconds"].as_u64();
+    let lost_at = since(&daemon).unwrap();
+    // The time outlives the daemon.
+    daemon.stop();
+    let daemon = place.start();
+    wait_until("a takeover", || daemon.state_of(&place.hdd) == "served");
+    assert_eq!(since(&daemon), Some(lost_at));
+    says(&daemon);
 
     // It comes back: what it has is out of date, and it becomes the copy.
     std::fs::rename(&away, &place.ssd).unwrap();
@@ -118,6 +132,7 @@ fn dirty_data_is_on_two_cache_devices_and_a_start_without_one_takes_over() {
     assert_eq!(set_of(&daemon, "one"), sets[1]);
     assert!(read_block(place, &daemon, "one") == [9; 4096]);
     daemon.run(&["status"]).ok().says(&["no problems"]);
+    assert_eq!(since(&daemon), None);
     daemon.stop();
 
     // The same the other way round, after a crash.

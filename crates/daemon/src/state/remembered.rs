@@ -75,6 +75,9 @@ pub(super) struct Remembered {
     /// Disks with dirty data in a set whose cache device is not registered, by UUID of the set.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) left_dirty: BTreeMap<String, Vec<String>>,
+    /// Unix times since which the dirty data of a disk of a group has one copy only, by UUID of the disk.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) one_copy_since: BTreeMap<String, u64>,
 }
 
 impl Remembered {
@@ -82,6 +85,7 @@ impl Remembered {
     pub(super) fn needed(&self) -> Remembered {
         let mut needed = self.clone();
         needed.left_dirty.clear();
+        needed.one_copy_since.clear();
         for mark in needed.marks.values_mut() {
             (mark.sequence, mark.path) = (0, None);
             mark.label.clear();

@@ -191,3 +191,21 @@ fn the_state_can_be_read_and_changed_while_it_is_written() {
     drop((reader, state));
     assert_eq!(State::open(dir.path()).unwrap().tunables("a")["writeback_percent"], "6");
 }
+
+/// After a restart nobody could say since when dirty data had one copy.
+#[test]
+fn the_time_of_the_loss_of_a_copy_is_stored_until_there_are_two() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut state = State::open(dir.path()).unwrap();
+    assert_eq!(state.has_one_copy("disk", 7), 7);
+    assert_eq!(state.has_one_copy("disk", 8), 7, "it has had one copy since 7");
+    state.check_writable(true).result_of_test().unwrap();
+    drop(state);
+    let mut state = State::open(dir.path()).unwrap();
+    assert_eq!(state.has_one_copy("disk", 9), 7);
+    state.has_two_copies("disk");
+    assert_eq!(state.has_one_copy("disk", 10), 10);
+    state.add_device(Path::new("/dev/disk"), "disk", true);
+    state.remove_device(Path::new("/dev/disk"), "disk", "");
+    assert_eq!(state.has_one_copy("disk", 11), 11, "the device was unregistered");
+}

@@ -24,6 +24,8 @@ pub enum CopyState {
         set: Uuid,
         /// The part of the volume, from its beginning on, whose dirty data is in both sets.
         done: Sectors,
+        /// The dirty data that is in both sets.
+        copied: Sectors,
     },
     /// All of it is in two sets.
     Complete {
@@ -116,7 +118,10 @@ impl Links {
         let set = mirror.cache.device.superblock().set_uuid();
         match mirror.is_copy() {
             true => CopyState::Complete { set },
-            false => CopyState::Making { set, done: mirror.copied().min(end).max(begin) - begin },
+            false => {
+                let copied = mirror.cache.index.tree().dirty_sectors(mirror.inode);
+                CopyState::Making { set, done: mirror.copied().min(end).max(begin) - begin, copied }
+            }
         }
     }
 

@@ -5,6 +5,7 @@
 //! out.
 
 mod columns;
+mod copies;
 mod damaged;
 mod flash;
 mod get;

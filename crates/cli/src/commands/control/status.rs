@@ -7,6 +7,7 @@ use serde_json::Value;
 use serve::plain;
 
 use super::columns::table;
+use super::copies;
 use super::{text, writeback_rate};
 use crate::client::{Control, segment};
 use crate::failure::Failure;
@@ -161,6 +162,7 @@ fn heading(set: &Value, status: &Value) -> String {
         ));
         said.push_str(&checksums(&figures["checksums"]));
     }
+    said.push_str(&copies::line(set, status));
     said
 }
 
