@@ -16,7 +16,7 @@ const WITHIN: u64 = 400;
 
 /// Bugs that need something special to happen.
 const OTHERS: &[(Bug, fn())] = &[
-    (Bug::DroppedCopyNotDurable, || life(3838)),
+    (Bug::DroppedCopyNotDurable, || life(8354)),
     (Bug::CleanStateBeforeSecond, || life(17166)),
     (Bug::CopyNewerThanPrimary, || life(9364)),
     (Bug::JournalsRunApart, || life(616)),

@@ -194,3 +194,18 @@ fn a_cache_device_is_exchanged_while_its_disk_is_in_use() {
         up.stop();
     }
 }
+
+/// A cache device that has left its group is registered again at once. A task of the stopped set slept for up to 10 s and kept the device:
+/// `register` said `in use by this process`.
+#[test]
+fn a_cache_device_that_has_left_comes_back_at_once() {
+    let group = Group::new();
+    let daemon = group.start_registered();
+    wait_for_copies(&daemon);
+    for ssd in [&group.second_ssd, &group.place.ssd] {
+        daemon.run(&["unregister", ssd]).ok();
+        daemon.run(&["register", ssd]).ok();
+        wait_for_copies(&daemon);
+    }
+    daemon.stop();
+}

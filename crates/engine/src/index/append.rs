@@ -11,6 +11,7 @@ use std::rc::Rc;
 
 use format::bset::{BsetBuilder, appendable_words};
 use format::{Bkey, Inode, JournalSeq, Sector};
+use io::sync::select;
 use io::{Buffer, Nanos};
 
 use super::Index;
@@ -353,11 +354,16 @@ pub(crate) async fn reclaim_task(index: Rc<Index>) {
     }
 }
 
+/// The pause between two searches for old leaves.
+const OLD_LEAVES_INTERVAL: Nanos = Nanos::from_secs(10);
+
 /// Writes leaves whose oldest unwritten key is 30 seconds old, so that a crash loses only the newest keys that are not
 /// journaled.
 pub(crate) async fn write_old_leaves_task(index: Rc<Index>) {
     loop {
-        index.rt.sleep(Nanos::from_secs(10)).await;
+        // A stopped set must not hold its cache device until the pause has ended.
+        let stopped = index.stopped.wait_until(|| index.device.is_stopping());
+        select(std::pin::pin!(stopped), index.rt.sleep(OLD_LEAVES_INTERVAL)).await;
         if index.device.is_stopping() {
             return;
         }

@@ -80,6 +80,8 @@ pub(crate) struct Index {
     changed: Event,
     /// Notified when leaves were loaded or may take more memory than the limit.
     memory_changed: Event,
+    /// Notified when the set stops or has failed.
+    stopped: Event,
     /// The limit for the memory of leaves (`btree_cache_limit`); the eviction task enforces it after the fact.
     memory_limit_bytes: Cell<usize>,
     /// Slots whose keys are invalid, until a walk of the index has removed these keys.
@@ -101,6 +103,7 @@ impl Index {
             leaf_work: Queue::default(),
             changed: Event::default(),
             memory_changed: Event::default(),
+            stopped: Event::default(),
             memory_limit_bytes: Cell::new(usize::MAX),
             invalid_slots: RefCell::default(),
             counters: Cell::default(),
@@ -147,6 +150,7 @@ impl Index {
         }
         self.changed.notify_all();
         self.memory_changed.notify_all();
+        self.stopped.notify_all();
     }
 
     /// Makes the keys of this slot invalid; a walk of the index removes them.
