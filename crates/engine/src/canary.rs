@@ -65,6 +65,10 @@ table! {
         SecondLeafBeforeBacking,
         /// A copy that is not complete is read, or gets clean data.
         IncompleteCopyRead,
+        /// Clients wait for a cache device that does not answer, although another set has the data.
+        SlowSetAwaited,
+        /// A cache device that does not answer is given up although no other one has some dirty data.
+        OnlyDataGivenUp,
         /// A change past the cache drops dirty data from the first set only.
         DropInFirstSetOnly,
         /// Dirty data is overwritten in place although a second set has it.

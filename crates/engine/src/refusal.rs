@@ -175,6 +175,17 @@ pub enum Refusal {
         /// The reason.
         why: MirrorRefusal,
     },
+    /// The cache device does not answer, and another set of its group does.
+    #[error(
+        "{device}: no answer to a request for {waited_ms} ms (group_timeout_ms of the set); the other cache device of the group goes on \
+         alone"
+    )]
+    NotAnswering {
+        /// The name of the cache device.
+        device: Arc<str>,
+        /// The age of the oldest request, in milliseconds.
+        waited_ms: u64,
+    },
     /// The set is disabled, and the failure is not known.
     #[error("the set is disabled")]
     SetFailed,

@@ -3,12 +3,14 @@
 //! Owns the table of operations in flight on one thread. The engine holds an [`IoFuture`] and the device a
 //! [`Completer`]; both name a slot of the table. Invariants: a slot is freed exactly once; a completer that
 //! is dropped without an answer answers with an error, so no waiter hangs; a future that is dropped early
-//! leaves an orphan whose buffer is released when the device answers.
+//! leaves an orphan whose buffer is released when the device answers; so does an operation that is given up: its waiter gets an error at
+//! once, and the device keeps the buffer.
 
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use crate::buffer::Buffer;
@@ -27,8 +29,12 @@ pub struct Completion {
 }
 
 enum Slot {
-    Free { next: Option<u32> },
+    Free {
+        next: Option<u32>,
+    },
     Pending(Option<Waker>),
+    /// The waiter is to get an error before the device has answered.
+    GivenUp(IoError),
     Orphan,
     Done(Completion),
 }
@@ -106,6 +112,22 @@ impl Completions {
         })
     }
 
+    /// Answers the operations of a meter with errors in place of the device, whose name is `device`.
+    pub(crate) fn give_up(&self, meter: &Rc<Meter>, device: &Arc<str>) {
+        let mut wakers: Vec<Waker> = Vec::new();
+        {
+            let Table { slots, measured, .. } = &mut *self.inner.table.borrow_mut();
+            for (slot, measured) in slots.iter_mut().zip(measured) {
+                let error = measured.as_ref().and_then(|measured| measured.given_up(meter, device));
+                if let (Slot::Pending(waker), Some(error)) = (&mut *slot, error) {
+                    wakers.extend(waker.take());
+                    *slot = Slot::GivenUp(error);
+                }
+            }
+        }
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
     fn complete(&self, i: u32, completion: Completion) {
         // The waker runs and buffers are dropped after the borrow ends, because both may call this table again.
         let mut table = self.inner.table.borrow_mut();
@@ -129,6 +151,8 @@ impl Completions {
                     w.wake();
                 }
             }
+            // The answer has come after all, before the waiter got its error.
+            slot @ Slot::GivenUp(_) => *slot = Slot::Done(completion),
             Slot::Free { .. } | Slot::Done(_) => panic!("operation {i} completed twice"),
         }
     }
@@ -178,6 +202,13 @@ impl Future for IoFuture {
                 self.slot = None;
                 Poll::Ready(completion)
             }
+            Slot::GivenUp(error) => {
+                let result = Err(error.clone());
+                table.slots[i as usize] = Slot::Orphan;
+                drop(table);
+                self.slot = None;
+                Poll::Ready(Completion { result, buffer: None })
+            }
             Slot::Pending(waker) => {
                 match waker {
                     Some(w) if w.will_wake(cx.waker()) => {}
@@ -195,7 +226,7 @@ impl Drop for IoFuture {
         let Some(i) = self.slot.take() else { return };
         let mut table = self.table.inner.table.borrow_mut();
         let released = match &mut table.slots[i as usize] {
-            slot @ Slot::Pending(_) => Some(std::mem::replace(slot, Slot::Orphan)),
+            slot @ (Slot::Pending(_) | Slot::GivenUp(_)) => Some(std::mem::replace(slot, Slot::Orphan)),
             Slot::Done(_) => Some(table.release(i)),
             _ => None,
         };
@@ -321,6 +352,42 @@ mod tests {
         assert_eq!((waits(&meter), waits(&other)), ((2, 30), (0, 0)));
         first.complete(Ok(()), None);
         assert_eq!(waits(&meter).0, 1, "a request whose future was dropped is still in flight");
+    }
+
+    /// A device hangs. The waiters of its operations get errors, those of another device do not, and buffers stay with the device.
+    #[test]
+    fn operations_that_are_given_up_answer_at_once_and_keep_their_buffers() {
+        let (table, _) = operations();
+        let (meter, other): (Rc<Meter>, Rc<Meter>) = Default::default();
+        let (sector, sectors) = (format::Sector(8), format::Sectors(1));
+        let request = Request { op: crate::Op::Read, sector, sectors, buffer: None, buffer_offset_bytes: 0 };
+        let pool = BufferPool::default();
+        let buffer = pool.take(512);
+        let held = buffer.clone();
+        let (hung, mut waits) = table.start(meter.clone(), &request);
+        let (answered, mut gets_it) = table.start(meter.clone(), &request);
+        let (gone, dropped) = table.start(meter.clone(), &request);
+        let (unrelated, mut unaffected) = table.start(other, &request);
+        assert!(poll(&mut waits).is_pending() && poll(&mut gets_it).is_pending());
+        table.give_up(&meter, &"disk".into());
+        let Poll::Ready(done) = poll(&mut waits) else { panic!("the waiter hangs") };
+        let error = done.result.unwrap_err();
+        assert_eq!((&*error.device, error.errno, error.sector), ("disk", 110, sector));
+        assert!(done.buffer.is_none() && poll(&mut unaffected).is_pending());
+        answered.complete(Ok(()), None);
+        assert!(matches!(poll(&mut gets_it), Poll::Ready(Completion { result: Ok(()), .. })));
+        drop(dropped);
+        gone.complete(Ok(()), None);
+        assert!(held.is_shared(), "the device still has it");
+        hung.complete(Ok(()), Some(buffer));
+        assert!(!held.is_shared());
+        unrelated.complete(Ok(()), None);
+        assert!(poll(&mut unaffected).is_ready());
+        assert_eq!(table.inner.table.borrow().slots.len(), 4);
+        for _ in 0..4 {
+            drop(table.start(meter.clone(), &request));
+        }
+        assert_eq!(table.inner.table.borrow().slots.len(), 4, "every slot is free again");
     }
 
     #[test]

@@ -89,8 +89,22 @@ impl Disk {
             trace.record(&request, self.purpose, self.rt.turn_time());
         }
         let (completer, future) = self.rt.completions().start(self.meter.clone(), &request);
+        if self.meter.is_given_up() {
+            let Request { op, sector, sectors, buffer, .. } = request;
+            let error = IoError::given_up(&self.info().name, op, (sector, sectors));
+            completer.complete(Err(error), buffer);
+            return future;
+        }
         self.device.submit(request, completer);
         future
+    }
+
+    /// Answers the requests through this handle and all its clones with errors, those under way and all later ones, because the device
+    /// does not answer. A request that the device carries out after all may still change the device, and its buffer belongs to it until
+    /// then.
+    pub fn give_up(&self) {
+        self.meter.give_up();
+        self.rt.completions().give_up(&self.meter, &self.info().name);
     }
 
     /// Starts a read of `sectors` at `sector` into `buffer` from byte `offset_bytes` on.

@@ -3,10 +3,13 @@
 //! Owns the figures of one device and the trace of its requests. A request is measured when the device answers it, not
 //! when its waiter takes the answer: a task that waits for many requests takes some answers late.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+
+use format::{Sector, Sectors};
 
 use crate::histogram::Histogram;
-use crate::request::{Op, Request};
+use crate::request::{IoError, Op, Request};
 use crate::timer::Nanos;
 use crate::trace::Trace;
 
@@ -60,6 +63,7 @@ pub struct InFlight {
 pub(crate) struct Meter {
     figures: RefCell<DeviceFigures>,
     trace: Trace,
+    is_given_up: Cell<bool>,
 }
 
 impl Meter {
@@ -69,6 +73,15 @@ impl Meter {
 
     pub(crate) fn trace(&self) -> &Trace {
         &self.trace
+    }
+
+    /// Whether the device gets no requests any more, because it does not answer.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.is_given_up.get()
+    }
+
+    pub(crate) fn give_up(&self) {
+        self.is_given_up.set(true);
     }
 
     fn answered(&self, request: &Pending, now: Nanos, failed: bool) {
@@ -90,6 +103,7 @@ impl Meter {
 
 struct Pending {
     op: Op,
+    sector: Sector,
     bytes: u64,
     began: Nanos,
 }
@@ -102,13 +116,21 @@ pub(crate) struct Measured {
 
 impl Measured {
     pub(crate) fn begin(meter: std::rc::Rc<Meter>, request: &Request, now: Nanos) -> Measured {
-        let request = Pending { op: request.op, bytes: request.sectors.bytes(), began: now };
+        let request =
+            Pending { op: request.op, sector: request.sector, bytes: request.sectors.bytes(), began: now };
         Measured { meter, request }
     }
 
     /// The start of the request, if it is one of this meter.
     pub(crate) fn began_at(&self, meter: &std::rc::Rc<Meter>) -> Option<Nanos> {
         std::rc::Rc::ptr_eq(&self.meter, meter).then_some(self.request.began)
+    }
+
+    /// The error of the request if it is given up, if it is one of this meter. `device`: the name of the device.
+    pub(crate) fn given_up(&self, meter: &std::rc::Rc<Meter>, device: &Arc<str>) -> Option<IoError> {
+        let Pending { op, sector, bytes, .. } = self.request;
+        std::rc::Rc::ptr_eq(&self.meter, meter)
+            .then(|| IoError::given_up(device, op, (sector, Sectors::from_bytes_floor(bytes))))
     }
 
     pub(crate) fn end(&self, now: Nanos, failed: bool) {

@@ -190,6 +190,12 @@ impl IoError {
         matches!(self.errno, EINVAL | ENOTTY | EOPNOTSUPP)
     }
 
+    /// The error of an operation that was given up, because the device named `device` does not answer.
+    pub(crate) fn given_up(device: &Arc<str>, op: Op, (sector, sectors): (Sector, Sectors)) -> IoError {
+        const ETIMEDOUT: i32 = 110;
+        FailedOperation { device: device.clone(), op, sector, sectors, errno: ETIMEDOUT }.into()
+    }
+
     /// The error of an operation whose device dropped it without an answer.
     pub(crate) fn dropped() -> IoError {
         const ECANCELED: i32 = 125;

@@ -43,6 +43,8 @@ pub const BUGS: &[Bug] = &[
     Bug::WritebackBeforeSecondKey,
     Bug::SecondLeafBeforeBacking,
     Bug::IncompleteCopyRead,
+    Bug::SlowSetAwaited,
+    Bug::OnlyDataGivenUp,
 ];
 
 /// Counts of what happened in lives.
@@ -75,7 +77,8 @@ impl GroupCounts {
 #[derive(Clone, Copy)]
 struct Chosen {
     present: Present,
-    /// Whether the first cache device is lost, after how many of its requests, and what it retains of what is not durable.
+    /// Whether the first cache device is lost, after how many of its requests, and what it retains of what is not durable. `None`: it fails
+    /// or hangs.
     loss: Option<(bool, u64, Option<Retained>)>,
     seed: u64,
 }
@@ -128,7 +131,11 @@ fn boot(scenario: &mut Scenario, rng: &mut Rng, counts: &mut GroupCounts) {
     let stops = loss.is_none() && rng.chance(1, 2);
     let end = scenario.begin(|b| async move { serve(b, chosen, stops).await });
     world.cut_power_at(None);
-    let has_lost = lost.is_some_and(|d: Rc<SimDisk>| d.is_failing());
+    let has_lost = lost.is_some_and(|d: Rc<SimDisk>| {
+        let has_hung = d.held() > 0;
+        d.release();
+        has_hung || d.is_failing()
+    });
     counts.set_losses += u64::from(has_lost);
     counts.own_losses += u64::from(has_lost && serves);
     match end {
@@ -164,6 +171,7 @@ async fn serve(b: Boot, chosen: Chosen, stops: bool) {
     if let Some((first, after, retained)) = chosen.loss {
         let lost = if first { b.cache.clone() } else { b.second.clone().expect("a second cache device") };
         match retained {
+            None if chosen.seed.is_multiple_of(2) => lost.hang_after(after, false),
             None => lost.die_after(after),
             Some(retained) => lost.pull_after(after, retained),
         }

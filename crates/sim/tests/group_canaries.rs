@@ -7,6 +7,8 @@
 mod clean_in_both_sets;
 #[allow(dead_code)]
 mod old_copies;
+#[allow(dead_code)]
+mod slow_sets;
 
 use engine::canary::{Bug, set_bug};
 use sim::group_run::{BUGS, run_group};
@@ -16,13 +18,15 @@ const WITHIN: u64 = 400;
 
 /// Bugs that need something special to happen.
 const OTHERS: &[(Bug, fn())] = &[
-    (Bug::DroppedCopyNotDurable, || life(8354)),
-    (Bug::CleanStateBeforeSecond, || life(17166)),
+    (Bug::DroppedCopyNotDurable, || life(7253)),
+    (Bug::CleanStateBeforeSecond, || life(24570)),
     (Bug::CopyNewerThanPrimary, || life(9364)),
     (Bug::JournalsRunApart, || life(616)),
     (Bug::TakenOverSetBypassed, || life(414)),
     (Bug::WritebackBeforeSecondKey, clean_in_both_sets::a_crash_at_any_moment_of_writeback_over_clean_data),
     (Bug::IncompleteCopyRead, clean_in_both_sets::an_incomplete_copy_has_no_clean_data),
+    (Bug::SlowSetAwaited, slow_sets::a_cache_device_hangs_at_any_request),
+    (Bug::OnlyDataGivenUp, slow_sets::a_set_with_the_only_dirty_data_of_a_volume_is_not_given_up),
     (Bug::OldCopyTrusted, old_copies::a_set_that_was_lost_does_not_take_over),
     (Bug::RestoredCopyTrusted, old_copies::a_copy_that_was_restored_from_a_backup_does_not_take_over),
     (Bug::OtherUseIgnored, old_copies::a_copy_is_void_after_another_program_has_used_the_first_set),

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use format::{CacheSuper, Geometry, Sector, Sectors, SetMagic};
-use io::{Buffer, Disk, Handle, IoError};
+use io::{Buffer, Disk, Handle, IoError, Nanos};
 
 use super::{CrashLog, FlushGate, Meter, MeteredIo, ReadEpoch, SUPERBLOCK_SECTOR, Tick};
 use crate::canary::{Bug, bug};
@@ -309,6 +309,18 @@ impl CacheDevice {
         if let Some(wake) = self.wake.get() {
             wake();
         }
+    }
+
+    /// For how long the device has not answered its oldest request.
+    pub(crate) fn unanswered_for(&self) -> Nanos {
+        self.disk.in_flight().oldest
+    }
+
+    /// Makes the set fail because the device does not answer. Everything that waits for the device gets an error.
+    pub(crate) fn give_up(&self) {
+        let (device, waited) = (self.place.device.clone(), self.unanswered_for());
+        self.fail(Refusal::NotAnswering { device, waited_ms: waited.0 / 1_000_000 }.into());
+        self.disk.give_up();
     }
 
     /// Invalidates the crash log after a failed request: the device may have lost its power, and with it data that was

@@ -14,6 +14,7 @@ use io::Disk;
 
 use super::attach::{attach, begin_new_slot};
 use super::components::Components;
+use super::slow::{watch, watched};
 use crate::canary::{Bug, bug};
 use crate::device::BackingDevice;
 use crate::error::EngineError;
@@ -54,7 +55,8 @@ pub(super) async fn mirror(
     }
     let number = CopyNr::from_random(first.rt.random());
     record_primary(primary, secondary, inode).await?;
-    let second_inode = record_secondary(primary, secondary, (inode, &backing), number).await?;
+    let recorded = record_secondary(primary, secondary, (inode, &backing), number);
+    let second_inode = watched(primary, secondary, recorded).await?;
     let mirror = {
         // No write is under way while the link is set, so every later dirty write finds it. The journals are coupled only now: the wait
         // for these writes may need both.
@@ -70,6 +72,7 @@ pub(super) async fn mirror(
         }
         let mirror = Rc::new(link(primary, secondary, (volume, &backing), second_inode, false));
         volume.set_mirror(Some(mirror.clone()));
+        watch(primary, secondary, (volume, &mirror));
         mirror
     };
     let copied = async {
@@ -346,7 +349,10 @@ pub(super) async fn settle(
     };
     let settled = settled.await;
     match settled {
-        Ok(()) => volume.set_mirror(Some(mirror)),
+        Ok(()) => {
+            volume.set_mirror(Some(mirror.clone()));
+            watch(primary, secondary, (volume, &mirror));
+        }
         Err(_) => mirror.forget_device(),
     }
     settled

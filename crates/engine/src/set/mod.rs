@@ -14,6 +14,7 @@ mod mirror;
 mod open;
 mod recover;
 mod replay;
+mod slow;
 mod stop;
 mod unsettled;
 

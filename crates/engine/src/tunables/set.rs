@@ -36,6 +36,11 @@ const MAX_WRITEBACK_BATCH: u64 = 2 << 20;
 const DEFAULT_SCRUB_SHARE: u8 = 50;
 /// Default of `scrub_interval_days`: a month.
 const DEFAULT_SCRUB_INTERVAL_DAYS: u16 = 30;
+/// Default of `group_timeout_ms`: the watch takes a third longer at most, and then fewer than the 30 s have passed after which the NBD
+/// client of the kernel and most initiators give a request up.
+const DEFAULT_GROUP_TIMEOUT_MS: u32 = 20_000;
+/// Largest timeout: an hour.
+const MAX_GROUP_TIMEOUT_MS: u64 = 3_600_000;
 /// Largest interval: ten years.
 const MAX_SCRUB_INTERVAL_DAYS: u64 = 3650;
 /// Largest rate: 1 TiB in a second, which no device reaches.
@@ -94,6 +99,9 @@ pub struct SetTunables {
     pub scrub_share: u8,
     /// Days after which a set with checksums is scrubbed again; 0 for never. Not in the kernel.
     pub scrub_interval_days: u16,
+    /// Milliseconds without an answer of the cache device after which another set of its group goes on alone; 0 for never. Not in the
+    /// kernel.
+    pub group_timeout_ms: u32,
     /// Sectors written back between two flushes of the backing device. Not in the kernel, which does not flush the
     /// backing device during writeback.
     pub writeback_batch_sectors: u32,
@@ -127,6 +135,7 @@ impl Default for SetTunables {
             scrub_rate: 0,
             scrub_share: DEFAULT_SCRUB_SHARE,
             scrub_interval_days: DEFAULT_SCRUB_INTERVAL_DAYS,
+            group_timeout_ms: DEFAULT_GROUP_TIMEOUT_MS,
             writeback_batch_sectors: DEFAULT_WRITEBACK_BATCH,
         }
     }
@@ -289,6 +298,13 @@ static TUNABLES: &[SetTunable] = &[
         Unit::None,
         "days after which a set with checksums is scrubbed again; 0 for never",
         number!(scrub_interval_days: u16, 0, MAX_SCRUB_INTERVAL_DAYS),
+    )
+    .not_in_kernel(),
+    SetTunable::new(
+        "group_timeout_ms",
+        Unit::Millis,
+        "time without an answer of the cache device after which another set of its group goes on alone; 0 for never",
+        number!(group_timeout_ms: u32, 0, MAX_GROUP_TIMEOUT_MS),
     )
     .not_in_kernel(),
     SetTunable::new(
