@@ -46,7 +46,7 @@ pub use damage::{Damage, Flaw, KeyFlaw, NodeFlaw, NodeKeyFlaw};
 pub use data::{ChecksumCounters, ChecksumCoverage};
 pub use error::{EngineError, NoSpace};
 pub use events::{Resolution, SetEvent};
-pub use refusal::{Cause, DeviceRefusal, MemoryLimit, Refusal};
+pub use refusal::{Cause, DeviceRefusal, MemoryLimit, MirrorRefusal, Refusal};
 pub use scrub::{DamagedRange, ScrubFigures, ScrubReport};
 pub use set::{CacheSet, Detaching, EngineCounters, SetOptions, SetStatus};
 pub use volume::{CopyState, Volume, VolumeRef};

@@ -175,6 +175,12 @@ pub enum Refusal {
         /// The reason.
         why: MirrorRefusal,
     },
+    /// A set that is to leave its group has a volume, or dirty data that no other set has.
+    #[error("{volume}: expected a set without volumes and dirty data, found this one in it")]
+    HasVolume {
+        /// Label or UUID of the volume.
+        volume: String,
+    },
     /// The set is disabled, and the failure is not known.
     #[error("the set is disabled")]
     SetFailed,

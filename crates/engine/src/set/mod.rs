@@ -137,6 +137,36 @@ impl CacheSet {
         mirror::give_up_copies(&self.components).await
     }
 
+    /// Ends the copy that this set has of the dirty data of one volume of another set, which goes on without it.
+    ///
+    /// # Errors
+    /// If the superblock of the backing device cannot be written. The copy that it names stays then.
+    pub async fn give_up_copy(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
+        let (theirs, volume) = (self.components.clone(), volume.clone());
+        let ended = async move { mirror::give_up_copy_of(&theirs, &volume).await };
+        self.components.cache.tasks.to_the_end(ended).await
+    }
+
+    /// Writes the group of the set to the superblock of the cache device; `None`: it is in none.
+    ///
+    /// # Errors
+    /// If the superblock cannot be written.
+    pub async fn set_group(&self, group: Option<Uuid>) -> Result<(), EngineError> {
+        let cache = self.cache().clone();
+        let store = async move { mirror::set_group(&cache, group).await };
+        self.cache().tasks.to_the_end(store).await
+    }
+
+    /// Ends the membership of the set in its group: the copies that it has end, and all its slots become invalid, so it is empty.
+    ///
+    /// # Errors
+    /// If the set has a volume, or a device cannot be written. A part of the copies may have ended then.
+    pub async fn leave_group(&self) -> Result<(), EngineError> {
+        let theirs = self.components.clone();
+        let left = async move { mirror::leave_group(&theirs).await };
+        self.components.cache.tasks.to_the_end(left).await
+    }
+
     /// Registers a backing device as [`CacheSet::register`] does, together with the set that has a copy of its dirty data. If that
     /// copy is not the newest one, the device has no copy any more, as after [`CacheSet::register`].
     ///
