@@ -48,6 +48,6 @@ pub use error::{EngineError, NoSpace};
 pub use events::{Resolution, SetEvent};
 pub use refusal::{Cause, DeviceRefusal, MemoryLimit, MirrorRefusal, Refusal};
 pub use scrub::{DamagedRange, ScrubFigures, ScrubReport};
-pub use set::{CacheSet, Detaching, EngineCounters, SetOptions, SetStatus};
+pub use set::{CacheSet, Detaching, DeviceInUse, EngineCounters, SetOptions, SetStatus};
 pub use volume::{CopyState, Volume, VolumeRef};
 pub use wipe::Wiped;

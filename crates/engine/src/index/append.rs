@@ -357,7 +357,9 @@ pub(crate) async fn reclaim_task(index: Rc<Index>) {
 /// journaled.
 pub(crate) async fn write_old_leaves_task(index: Rc<Index>) {
     loop {
-        index.rt.sleep(Nanos::from_secs(10)).await;
+        // A sleep alone would keep the device of a stopped set open.
+        let stopped = std::pin::pin!(index.memory_changed.wait_until(|| index.device.is_stopping()));
+        io::sync::select(stopped, index.rt.sleep(Nanos::from_secs(10))).await;
         if index.device.is_stopping() {
             return;
         }

@@ -186,7 +186,8 @@ fn slots_to_leave(set: &Components) -> Result<Vec<Inode>, EngineError> {
         return refuse(volume.label_or_name());
     }
     let mut slots = Vec::new();
-    for (inode, entry) in (0..).map(Inode).zip(set.cache.uuids.entries().iter()).filter(|(_, e)| e.is_live()) {
+    for (inode, entry) in (0..).map(Inode).zip(set.cache.uuids.entries().iter()).filter(|(_, e)| e.is_live())
+    {
         let is_copy = matches!(entry.role(), Some(SlotRole::Secondary { .. }));
         let dirty = set.cache.index.tree().dirty_sectors(inode);
         if entry.is_flash_only() || !is_copy && dirty > Sectors::ZERO {

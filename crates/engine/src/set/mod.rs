@@ -17,7 +17,7 @@ mod replay;
 mod stop;
 mod unsettled;
 
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use format::{Inode, Sectors, SlotRole, Uuid};
 use io::Disk;
@@ -28,6 +28,7 @@ pub use open::SetOptions;
 
 #[cfg(test)]
 use crate::device::BackingDevice;
+use crate::device::CacheDevice;
 use crate::error::EngineError;
 use crate::events::{Resolution, SetEvent};
 use crate::refusal::Refusal;
@@ -39,6 +40,16 @@ use crate::wipe::Wiped;
 #[derive(Clone)]
 pub struct CacheSet {
     components: Rc<Components>,
+}
+
+/// Whether a set that was stopped still has its cache device.
+pub struct DeviceInUse(Weak<CacheDevice>);
+
+impl DeviceInUse {
+    /// Whether tasks of the set have not ended, or another has a reference to it.
+    pub fn is_in_use(&self) -> bool {
+        self.0.strong_count() > 0
+    }
 }
 
 /// A summary of a set's state.
@@ -451,7 +462,8 @@ impl CacheSet {
         let registered: Vec<Inode> = self.volumes().iter().filter_map(|v| v.inode()).collect();
         let entries = self.cache().uuids.entries();
         let named = |inode: Inode| {
-            let entry = entries.get(inode.0 as usize)?;
+            // The keys of an invalid slot are in the index until a walk drops them.
+            let entry = entries.get(inode.0 as usize).filter(|entry| entry.is_live())?;
             let label = entry.label();
             Some(if label.is_empty() { entry.uuid.to_string() } else { label })
         };
@@ -560,6 +572,11 @@ impl CacheSet {
     /// If a write or flush failed; data whose flush was answered before is durable in this case, too.
     pub async fn stop(&self) -> Result<(), EngineError> {
         stop::stop(&self.components).await
+    }
+
+    /// The use of the cache device, which ends some time after the stop of the set.
+    pub fn device_in_use(&self) -> DeviceInUse {
+        DeviceInUse(Rc::downgrade(&self.cache().device))
     }
 
     /// Ends the set as a process crash does: writes nothing and waits for nothing. The caller has dropped the tasks of
