@@ -8,6 +8,7 @@ mod change;
 mod checksums;
 mod context;
 mod flash;
+mod group;
 mod make;
 mod pictures;
 mod tunables;
@@ -44,6 +45,7 @@ use change::{
 };
 use checksums::{scrub, set_damaged, set_decide, volume_damaged, volume_decide};
 use flash::{create, delete_volume, gc};
+use group::{group_add, group_remove, group_replace};
 use make::make;
 use tunables::{
     cache_mode, change_set_tunable, change_volume_tunable, label, reset_set_tunable, reset_volume_tunable,
@@ -81,6 +83,9 @@ routes! {
     post "/v1/sets/{set}/flush" => drain_set,
     post "/v1/sets/{set}/wipe" => wipe,
     post "/v1/sets/{set}/scrub" => scrub,
+    post "/v1/sets/{set}/group/add" => group_add,
+    post "/v1/sets/{set}/group/remove" => group_remove,
+    post "/v1/sets/{set}/group/replace" => group_replace,
     get "/v1/sets/{set}/damaged" => set_damaged,
     post "/v1/sets/{set}/damaged" => set_decide,
     post "/v1/sets/{set}/volumes" => create,

@@ -7,7 +7,7 @@
 //! * `admission`: decides which device may be served.
 //! * `changes`: which command changes which devices; `placement`: assigns devices to threads.
 //! * `replug`: serves devices that are plugged in again; `startup`: registers the stored and configured devices.
-//! * `registration`: carries out the operator's commands about devices; `hotplug`: registers devices that are plugged in.
+//! * `registration`: carries out the operator's commands about devices; `groups`: those that change groups; `hotplug`: registers devices that are plugged in.
 //! * `exports`: reports on the exports of all volumes; `overview`: all problems; `scrape`: the figures for `/metrics`;
 //!   `silences`: devices that do not answer.
 
@@ -15,6 +15,7 @@ pub(crate) mod admission;
 pub(crate) mod changes;
 pub(crate) mod devices;
 pub(crate) mod exports;
+pub(crate) mod groups;
 pub(crate) mod hotplug;
 pub(crate) mod inventory;
 pub(crate) mod lookup;
@@ -31,6 +32,7 @@ pub(crate) mod workers;
 
 pub(crate) use admission::By;
 pub(crate) use exports::NotExported;
+pub(crate) use groups::{GroupChange, Groups, Joining};
 pub(crate) use lookup::{Found, Lookup};
 pub(crate) use problems::{Problem, problems, shared_labels, volume_title};
 pub(crate) use registration::{Attach, Ended};

@@ -10,6 +10,7 @@ mod disabled;
 mod exporting;
 mod flash;
 mod holders;
+mod leaving;
 mod members;
 mod stops;
 mod work;
@@ -328,6 +329,7 @@ impl<'a> Host<'a> {
                 reply.send(self.session.needs_set().map(CacheSet::clear_device_stats));
             }
             Order::HandOver(reply) => reply.send(members::hand_over(self).await),
+            Order::Group(order) => leaving::obey(self, order).await,
             Order::Add(path, own, reply) => reply.send(members::add(self, &path, own).await),
             Order::Slot(uuid, reply) => reply.send(self.session.needs_set().map(|set| slot_of(set, &uuid))),
             Order::Create(wanted, reply) => reply.send(flash::create(self, &wanted).await),
@@ -532,6 +534,17 @@ impl<'a> Host<'a> {
                 }
                 Either::Right(other) => other.refuse(self.ends_before(Progress::Waiting)),
             }
+        }
+    }
+
+    /// Ends the use of the cache device. The thread goes on if it has other sets, so the tasks of this one end first.
+    pub(crate) async fn let_device_go(self) {
+        let (rt, members) = (self.driver.handle(), self.members.clone());
+        let device = self.session.set.as_ref().map(CacheSet::device_in_use);
+        drop(self);
+        let deadline = rt.now().after(LET_GO_WITHIN);
+        while !members.is_empty() && device.as_ref().is_some_and(|d| d.is_in_use()) && rt.now() < deadline {
+            rt.sleep(Nanos::from_ms(5)).await;
         }
     }
 

@@ -45,6 +45,7 @@ pub(crate) struct Job {
     cancel: AtomicBool,
     end: Mutex<Option<(End, Instant)>>,
     report: Mutex<Option<serde_json::Value>>,
+    notes: Mutex<Vec<String>>,
     hub: Arc<Hub>,
 }
 
@@ -69,6 +70,8 @@ pub(crate) struct JobView {
     pub(crate) idle_seconds: u64,
     eta_seconds: Option<u64>,
     error: Option<String>,
+    /// What the job has said of its steps.
+    notes: Vec<String>,
     /// The findings of a check, if the job is one.
     report: Option<serde_json::Value>,
 }
@@ -177,6 +180,7 @@ impl Job {
             },
             eta_seconds: if state == "running" { eta(done, total, elapsed.as_secs_f64()) } else { None },
             error,
+            notes: self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             report: self.report.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
@@ -216,6 +220,11 @@ impl Job {
     /// The kind of the job and its target as text, and the device it works on.
     pub(crate) fn title(&self) -> (String, Option<&Named>) {
         (format!("{} {}", self.kind, self.target), self.on.as_ref())
+    }
+
+    /// Says something of a step. The number of notes is limited by that of the volumes.
+    pub(crate) fn says(&self, note: String) {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).push(note);
     }
 
     /// Stores the findings of a check.
@@ -298,6 +307,7 @@ impl Jobs {
             cancel: AtomicBool::new(false),
             end: Mutex::new(None),
             report: Mutex::new(None),
+            notes: Mutex::default(),
             hub: self.hub.clone(),
         });
         list.push_back(job.clone());

@@ -63,7 +63,7 @@ use serve::{Failure, message};
 
 pub use crate::config::{CONFIG_KEYS, ConfigKey, DEFAULT_CONFIG};
 pub use crate::hub::EVENT_KINDS;
-pub use crate::order::{MadeDevices, Make, MakeOrder};
+pub use crate::order::{JoinOrder, MadeDevices, Make, MakeOrder};
 
 use crate::api::Api;
 use crate::event_log::EventLog;

@@ -4,15 +4,17 @@
 //! channel for its answer. Must not know how an order is carried out.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use blockio::bridge::Reply;
 use engine::figures::{BucketFigures, BucketMap};
+use format::Uuid;
 use io::TraceFigures;
 use serde::Deserialize;
 use serve::room::Room;
 use serve::{Answer, Command, Failure};
 
-use crate::jobs::{End, RunningJob};
+use crate::jobs::{End, Job, RunningJob};
 
 /// The devices that one thread serves.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -78,6 +80,7 @@ impl Order {
             | Order::Label(_, reply)
             | Order::HandOver(reply)
             | Order::StopIfFree(reply) => reply.is_awaited(),
+            Order::Group(order) => order.is_wanted(),
             Order::Create(_, reply) => reply.is_awaited(),
             Order::StartVolume(_, reply) => reply.is_awaited(),
             _ => true,
@@ -96,6 +99,7 @@ impl Order {
             Order::Create(_, reply) => reply.send(Err(why)),
             Order::Users(_, reply) => reply.send(Err(why)),
             Order::Holders(reply) => reply.send(Err(why)),
+            Order::Group(order) => order.refuse(why),
             Order::Slot(_, reply) => reply.send(Err(why)),
             Order::StartVolume(_, reply) => reply.send(Err(why)),
             Order::ExportAgain(reply) => reply.send(Err(why)),
@@ -123,6 +127,67 @@ pub(crate) enum OwnSet {
     Missing,
 }
 
+/// Whether the volumes of a set that is to leave its group need another set of the group now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Others {
+    AreNeeded,
+    /// One joins before.
+    Join,
+}
+
+/// When a set stays in its group although it was to leave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stay {
+    IfCancelled,
+    /// Its leave takes a cancelled command back.
+    Never,
+}
+
+/// How much of the dirty data of a group is in two of its sets.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct CopyProgress {
+    pub(crate) total_bytes: u64,
+    pub(crate) copied_bytes: u64,
+    /// The number of volumes without a complete copy.
+    pub(crate) missing: usize,
+    /// Why a copy cannot be made now.
+    pub(crate) failure: Option<String>,
+}
+
+/// An order about the group of a set.
+pub(crate) enum GroupOrder {
+    /// Write the group of the set to its cache device.
+    SetGroup(Option<Uuid>, Reply<Result<(), Failure>>),
+    /// Return how much of the dirty data of the group is in two sets.
+    Copies(Reply<Result<CopyProgress, Failure>>),
+    /// Refuse if the set cannot leave its group.
+    MayLeave(Others, Reply<Result<(), Failure>>),
+    /// Give the volumes and the copies of the set to the other sets of the group, and report the progress to the job.
+    Vacate(Arc<Job>, Stay, Reply<Result<End, Failure>>),
+    /// End the membership of the set in its group. The answer is false if its cache device cannot record that.
+    LeaveGroup(Reply<Result<bool, Failure>>),
+}
+
+impl GroupOrder {
+    fn is_wanted(&self) -> bool {
+        match self {
+            GroupOrder::SetGroup(_, reply) => reply.is_awaited(),
+            GroupOrder::Vacate(_, _, reply) => reply.is_awaited(),
+            GroupOrder::LeaveGroup(reply) => reply.is_awaited(),
+            GroupOrder::Copies(_) | GroupOrder::MayLeave(..) => true,
+        }
+    }
+
+    fn refuse(self, why: Failure) {
+        match self {
+            GroupOrder::SetGroup(_, reply) | GroupOrder::MayLeave(_, reply) => reply.send(Err(why)),
+            GroupOrder::Copies(reply) => reply.send(Err(why)),
+            GroupOrder::Vacate(_, _, reply) => reply.send(Err(why)),
+            GroupOrder::LeaveGroup(reply) => reply.send(Err(why)),
+        }
+    }
+}
+
 /// An order to the thread of a set.
 pub(crate) enum Order {
     /// A command for the session.
@@ -143,6 +208,8 @@ pub(crate) enum Order {
     Add(PathBuf, OwnSet, Reply<Result<(), Failure>>),
     /// Give every volume to the set of the group that has a copy of its dirty data.
     HandOver(Reply<Result<(), Failure>>),
+    /// Change the group of the set, or say something of it.
+    Group(GroupOrder),
     /// Return the slot that the set has for the backing device with this UUID; `None` in the answer means no slot.
     Slot(String, Reply<Result<Option<KnownSlot>, Failure>>),
     /// Make a flash-only volume, and serve it.
@@ -276,6 +343,18 @@ pub struct MakeOrder {
     pub lose_dirty_data_of: Vec<PathBuf>,
     /// Whether nothing is written.
     pub dry_run: bool,
+    /// The group that the new set joins.
+    #[serde(skip)]
+    pub join: Option<JoinOrder>,
+}
+
+/// The group that a new set joins.
+#[derive(Clone, Debug)]
+pub struct JoinOrder {
+    /// UUID of the group.
+    pub group: Uuid,
+    /// A cache device of the group, whose sizes the new one gets.
+    pub like: PathBuf,
 }
 
 /// The devices that `make` has formatted, or would format in a dry run.

@@ -15,15 +15,16 @@ use std::time::Duration;
 
 use blockio::bridge::{Answer as Awaited, RemoteSender, Reply, TrySendError, channel, oneshot};
 use engine::figures::{BucketFigures, BucketMap};
+use format::Uuid;
 use serve::snapshot::VolumeFigures;
 use serve::{Answer, Command, Failure, Snapshot, plain};
 
 use crate::config::Key;
-use crate::jobs::{Job, Jobs, RunningJob};
+use crate::jobs::{End, Job, Jobs, RunningJob};
 use crate::names::Named;
 use crate::order::{
-    CreatedVolume, DiskTrace, Holder, InUse, KnownSlot, NewVolume, Order, OwnSet, Plan, Progress,
-    StartedVolume,
+    CopyProgress, CreatedVolume, DiskTrace, GroupOrder, Holder, InUse, KnownSlot, NewVolume, Order, Others,
+    OwnSet, Plan, Progress, StartedVolume, Stay,
 };
 use crate::shared::Shared;
 
@@ -177,6 +178,43 @@ impl Worker {
     /// Gives the volumes of the set to the sets of its group that have copies of their dirty data.
     pub(crate) async fn hand_over(&self) -> Result<(), Failure> {
         self.ask(ANSWER_WITHIN, Order::HandOver).await
+    }
+
+    /// The group of the set now.
+    pub(crate) fn group(&self) -> Option<String> {
+        self.state.group.get()
+    }
+
+    /// Puts the set into a group, or out of it.
+    pub(crate) async fn set_group(&self, group: Option<Uuid>) -> Result<(), Failure> {
+        self.ask(ANSWER_WITHIN, |reply| Order::Group(GroupOrder::SetGroup(group, reply))).await?;
+        self.state.group.set(group.map(|group| group.to_string()));
+        Ok(())
+    }
+
+    /// How much of the dirty data of the group is in two sets.
+    pub(crate) async fn copies(&self) -> Result<CopyProgress, Failure> {
+        self.ask(FIGURES_WITHIN, |reply| Order::Group(GroupOrder::Copies(reply))).await
+    }
+
+    /// Refuses if the set cannot leave its group.
+    pub(crate) async fn may_leave(&self, others: Others) -> Result<(), Failure> {
+        self.ask(FIGURES_WITHIN, |reply| Order::Group(GroupOrder::MayLeave(others, reply))).await
+    }
+
+    /// Gives the volumes and the copies of the set to the other sets of the group. There is no deadline: data is copied.
+    pub(crate) async fn vacate(&self, job: Arc<Job>, stay: Stay) -> Result<End, Failure> {
+        let (reply, answer) = oneshot();
+        self.order(Order::Group(GroupOrder::Vacate(job, stay, reply)))?;
+        answer.await.unwrap_or_else(|_| Err(self.state.ended(Progress::Running)))
+    }
+
+    /// Ends the membership of the set in its group. Returns false if its cache device cannot record that.
+    pub(crate) async fn leave_group(&self) -> Result<bool, Failure> {
+        let has_recorded =
+            self.ask(ANSWER_WITHIN, |reply| Order::Group(GroupOrder::LeaveGroup(reply))).await?;
+        self.state.group.set(None);
+        Ok(has_recorded)
     }
 
     /// Makes the thread serve this backing device, too.

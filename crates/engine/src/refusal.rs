@@ -186,6 +186,12 @@ pub enum Refusal {
         /// The age of the oldest request, in milliseconds.
         waited_ms: u64,
     },
+    /// A set that is to leave its group has a volume, or dirty data that no other set has.
+    #[error("{volume}: expected a set without volumes and dirty data, found this one in it")]
+    HasVolume {
+        /// Label or UUID of the volume.
+        volume: String,
+    },
     /// The set is disabled, and the failure is not known.
     #[error("the set is disabled")]
     SetFailed,

@@ -4,7 +4,7 @@
 
 use std::rc::Rc;
 
-use engine::{CacheSet, CopyState, EngineError, Refusal, Volume};
+use engine::{CacheSet, CopyState, EngineError, MirrorRefusal, Refusal, Volume};
 use format::{BackingState, BackingSuper, CacheSuper, Uuid};
 use io::Disk;
 
@@ -113,26 +113,37 @@ pub fn say_copies(sets: &[CacheSet]) {
     }
 }
 
-/// Makes the copies that are missing, one after the other, and says so.
+/// Makes the copies that are missing, one after the other, and says so. `sets` are the sets of the group now: they are asked for before
+/// each copy.
 ///
 /// # Errors
 /// If a copy cannot be made; the others are.
-pub async fn make_copies(sets: Vec<CacheSet>) -> Result<(), Failure> {
-    let mut result = Ok(());
-    for (volume, set, second) in missing_copies(&sets) {
+pub async fn make_copies(sets: impl Fn() -> Vec<CacheSet>) -> Result<(), Failure> {
+    let (mut result, mut tried) = (Ok(()), Vec::new());
+    loop {
+        let is_new = |(volume, ..): &Missing| !tried.iter().any(|other| Rc::ptr_eq(other, volume));
+        let next = missing_copies(&sets()).into_iter().find(is_new);
+        let Some((volume, set, second)) = next else { return result };
         let name = volume.backing_name().unwrap_or_default();
         match set.mirror(&volume, &second).await {
             Ok(()) => say_both(&volume, set.uuid(), second.uuid()),
             // It is made after the next start.
             Err(EngineError::Refused(why)) if matches!(*why, Refusal::Stopping) => return result,
+            // The second set leaves the group, and another one gets the copy.
+            Err(e) if is_lost(&e) && !sets().iter().any(|other| other.uuid() == second.uuid()) => continue,
             Err(e) => {
                 let e = Failure::because(format_args!("{name}: its dirty data stays in one set"), e);
                 message::warn(e.to_string());
                 result = result.and(Err(e));
             }
         }
+        tried.push(volume);
     }
-    result
+}
+
+/// Whether a copy has ended before it was complete.
+fn is_lost(error: &EngineError) -> bool {
+    matches!(error, EngineError::Refused(why) if matches!(**why, Refusal::Mirror { why: MirrorRefusal::Lost, .. }))
 }
 
 fn say_both(volume: &Volume, set: Uuid, second: Uuid) {

@@ -503,6 +503,61 @@ mod tests {
         });
     }
 
+    /// The sets of a group share a thread: a set that has left it kept its cache device open until all others had ended.
+    #[test]
+    fn a_stopped_set_releases_its_device() {
+        for step in 0..4 {
+            let driver = Driver::new(DriverOptions::default()).unwrap();
+            let rt = driver.handle();
+            driver.block_on(async {
+                let device = |name, size| Rc::new(MemDisk::new(name, Sectors(size), 512));
+                let disk = |device: &Rc<MemDisk>| Disk::new(device.clone(), rt.clone());
+                let (one, two, backing) =
+                    (device("one", 1 << 15), device("two", 1 << 15), device("backing", 1 << 16));
+                rig::format(&disk(&two), &disk(&backing), Sectors(8), Sectors(128)).await;
+                rig::format(&disk(&one), &disk(&backing), Sectors(8), Sectors(128)).await;
+                let first = CacheSet::open(disk(&one), SetOptions::default()).await.unwrap();
+                let mut volume = None;
+                if step > 0 {
+                    let served = first.register(disk(&backing)).await.unwrap();
+                    served.set("cache_mode", "writeback").await.unwrap();
+                    let buffer = rt.pool().zeroed(4096);
+                    served.write(Sector(0), Sectors(8), buffer, 0, WriteFlags::default()).await.unwrap();
+                    volume = Some(served);
+                }
+                let mut left = (&one, first.clone());
+                let mut second = None;
+                if let Some(volume) = volume.as_ref().filter(|_| step > 1) {
+                    let other = CacheSet::open(disk(&two), SetOptions::default()).await.unwrap();
+                    first.mirror(volume, &other).await.unwrap();
+                    if step == 2 {
+                        other.give_up_copies().await.unwrap();
+                        left = (&two, other);
+                        second = Some(first);
+                    } else {
+                        first.hand_over(volume).await.unwrap();
+                        second = Some(other);
+                        drop(first);
+                    }
+                } else {
+                    drop(first);
+                }
+                if step == 1 {
+                    volume = None;
+                }
+                let (device, set) = left;
+                set.stop().await.unwrap();
+                drop(set);
+                let deadline = rt.now().after(Nanos::from_secs(5));
+                while Rc::strong_count(device) > 1 && rt.now() < deadline {
+                    rt.sleep(Nanos::from_ms(1)).await;
+                }
+                assert_eq!(Rc::strong_count(device), 1, "step {step}: others hold the device");
+                drop((volume, second));
+            });
+        }
+    }
+
     /// A detached volume is served alone, and its device has a write in its volatile cache.
     ///
     /// The set does not have the volume any more, so a stop of the set alone left the write in the volatile cache.

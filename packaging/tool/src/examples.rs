@@ -153,12 +153,21 @@ pub(crate) const PAGES: &[Page] = &[
     ),
     page(
         "ubcache-group",
-        &[(
-            "Make a second cache device beside the first one, and serve both:",
-            "ubcache group add -C /dev/nvme0n1p4 /dev/nvme1n1p4 && ubcache register /dev/nvme0n1p4 /dev/nvme1n1p4",
-        )],
-        OFFLINE,
-        &["ubcache-group-add(8)", "ubcache-group-show(8)", "day2/two-ssds.md"],
+        &[
+            ("Give a served set a second cache device:", "ubcache group add fast /dev/nvme1n1p4"),
+            (
+                "Replace a cache device that is worn out:",
+                "ubcache group replace fast /dev/nvme0n1p4 /dev/nvme2n1p4",
+            ),
+        ],
+        CLIENT,
+        &[
+            "ubcache-group-add(8)",
+            "ubcache-group-remove(8)",
+            "ubcache-group-replace(8)",
+            "ubcache-group-show(8)",
+            "day2/two-ssds.md",
+        ],
     ),
     page(
         "ubcache-group-show",
@@ -171,12 +180,36 @@ pub(crate) const PAGES: &[Page] = &[
     ),
     page(
         "ubcache-group-add",
+        &[
+            ("Give a served set a second cache device:", "ubcache group add fast /dev/nvme1n1p4"),
+            (
+                "Make a second cache device beside one that no process serves:",
+                "ubcache group add -C /dev/nvme0n1p4 /dev/nvme1n1p4",
+            ),
+        ],
+        CLIENT,
+        &["ubcache-group-remove(8)", "ubcache-group-replace(8)", "ubcache-group-show(8)", "ubcache-jobs(8)"],
+    ),
+    page(
+        "ubcache-group-remove",
+        &[
+            (
+                "See whether a cache device can leave its group:",
+                "ubcache group remove fast /dev/nvme0n1p4 --dry-run",
+            ),
+            ("Remove it:", "ubcache group remove fast /dev/nvme0n1p4"),
+        ],
+        CLIENT,
+        &["ubcache-group-add(8)", "ubcache-group-replace(8)", "ubcache-jobs(8)", "day2/two-ssds.md"],
+    ),
+    page(
+        "ubcache-group-replace",
         &[(
-            "Make a second cache device beside the first one:",
-            "ubcache group add -C /dev/nvme0n1p4 /dev/nvme1n1p4",
+            "Replace a cache device while file systems are mounted:",
+            "ubcache group replace fast /dev/nvme0n1p4 /dev/nvme2n1p4",
         )],
-        OFFLINE,
-        &["ubcache-group-show(8)", "ubcache-make(8)", "ubcache-up(8)"],
+        CLIENT,
+        &["ubcache-group-add(8)", "ubcache-group-remove(8)", "ubcache-jobs(8)", "day2/two-ssds.md"],
     ),
     page(
         "ubcache-salvage",

@@ -199,7 +199,7 @@ impl Up {
         let mut running = Vec::new();
         let ended = match self.start(driver, &session, nbd, &mut running).await {
             Ok(()) => {
-                drop(driver.handle().spawn(group::make_copies(sets)));
+                drop(driver.handle().spawn(group::make_copies(move || sets.clone())));
                 self.watch(driver, &session, &mut signals, &running).await
             }
             Err(e) => Err(e),

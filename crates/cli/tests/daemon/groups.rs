@@ -1,12 +1,18 @@
 //! Groups in the daemon: dirty data on two cache devices, a cache device that is missing at the start, and its return.
 
-use serde_json::Value;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use serde_json::{Value, json};
 use ubcache_cli::nbd_client::Client;
 
 use crate::place::*;
 use crate::world::*;
 
 const DATA: [u8; 4096] = [7; 4096];
+/// The number of blocks that a client under load writes.
+const BLOCKS: usize = 64;
 
 /// A directory with a group of two cache devices and two disks; each cache device has one of them.
 struct Group {
@@ -66,6 +72,85 @@ fn set_of(daemon: &Daemon, volume: &str) -> String {
     let sets = status["sets"].as_array().unwrap();
     let has = |set: &&Value| set["volumes"].as_array().unwrap().iter().any(|v| v["label"] == volume);
     sets.iter().find(has).unwrap()["id"].as_str().unwrap().to_owned()
+}
+
+/// Each of the two cache devices alone, with the disk, has these bytes in these blocks.
+fn each_has(caches: [&str; 2], disk: &str, blocks: &[(usize, u8)]) {
+    for kept in caches {
+        let dir = Dir::new();
+        let (ssd, hdd) = (dir.file("ssd", &read(kept)), dir.file("hdd", &read(disk)));
+        let export = format!("--export=nbd={}", dir.path("sock"));
+        let up = Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &export]);
+        let mut client = Client::connect(dir.path("sock").as_ref(), "").unwrap();
+        for (block, byte) in blocks {
+            let found = client.read(*block as u64 * 4096, 4096).unwrap();
+            assert!(found == [*byte; 4096], "{kept}, block {block}: {}", up.said());
+        }
+        drop(client);
+        up.stop();
+    }
+}
+
+/// A client that writes and reads all the time.
+struct Load {
+    stop: Arc<AtomicBool>,
+    /// The number of blocks that were written, for those who wait for clients to go on.
+    written: Arc<AtomicUsize>,
+    thread: JoinHandle<Vec<(usize, u8)>>,
+}
+
+impl Load {
+    fn start(mut client: Client) -> Load {
+        let (stop, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (ends, counts) = (stop.clone(), written.clone());
+        let thread = std::thread::spawn(move || {
+            let mut blocks: Vec<(usize, u8)> = (0..BLOCKS).map(|block| (block, 0)).collect();
+            for n in 0usize.. {
+                if n >= BLOCKS && ends.load(Ordering::Relaxed) {
+                    break;
+                }
+                let (block, byte) = (n % BLOCKS, (n % 251) as u8);
+                client.write(block as u64 * 4096, &[byte; 4096]).unwrap();
+                if n % 4 == 0 {
+                    client.flush().unwrap();
+                }
+                blocks[block].1 = byte;
+                let (other, byte) = blocks[n * 7 % BLOCKS];
+                let is_written = n > BLOCKS;
+                let found = client.read(other as u64 * 4096, 4096).unwrap();
+                assert!(!is_written || found == [byte; 4096], "block {other} in step {n}");
+                counts.store(n, Ordering::Relaxed);
+            }
+            client.flush().unwrap();
+            blocks
+        });
+        Load { stop, written, thread }
+    }
+
+    /// Waits until the client has written more.
+    fn goes_on(&self) {
+        let before = self.written.load(Ordering::Relaxed);
+        wait_until("more writes", || self.written.load(Ordering::Relaxed) > before + BLOCKS);
+    }
+
+    /// Ends the client. Returns what it has written.
+    fn end(self) -> Vec<(usize, u8)> {
+        self.goes_on();
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+/// The cache device is an empty set in no group, and the daemon does not have it.
+#[track_caller]
+fn is_empty_set(daemon: &Daemon, ssd: &str) {
+    assert!(daemon.devices().iter().all(|d| d["path"] != ssd), "{:?}", daemon.devices());
+    let shown = run(&["group", "show", "-C", ssd, "--json"]).ok().json();
+    assert!(shown["group_uuid"].is_null(), "{shown}");
+    run(&["check", ssd]).ok();
+    let slots = run(&["dump", ssd, "uuids", "--json"]).ok().json();
+    let slots = slots["slots"].as_array().unwrap();
+    assert!(slots.iter().all(|slot| slot["kind"] == "invalidated"), "{slots:?}");
 }
 
 #[test]
@@ -173,25 +258,8 @@ fn a_cache_device_is_exchanged_while_its_disk_is_in_use() {
     let devices = daemon.devices();
     assert!(devices.iter().all(|d| d["path"] != *place.ssd && d["state"] == "served"), "{devices:?}");
     daemon.stop();
-    // Either of the two has it all.
-    let rest = [&group.second_ssd, &new];
-    for lost in rest {
-        let dir = Dir::new();
-        let copies: Vec<String> =
-            rest.iter().filter(|ssd| **ssd != lost).map(|ssd| dir.file("ssd", &read(ssd))).collect();
-        let disk = dir.file("hdd", &read(&place.hdd));
-        let export = format!("--export=nbd={}", dir.path("sock"));
-        let up = Up::start(&dir, 1, &["-C", &copies[0], "-B", &disk, &export]);
-        let mut client = Client::connect(dir.path("sock").as_ref(), "").unwrap();
-        for byte in 1..5u8 {
-            assert!(
-                client.read(u64::from(byte) * 4096, 4096).unwrap() == [byte; 4096],
-                "{byte}: {}",
-                up.said()
-            );
-        }
-        drop(client);
-        up.stop();
+    for byte in 1..5u8 {
+        each_has([&group.second_ssd, &new], &place.hdd, &[(usize::from(byte), byte)]);
     }
 }
 
@@ -207,5 +275,177 @@ fn a_cache_device_that_has_left_comes_back_at_once() {
         daemon.run(&["register", ssd]).ok();
         wait_for_copies(&daemon);
     }
+    daemon.stop();
+}
+
+#[test]
+fn a_second_cache_device_joins_a_plain_set_under_load() {
+    let place = Place::new();
+    let daemon = place.start_registered();
+    let new = place.dir.file("new", &vec![1; 8 << 20]);
+    daemon.run(&["group", "add", &place.ssd, &place.hdd]).refused(&["is registered", "ubcache unregister"]);
+    std::fs::copy(&place.hdd, place.dir.path("used")).unwrap();
+    let used = place.dir.path("used");
+    daemon.run(&["group", "add", &place.ssd, &used]).refused(&[&used, "--wipe"]);
+    assert!(daemon.volume("one")["copy"].is_null(), "a refused command has changed the set");
+    let load = Load::start(place.client("bcache0"));
+    load.goes_on();
+    let dry = daemon.run(&["group", "add", &place.ssd, &new, "--dry-run"]).ok();
+    dry.says(&[&new]);
+    assert!(read(&new) == vec![1; 8 << 20], "a dry run has written");
+    daemon.run(&["group", "add", &place.ssd, &new]).ok().says(&["group add done", &new, "is in the group"]);
+    load.goes_on();
+    assert_eq!(copy_of(&daemon, "one")["complete"], true);
+    daemon.run(&["status"]).ok().says(&["no problems"]);
+    let blocks = load.end();
+    daemon.stop();
+    each_has([&place.ssd, &new], &place.hdd, &blocks);
+    // It is a member at the next start, too.
+    let daemon = place.start();
+    wait_until("a copy", || copy_of(&daemon, "one")["complete"] == true);
+    daemon.stop();
+}
+
+#[test]
+fn a_cache_device_leaves_its_group_under_load() {
+    let group = Group::new();
+    let place = &group.place;
+    let daemon = group.start_registered();
+    let load = Load::start(client(place, &daemon, "one"));
+    load.goes_on();
+    let second = set_of(&daemon, "two");
+    let removed = daemon.run(&["group", "remove", &group.second_ssd, &place.ssd]);
+    removed.ok().says(&["group remove done", &place.ssd, "has left the group"]);
+    load.goes_on();
+    assert_eq!(["one", "two"].map(|volume| set_of(&daemon, volume)), [second.clone(), second]);
+    daemon.run(&["status"]).ok().says(&["no problems"]);
+    is_empty_set(&daemon, &place.ssd);
+    // The data of the rest is on one device. That one cannot leave.
+    let dirty = daemon.volume("one")["dirty_bytes"].as_u64().unwrap();
+    assert!(dirty >= BLOCKS as u64 * 4096);
+    daemon.run(&["group", "remove", &group.second_ssd, &group.second_ssd]).refused(&["found none"]);
+    daemon.run(&["group", "add", &group.second_ssd, &place.ssd]).refused(&["--wipe"]);
+    daemon.run(&["group", "add", &group.second_ssd, &place.ssd, "--wipe"]).ok();
+    wait_for_copies(&daemon);
+    // The client goes on with the set that has joined again.
+    daemon.run(&["group", "remove", &place.ssd, &group.second_ssd]).ok();
+    daemon.run(&["status"]).ok().says(&["no problems"]);
+    let blocks = load.end();
+    is_empty_set(&daemon, &group.second_ssd);
+    daemon.stop();
+    each_has([&place.ssd, &place.ssd], &place.hdd, &blocks);
+}
+
+/// The only SSD of a set is replaced, and one of the two of a group.
+#[test]
+fn a_cache_device_is_replaced_under_load() {
+    let place = Place::new();
+    let daemon = place.start_registered();
+    let load = Load::start(place.client("bcache0"));
+    load.goes_on();
+    let [new, third, fourth] = ["new", "third", "fourth"].map(|name| place.dir.sparse(name, 8 << 20));
+    let replaced = daemon.run(&["group", "replace", &place.ssd, &place.ssd, &new]);
+    replaced.ok().says(&["group replace done", &new, "is in the group", &place.ssd, "has left the group"]);
+    load.goes_on();
+    daemon.run(&["status"]).ok().says(&["no problems"]);
+    is_empty_set(&daemon, &place.ssd);
+    daemon.run(&["group", "add", &new, &third]).ok();
+    // The set that serves the volume leaves, and then the one that has its copy.
+    let replaced = daemon.run(&["group", "replace", &third, &new, &fourth]).ok();
+    replaced.says(&["have one copy until it is copied"]);
+    is_empty_set(&daemon, &new);
+    load.goes_on();
+    daemon.run(&["group", "replace", &third, &fourth, &new, "--wipe"]).ok();
+    is_empty_set(&daemon, &fourth);
+    assert_eq!(copy_of(&daemon, "one")["complete"], true);
+    daemon.run(&["status"]).ok().says(&["no problems"]);
+    let blocks = load.end();
+    daemon.stop();
+    each_has([&third, &new], &place.hdd, &blocks);
+}
+
+/// Begins a change of the group of a set and cancels its job when it says `note`. Returns how the job has ended.
+fn cancelled(daemon: &Daemon, path: &str, body: &Value, note: &str) -> String {
+    let (status, begun) = daemon.http("POST", path, &body.to_string());
+    assert_eq!(status, 202, "{begun}");
+    let job = format!("/v1/jobs/{}", begun["job"]["id"]);
+    let now = || daemon.http("GET", &job, "").1["job"].clone();
+    wait_until(note, || {
+        let job = now();
+        let notes = job["notes"].as_array().unwrap();
+        notes.iter().any(|said| said.as_str().unwrap().contains(note)) || job["state"] != "running"
+    });
+    // It may have ended.
+    daemon.http("DELETE", &job, "");
+    wait_until("the end of a job", || now()["state"] != "running");
+    now()["state"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_cancelled_change_of_a_group_is_taken_back() {
+    let place = Place::new();
+    let daemon = place.start_registered();
+    let set = set_of(&daemon, "one");
+    let load = Load::start(place.client("bcache0"));
+    load.goes_on();
+    let new = place.dir.sparse("new", 8 << 20);
+    let path = |verb: &str| format!("/v1/sets/{set}/group/{verb}");
+    let is_taken_back = || {
+        is_empty_set(&daemon, &new);
+        assert!(copy_of(&daemon, "one").is_null(), "the set stays in a group of one");
+        assert_eq!(set_of(&daemon, "one"), set);
+        daemon.run(&["status"]).ok().says(&["no problems"]);
+        load.goes_on();
+    };
+    let add = json!({"device": new, "force": true, "wipe": true});
+    wait_until("a cancelled add", || {
+        let end = cancelled(&daemon, &path("add"), &add, "is copied");
+        if end == "done" {
+            daemon.run(&["group", "remove", &set, &new]).ok();
+        }
+        end == "cancelled"
+    });
+    is_taken_back();
+    let replace = json!({"old": place.ssd, "new": new, "force": true, "wipe": true});
+    wait_until("a cancelled replace", || {
+        let end = cancelled(&daemon, &path("replace"), &replace, "is copied");
+        if end == "done" {
+            daemon.run(&["group", "replace", &new, &new, &place.ssd, "--wipe"]).ok();
+        }
+        end == "cancelled" || set_of(&daemon, "one") != set
+    });
+    if set_of(&daemon, "one") == set {
+        is_taken_back();
+    }
+    let blocks = load.end();
+    daemon.stop();
+    each_has([&place.ssd, &place.ssd], &place.hdd, &blocks);
+}
+
+#[test]
+fn a_change_of_a_group_that_loses_data_is_refused() {
+    let place = Place::new();
+    let daemon = place.start_registered();
+    let remove = |device: &str| daemon.run(&["group", "remove", &place.ssd, device]);
+    remove(&place.ssd).refused(&["expected the group of", "found none", "nothing was changed"]);
+    remove(&place.hdd).refused(&["expected a cache device", "nothing was changed"]);
+    remove("/nowhere").refused(&["/nowhere"]);
+    daemon.run(&["group", "add", &place.ssd]).usage();
+    write(&place, &daemon, "one", &DATA);
+    let new = place.dir.sparse("new", 8 << 20);
+    daemon.run(&["group", "add", &place.ssd, &new]).ok();
+    // The disk has its copy on a device that goes away in another way: the daemon has no other one.
+    daemon.run(&["unregister", &new]).ok();
+    let refused = remove(&place.ssd);
+    refused.refused(&["4.0 KiB of dirty data of one", "ubcache detach one", "ubcache group add"]);
+    assert_eq!(daemon.volume("one")["dirty_bytes"], 4096);
+    daemon.run(&["register", &new]).ok();
+    wait_until("a copy", || copy_of(&daemon, "one")["complete"] == true);
+    // Data of a flash-only volume is nowhere else.
+    daemon.run(&["volume", "create", &place.ssd, "1MiB", "--label", "flash"]).ok();
+    remove(&place.ssd).refused(&["flash-only", "ubcache volume delete flash"]);
+    daemon.run(&["volume", "delete", "flash", "--force"]).ok();
+    remove(&place.ssd).ok();
+    assert!(read_block(&place, &daemon, "one") == DATA);
     daemon.stop();
 }

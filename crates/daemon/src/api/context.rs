@@ -8,12 +8,14 @@ use std::time::Instant;
 
 use axum::extract::State;
 
+use crate::components::Groups;
 use crate::order::Make;
 use crate::registry::Registry;
 
 /// State that the handlers share.
 pub(crate) struct Api {
     pub(crate) registry: Arc<Registry>,
+    pub(crate) groups: Groups,
     pub(crate) config_path: PathBuf,
     pub(crate) began: Instant,
     pub(crate) make: Make,
@@ -21,7 +23,9 @@ pub(crate) struct Api {
 
 impl Api {
     pub(crate) fn new(registry: Arc<Registry>, config_path: PathBuf, make: Make) -> Api {
-        Api { registry, config_path, began: Instant::now(), make }
+        let (lookup, registration) = (registry.lookup.clone(), registry.registration.clone());
+        let groups = Groups::new(registry.inventory.clone(), lookup, registration);
+        Api { registry, groups, config_path, began: Instant::now(), make }
     }
 }
 

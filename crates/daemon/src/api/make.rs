@@ -74,7 +74,7 @@ fn named_devices(names: &[PathBuf], devices: &[PathBuf]) -> Result<Vec<PathBuf>,
 }
 
 /// Refuses devices of this daemon, also those that it does not have open.
-fn not_registered(api: &Api, devices: &[PathBuf]) -> Result<(), Refusal> {
+pub(super) fn not_registered(api: &Api, devices: &[PathBuf]) -> Result<(), Refusal> {
     let number = |path: &Path| {
         let there = std::fs::metadata(path).ok()?;
         let is_block = there.file_type().is_block_device();
@@ -98,7 +98,7 @@ fn not_registered(api: &Api, devices: &[PathBuf]) -> Result<(), Refusal> {
 ///
 /// The daemon is root and a member of its group is not. By a path that leads elsewhere a moment later, such a client could have
 /// any file of the host overwritten.
-fn is_for(peer: Peer, path: &Path) -> Result<(), Failure> {
+pub(super) fn is_for(peer: Peer, path: &Path) -> Result<(), Failure> {
     let there = std::fs::metadata(path).map_err(|e| Failure::at(path, "cannot be opened", e))?;
     let may_have_files = matches!(peer, Peer::Local { uid, .. } if uid == 0 || uid == geteuid().as_raw());
     if there.file_type().is_block_device() || there.is_file() && may_have_files {

@@ -117,6 +117,17 @@ impl DeviceTable {
         Some(probe.clone())
     }
 
+    /// The set of a cache device is in this group now, or in none.
+    pub(crate) fn set_group(&self, of: &str, to: Option<&String>) {
+        for probe in self.lock().values_mut().filter_map(|d| d.probe.as_mut()) {
+            if let Role::Cache { set, group, .. } = &mut probe.role
+                && set == of
+            {
+                *group = to.cloned();
+            }
+        }
+    }
+
     pub(crate) fn get(&self, path: &Path) -> Option<Device> {
         self.lock().get(path).cloned()
     }

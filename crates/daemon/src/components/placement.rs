@@ -148,7 +148,7 @@ impl Placement {
             probe.set().unwrap_or_default()
         );
         let all = self.inventory.workers.all();
-        for worker in all.iter().filter(|w| w.plan.group.is_some() && w.phase() == Phase::Serving) {
+        for worker in all.iter().filter(|w| w.group().is_some() && w.phase() == Phase::Serving) {
             match worker.take_over(probe.path.clone()).await {
                 Ok(()) => {
                     let now = probe_device(&probe.path).await;
@@ -269,7 +269,7 @@ impl Placement {
                 Err(e) => self.inventory.devices.fail(was, e),
             }
         }
-        if worker.plan.group.is_some() {
+        if worker.group().is_some() {
             // The set may have a copy of the dirty data of a disk whose own set is missing.
             let waits = |d: &Device| matches!(d.state, DeviceState::Waiting(..));
             let all = self.inventory.devices.all().into_values().filter(waits).filter_map(|d| d.probe);

@@ -84,7 +84,11 @@ impl Registration {
     }
 
     /// Claims what `find` finds, unless the daemon has begun to stop during the wait.
-    async fn claim<T, F>(&self, asked: &Asked, find: impl Fn() -> F) -> Result<(Claim<'_>, T), Failure>
+    pub(crate) async fn claim<T, F>(
+        &self,
+        asked: &Asked,
+        find: impl Fn() -> F,
+    ) -> Result<(Claim<'_>, T), Failure>
     where
         F: Future<Output = Result<(T, Scope), Failure>>,
     {
@@ -108,12 +112,17 @@ impl Registration {
             Ok((probes, scope))
         };
         let (_claim, probes) = self.claim(asked, find).await?;
+        self.register_claimed(probes, by).await
+    }
+
+    /// As [`Registration::register`], for a caller that has claimed the devices.
+    pub(crate) async fn register_claimed(&self, probes: Vec<Probe>, by: By) -> Result<Registered, Failure> {
+        let paths: Vec<PathBuf> = probes.iter().map(|p| p.path.clone()).collect();
         let known = self.admission.remembered();
         self.inventory.devices.note_unplugged();
         let accepted = self.admission.admit_all(&probes, by).await.map_err(|e| none_of(&paths, e))?;
         accepted.iter().for_each(message::note);
         let ordered = by.is_operator().then(|| self.admission.name_at_paths(&probes));
-        let paths: Vec<PathBuf> = probes.iter().map(|p| p.path.clone()).collect();
         let (back, probes): (Vec<Probe>, Vec<Probe>) =
             probes.into_iter().partition(|p| self.inventory.devices.was_unplugged(p));
         for probe in &back {
@@ -223,7 +232,7 @@ impl Registration {
     }
 
     /// What a command changes that stops a device or volume.
-    fn scope_of_named(&self, named: &Named) -> Scope {
+    pub(crate) fn scope_of_named(&self, named: &Named) -> Scope {
         let device = named.device.as_ref().and_then(|path| self.inventory.devices.get(path));
         let set = match device.and_then(|d| d.probe).map(|p| p.role) {
             Some(Role::Backing { set, .. }) => set,
@@ -262,6 +271,11 @@ impl Registration {
             Ok((named, scope))
         };
         let (_claim, named) = self.claim(asked, find).await?;
+        self.unregister_claimed(named).await
+    }
+
+    /// As [`Registration::unregister`], for a caller that has claimed the device and its set.
+    pub(crate) async fn unregister_claimed(&self, named: Named) -> Result<Ended, Failure> {
         let Some(path) = named.device.clone() else { return failed(format!("{named}: has no device")) };
         let known = self.inventory.devices.get(&path);
         let Some(known) = known else { return failed(format!("{named}: is not registered")) };
@@ -302,7 +316,7 @@ impl Registration {
 
     /// Gives the volumes of a set that is to stop to the other sets of its group. A volume without a copy stays, and is stopped.
     async fn hand_over(&self, set: &str) {
-        let Some(worker) = self.inventory.workers.serving(set).filter(|w| w.plan.group.is_some()) else {
+        let Some(worker) = self.inventory.workers.serving(set).filter(|w| w.group().is_some()) else {
             return;
         };
         if let Err(e) = worker.hand_over().await {

@@ -192,7 +192,7 @@ impl Views {
                     let phase = worker.phase();
                     let mut view = SetView {
                         id: worker.plan.id.clone(),
-                        group: worker.plan.group.clone(),
+                        group: worker.group(),
                         has_cache: worker.plan.cache.is_some(),
                         state: phase.name(),
                         why: None,

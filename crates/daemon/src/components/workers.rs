@@ -119,7 +119,7 @@ impl Workers {
         let (worker, up) = {
             let mut workers = self.lock();
             self.refuse_while_stopping()?;
-            let of_group = |w: &&Arc<Worker>| plan.group.is_some() && w.plan.group == plan.group;
+            let of_group = |w: &&Arc<Worker>| plan.group.is_some() && w.group() == plan.group;
             let beside = workers.values().filter(of_group).find(|w| !w.phase().is_over());
             let beside = beside.and_then(|w| w.start_beside(plan.clone(), self.shared.clone()));
             let (worker, up) = match beside {

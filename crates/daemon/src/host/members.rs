@@ -33,6 +33,8 @@ pub(crate) struct Members {
     copying: Mutex,
     /// Whether a task waits to make copies.
     wants_copies: Cell<bool>,
+    /// Why the last attempt has not made every copy.
+    copy_failure: RefCell<Option<String>>,
     /// Notified when a set joins.
     changed: Event,
     /// The number of sets whose volumes may have clients.
@@ -59,7 +61,7 @@ impl Member {
     pub(super) fn stay(&self, set: &CacheSet) {
         self.leave();
         self.members.sets.borrow_mut().push(set.clone());
-        self.members.changed.notify_all();
+        self.members.try_again();
     }
 
     /// The volumes of the set have no clients any more.
@@ -87,7 +89,7 @@ impl Members {
     /// Adds a set.
     pub(super) fn join(self: &Rc<Self>, set: &CacheSet) -> Member {
         self.sets.borrow_mut().push(set.clone());
-        self.changed.notify_all();
+        self.try_again();
         self.exporting.set(self.exporting.get() + 1);
         Member {
             members: self.clone(),
@@ -101,11 +103,30 @@ impl Members {
     async fn make_copies(self: Rc<Self>, rt: Handle) {
         let _one = self.copying.lock().await;
         self.wants_copies.set(false);
-        let sets = self.sets.borrow().clone();
-        if group::make_copies(sets).await.is_err() {
+        self.copy_failure.take();
+        if let Err(e) = group::make_copies(|| self.sets.borrow().clone()).await {
+            *self.copy_failure.borrow_mut() = Some(e.to_string());
             // The failure is reported. Each attempt copies all dirty data, so the next one waits.
             select(pin!(self.changed.changed()), rt.sleep(AGAIN_AFTER)).await;
         }
+    }
+
+    /// The next attempt to make copies does not wait any more.
+    pub(super) fn try_again(&self) {
+        self.copy_failure.take();
+        self.changed.notify_all();
+    }
+
+    /// Why the last attempt has not made every copy; `None` if another one has begun.
+    pub(super) fn copy_failure(&self) -> Option<String> {
+        self.copy_failure.borrow().clone()
+    }
+
+    /// The sets that work, without this one.
+    pub(super) fn others(&self, own: Uuid) -> Vec<CacheSet> {
+        let sets = self.sets.borrow();
+        let others = sets.iter().filter(|set| set.uuid() != own && set.status().failed.is_none());
+        others.cloned().collect()
     }
 
     /// The sets, with this one first.
@@ -118,6 +139,11 @@ impl Members {
     /// Whether there are several sets.
     pub(super) fn are_several(&self) -> bool {
         self.sets.borrow().len() > 1
+    }
+
+    /// Whether there is no set.
+    pub(super) fn is_empty(&self) -> bool {
+        self.sets.borrow().is_empty()
     }
 
     fn has(&self, set: Uuid) -> bool {
@@ -189,7 +215,8 @@ fn has_lost_copy(host: &Host<'_>) -> bool {
     member.without_copy.replace(without) < without
 }
 
-fn give_volumes(host: &Host<'_>, own: Uuid) {
+/// Gives volumes that another set of the thread has taken over to its host.
+pub(super) fn give_volumes(host: &Host<'_>, own: Uuid) {
     let members = &host.members;
     let gone: Vec<Served> = {
         let mut served = host.served.borrow_mut();

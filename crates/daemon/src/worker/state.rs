@@ -75,6 +75,20 @@ impl LabelCell {
     }
 }
 
+/// The group of a set that a thread serves.
+#[derive(Clone)]
+pub(super) struct GroupCell(Arc<Mutex<Option<String>>>);
+
+impl GroupCell {
+    pub(super) fn set(&self, group: Option<String>) {
+        *lock(&self.0) = group;
+    }
+
+    pub(super) fn get(&self) -> Option<String> {
+        lock(&self.0).clone()
+    }
+}
+
 /// Whether a thread serves a set no more.
 #[derive(Clone, Default)]
 pub(super) struct HasEnded(Arc<(Mutex<bool>, Condvar)>);
@@ -108,6 +122,7 @@ pub(super) struct ThreadState {
     pub(super) plan: Plan,
     pub(super) phase: PhaseCell,
     pub(super) label: LabelCell,
+    pub(super) group: GroupCell,
     pub(super) ended: HasEnded,
     pub(super) shared: Arc<Shared>,
 }
@@ -115,7 +130,8 @@ pub(super) struct ThreadState {
 impl ThreadState {
     pub(super) fn new(plan: Plan, shared: Arc<Shared>) -> ThreadState {
         let phase = PhaseCell(Arc::new(Mutex::new(Phase::Starting)));
-        ThreadState { plan, phase, label: LabelCell::default(), ended: HasEnded::default(), shared }
+        let group = GroupCell(Arc::new(Mutex::new(plan.group.clone())));
+        ThreadState { plan, phase, label: LabelCell::default(), group, ended: HasEnded::default(), shared }
     }
 
     /// The set or device as messages name it.

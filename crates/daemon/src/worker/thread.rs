@@ -255,7 +255,10 @@ async fn serve(driver: &Driver, members: &Rc<Members>, guest: &mut Guest) -> Res
     let _failed_by_panic = FailedByPanic(phase);
     host.obey(orders, &mut tasks).await;
     phase.set(Phase::Stopping);
-    host.stop(orders, &mut tasks).await
+    let stopped = host.stop(orders, &mut tasks).await;
+    drop(tasks);
+    host.let_device_go().await;
+    stopped
 }
 
 /// Sets the phase when the thread panics, before the commands under way are dropped. Otherwise

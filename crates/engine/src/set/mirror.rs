@@ -148,6 +148,61 @@ pub(super) async fn give_up_copies(secondary: &Components) -> Result<(), EngineE
     result
 }
 
+/// Ends the copy of one volume that a set has; see [`CacheSet::give_up_copy`](super::CacheSet::give_up_copy).
+pub(super) async fn give_up_copy_of(secondary: &Components, volume: &Rc<Volume>) -> Result<(), EngineError> {
+    end_copy(volume, &secondary.cache).await?;
+    // A write that began before may still add its key to this set.
+    drop(volume.block_all().await);
+    Ok(())
+}
+
+/// Sets the group of a set; see [`CacheSet::set_group`](super::CacheSet::set_group).
+pub(super) async fn set_group(cache: &Cache, group: Option<Uuid>) -> Result<(), EngineError> {
+    let _config = cache.uuids.lock().await;
+    cache.device.check()?;
+    cache.device.change_superblock(|sb| sb.set_group(group));
+    cache.device.write_superblock().await
+}
+
+/// Empties a set and ends its membership; see [`CacheSet::leave_group`](super::CacheSet::leave_group).
+pub(super) async fn leave_group(set: &Components) -> Result<(), EngineError> {
+    let cache = &set.cache;
+    let copies = set.members.copies();
+    give_up_copies(set).await?;
+    for volume in copies {
+        // A write that began before may still add its key to this set.
+        drop(volume.block_all().await);
+    }
+    let mut table = cache.uuids.begin_change().await?;
+    let slots = slots_to_leave(set)?;
+    let now = cache.rt.wall_seconds() as u32;
+    slots.iter().for_each(|inode| cache.index.invalidate_slot(*inode));
+    table.apply(|u| slots.iter().for_each(|inode| u[inode.0 as usize].invalidate(now))).await?;
+    drop(table);
+    cache.alloc.walks().request();
+    set_group(cache, None).await
+}
+
+/// The slots of a set that can become invalid: no data is in this set alone.
+fn slots_to_leave(set: &Components) -> Result<Vec<Inode>, EngineError> {
+    let refuse = |volume: String| Err(Refusal::HasVolume { volume }.into());
+    if let Some(volume) = set.members.volumes().first() {
+        return refuse(volume.label_or_name());
+    }
+    let mut slots = Vec::new();
+    for (inode, entry) in (0..).map(Inode).zip(set.cache.uuids.entries().iter()).filter(|(_, e)| e.is_live())
+    {
+        let is_copy = matches!(entry.role(), Some(SlotRole::Secondary { .. }));
+        let dirty = set.cache.index.tree().dirty_sectors(inode);
+        if entry.is_flash_only() || !is_copy && dirty > Sectors::ZERO {
+            let label = entry.label();
+            return refuse(if label.is_empty() { entry.uuid.to_string() } else { label });
+        }
+        slots.push(inode);
+    }
+    Ok(slots)
+}
+
 /// The second set of a device; see [`CacheSet::second_set_of`](super::CacheSet::second_set_of).
 pub(super) fn second_set_of(cache: &Cache, backing: Uuid) -> Option<Uuid> {
     let slot = cache.uuids.slot_of(backing)?;

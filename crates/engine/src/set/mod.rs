@@ -18,7 +18,7 @@ mod slow;
 mod stop;
 mod unsettled;
 
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use format::{Inode, Sectors, SlotRole, Uuid};
 use io::Disk;
@@ -29,6 +29,7 @@ pub use open::SetOptions;
 
 #[cfg(test)]
 use crate::device::BackingDevice;
+use crate::device::CacheDevice;
 use crate::error::EngineError;
 use crate::events::{Resolution, SetEvent};
 use crate::refusal::Refusal;
@@ -40,6 +41,16 @@ use crate::wipe::Wiped;
 #[derive(Clone)]
 pub struct CacheSet {
     components: Rc<Components>,
+}
+
+/// Whether a set that was stopped still has its cache device.
+pub struct DeviceInUse(Weak<CacheDevice>);
+
+impl DeviceInUse {
+    /// Whether tasks of the set have not ended, or another has a reference to it.
+    pub fn is_in_use(&self) -> bool {
+        self.0.strong_count() > 0
+    }
 }
 
 /// A summary of a set's state.
@@ -136,6 +147,36 @@ impl CacheSet {
     /// If the superblock of a backing device cannot be written. The copy that it names stays then.
     pub async fn give_up_copies(&self) -> Result<(), EngineError> {
         mirror::give_up_copies(&self.components).await
+    }
+
+    /// Ends the copy that this set has of the dirty data of one volume of another set, which goes on without it.
+    ///
+    /// # Errors
+    /// If the superblock of the backing device cannot be written. The copy that it names stays then.
+    pub async fn give_up_copy(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
+        let (theirs, volume) = (self.components.clone(), volume.clone());
+        let ended = async move { mirror::give_up_copy_of(&theirs, &volume).await };
+        self.components.cache.tasks.to_the_end(ended).await
+    }
+
+    /// Writes the group of the set to the superblock of the cache device; `None`: it is in none.
+    ///
+    /// # Errors
+    /// If the superblock cannot be written.
+    pub async fn set_group(&self, group: Option<Uuid>) -> Result<(), EngineError> {
+        let cache = self.cache().clone();
+        let store = async move { mirror::set_group(&cache, group).await };
+        self.cache().tasks.to_the_end(store).await
+    }
+
+    /// Ends the membership of the set in its group: the copies that it has end, and all its slots become invalid, so it is empty.
+    ///
+    /// # Errors
+    /// If the set has a volume, or a device cannot be written. A part of the copies may have ended then.
+    pub async fn leave_group(&self) -> Result<(), EngineError> {
+        let theirs = self.components.clone();
+        let left = async move { mirror::leave_group(&theirs).await };
+        self.components.cache.tasks.to_the_end(left).await
     }
 
     /// Registers a backing device as [`CacheSet::register`] does, together with the set that has a copy of its dirty data. If that
@@ -422,7 +463,8 @@ impl CacheSet {
         let registered: Vec<Inode> = self.volumes().iter().filter_map(|v| v.inode()).collect();
         let entries = self.cache().uuids.entries();
         let named = |inode: Inode| {
-            let entry = entries.get(inode.0 as usize)?;
+            // The keys of an invalid slot are in the index until a walk drops them.
+            let entry = entries.get(inode.0 as usize).filter(|entry| entry.is_live())?;
             let label = entry.label();
             Some(if label.is_empty() { entry.uuid.to_string() } else { label })
         };
@@ -531,6 +573,11 @@ impl CacheSet {
     /// If a write or flush failed; data whose flush was answered before is durable in this case, too.
     pub async fn stop(&self) -> Result<(), EngineError> {
         stop::stop(&self.components).await
+    }
+
+    /// The use of the cache device, which ends some time after the stop of the set.
+    pub fn device_in_use(&self) -> DeviceInUse {
+        DeviceInUse(Rc::downgrade(&self.cache().device))
     }
 
     /// Ends the set as a process crash does: writes nothing and waits for nothing. The caller has dropped the tasks of

@@ -92,6 +92,29 @@ fn scrubbed_in_words(scrubbed: &Value) -> String {
     )
 }
 
+/// The devices that have joined or left a group, as text; empty if the job was no change of a group.
+fn group_in_words(group: &Value) -> String {
+    let added = group["added"].as_str().map(|device| format!("; {} is in the group", plain::escaped(device)));
+    let removed = group["removed"].as_str().map(|device| {
+        format!(
+            "; {} has left the group: it is an empty cache set, and not registered",
+            plain::escaped(device)
+        )
+    });
+    added.into_iter().chain(removed).collect()
+}
+
+/// Prints what a job has said of its steps after the first notes. Returns the number of its notes.
+fn say_notes(job: &Value, said: usize, progress: &mut out::Progress) -> usize {
+    // A daemon of an older version has none.
+    let notes = job["notes"].as_array().map(Vec::as_slice).unwrap_or_default();
+    for note in notes.iter().skip(said) {
+        progress.clear();
+        out::note(text(note));
+    }
+    notes.len()
+}
+
 /// Waits for the end of a job and prints its result. After a signal it says that the job goes on, and ends.
 fn watch(
     control: &Control,
@@ -101,6 +124,7 @@ fn watch(
 ) -> Result<(), Failure> {
     let mut progress = out::Progress::new(kind);
     let id = body["job"]["id"].as_u64().unwrap_or(0);
+    let mut said = 0;
     while body["job"]["state"] == "running" {
         if let Some(signal) = interrupt.first() {
             progress.clear();
@@ -110,10 +134,12 @@ fn watch(
             ));
             return Err(Failure::Signalled(exit_code(signal)));
         }
+        said = say_notes(&body["job"], said, &mut progress);
         progress.line(|what| format!("{what}: {}", progress_line(&body["job"])));
         std::thread::sleep(EVERY);
         body = control.get(&format!("/v1/jobs/{id}"))?;
     }
+    say_notes(&body["job"], said, &mut progress);
     progress.clear();
     let job = &body["job"];
     if control.json {
@@ -124,7 +150,8 @@ fn watch(
         "done" => {
             let wiped = wiped_in_words(&job["report"]["wiped"]);
             let scrubbed = scrubbed_in_words(&job["report"]["scrubbed"]);
-            out::print(&format!("{}: {} done{wiped}{scrubbed}\n", target_of(job), text(&job["kind"])))
+            let group = group_in_words(&job["report"]["group"]);
+            out::print(&format!("{}: {} done{wiped}{scrubbed}{group}\n", target_of(job), text(&job["kind"])))
         }
         "failed" => Err(Failure::Failed(format!("{}: {}", target_of(job), text(&job["error"])))),
         other => Err(Failure::Failed(format!("{}: {other}{}", target_of(job), why_of(job)))),
@@ -133,12 +160,12 @@ fn watch(
 
 /// The options of commands that start a job.
 #[derive(Args, Debug)]
-struct Waiting {
+pub(crate) struct Waiting {
     /// Do not wait for the end
     #[arg(long)]
-    no_wait: bool,
+    pub(crate) no_wait: bool,
     #[command(flatten)]
-    control: Control,
+    pub(crate) control: Control,
 }
 
 impl Waiting {
@@ -146,7 +173,7 @@ impl Waiting {
         self.begin_with(kind, path, &json!({}))
     }
 
-    fn begin_with(&self, kind: &'static str, path: &str, wanted: &Value) -> Result<(), Failure> {
+    pub(crate) fn begin_with(&self, kind: &'static str, path: &str, wanted: &Value) -> Result<(), Failure> {
         // A signal during the request must not end the command before it can say that the job goes on.
         let mut interrupt = Interrupt::new()?;
         let body = self.control.post(path, wanted)?;
@@ -319,7 +346,7 @@ impl Jobs {
     }
 }
 
-/// Cancel a job of the daemon; the work done so far stays done
+/// Cancel a job of the daemon; the work done so far stays done, but a device that joins a group leaves it again
 #[derive(Args, Debug)]
 pub(crate) struct Cancel {
     /// Number of the job

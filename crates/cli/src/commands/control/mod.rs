@@ -31,7 +31,7 @@ use serve::tunables::{names, owners};
 pub(crate) use damaged::Damaged;
 pub(crate) use flash::{Gc, Volume};
 pub(crate) use get::Get;
-pub(crate) use job::{Cancel, Detach, Drain, Jobs, Scrub, Wipe};
+pub(crate) use job::{Cancel, Detach, Drain, Jobs, Scrub, Waiting, Wipe};
 pub(crate) use list_names::ListNames;
 pub(crate) use show::{Show, Tree};
 pub(crate) use status::{Events, Explain, Status};
@@ -45,7 +45,7 @@ use crate::failure::Failure;
 use crate::{out, size};
 
 /// Prints an answer as JSON, or a shorter text.
-fn answer(control: &Control, body: &Value, short: impl FnOnce() -> String) -> Result<(), Failure> {
+pub(crate) fn answer(control: &Control, body: &Value, short: impl FnOnce() -> String) -> Result<(), Failure> {
     if control.json {
         out::print_json(body)?
     } else {

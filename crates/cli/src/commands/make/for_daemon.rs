@@ -6,7 +6,7 @@
 use daemon::{MadeDevices, MakeOrder};
 use serde_json::json;
 
-use super::{BUCKET, Make, Notes, Policy};
+use super::{BUCKET, Make, Notes, Policy, for_group};
 use crate::failure::Failure;
 use crate::size;
 
@@ -29,6 +29,9 @@ pub(crate) fn make(order: &MakeOrder) -> Result<MadeDevices, Failure> {
 }
 
 fn of(order: &MakeOrder) -> Result<Make, Failure> {
+    if let (Some(join), Some(device)) = (&order.join, &order.cache) {
+        return for_group::of_order(device, join, order);
+    }
     let bucket = size::parse_sectors(order.bucket.as_deref().unwrap_or(BUCKET));
     let label = |label: &str| Some(label.to_owned()).filter(|l| !l.is_empty());
     Ok(Make {
