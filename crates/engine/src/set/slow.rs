@@ -27,14 +27,14 @@ pub(super) fn watch(
 ) {
     let rt = volume.rt().clone();
     let (volume, mirror) = (Rc::downgrade(volume), Rc::downgrade(mirror));
-    let mut pair = Pair::new(primary, secondary);
+    let mut sets = Watch::new(primary, secondary);
     rt.clone().spawn(async move {
         let is_linked = || {
             let (Some(volume), Some(mirror)) = (volume.upgrade(), mirror.upgrade()) else { return false };
             volume.mirror().is_some_and(|present| Rc::ptr_eq(&present, &mirror))
         };
         while is_linked()
-            && let Some(pause) = pair.look()
+            && let Some(pause) = sets.check()
         {
             rt.sleep(pause).await;
             if bug(Bug::SlowSetAwaited) {
@@ -50,9 +50,9 @@ pub(super) async fn watched<T>(
     secondary: &Rc<Components>,
     step: impl Future<Output = T>,
 ) -> T {
-    let (mut step, mut pair) = (pin!(step), Pair::new(primary, secondary));
+    let (mut step, mut sets) = (pin!(step), Watch::new(primary, secondary));
     loop {
-        let Some(pause) = pair.look() else { return step.await };
+        let Some(pause) = sets.check() else { return step.await };
         if let Either::Left(done) = select(step.as_mut(), primary.cache.rt.sleep(pause)).await {
             return done;
         }
@@ -60,22 +60,22 @@ pub(super) async fn watched<T>(
 }
 
 /// The two sets of a volume. References to them would keep a stopped set.
-struct Pair {
+struct Watch {
     primary: Weak<Components>,
     secondary: Weak<Components>,
-    /// The set whose device did not answer at the last look. It is given up at the second look: after a pause of the whole process, the
+    /// The set whose device did not answer at the last check. It is given up at the second one: after a pause of the whole process, the
     /// answers to old requests are there and not taken yet.
     suspect: Option<Which>,
 }
 
-impl Pair {
-    fn new(primary: &Rc<Components>, secondary: &Rc<Components>) -> Pair {
-        Pair { primary: Rc::downgrade(primary), secondary: Rc::downgrade(secondary), suspect: None }
+impl Watch {
+    fn new(primary: &Rc<Components>, secondary: &Rc<Components>) -> Watch {
+        Watch { primary: Rc::downgrade(primary), secondary: Rc::downgrade(secondary), suspect: None }
     }
 
-    /// Gives a set up whose device still does not answer. Returns the time until the next look, or `None` if there is nothing to watch
+    /// Gives a set up whose device still does not answer. Returns the time until the next check, or `None` if there is nothing to watch
     /// any more.
-    fn look(&mut self) -> Option<Nanos> {
+    fn check(&mut self) -> Option<Nanos> {
         let (primary, secondary) = (self.primary.upgrade()?, self.secondary.upgrade()?);
         let timeouts = [timeout_of(&primary), timeout_of(&secondary)];
         let Some(shortest) = timeouts.into_iter().flatten().min() else { return Some(UNSET_INTERVAL) };

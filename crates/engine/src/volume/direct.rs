@@ -258,7 +258,7 @@ async fn invalidate_clean(target: Target<'_>, start: Sector, end: Sector) -> Res
 }
 
 /// What a set had in a range whose clean copies were dropped.
-struct Dropped {
+struct CleanDropped {
     /// The journal entry after which the range has no clean copies.
     newest: JournalSeq,
     is_over_dirty: bool,
@@ -269,8 +269,8 @@ async fn drop_clean(
     cache: &Cache,
     inode: Inode,
     (start, end): (Sector, Sector),
-) -> Result<Dropped, EngineError> {
-    let mut dropped = Dropped { newest: JournalSeq(0), is_over_dirty: false };
+) -> Result<CleanDropped, EngineError> {
+    let mut dropped = CleanDropped { newest: JournalSeq(0), is_over_dirty: false };
     let mut at = start;
     while at < end {
         cache.device.check()?;
