@@ -65,6 +65,8 @@ table! {
         SecondLeafBeforeBacking,
         /// A copy that is not complete is read, or gets clean data.
         IncompleteCopyRead,
+        /// A set that takes a clean device over at a start trusts its clean data, although a kernel may have changed the device.
+        CleanDataOfLostSetTrusted,
         /// Clients wait for a cache device that does not answer, although another set has the data.
         SlowSetAwaited,
         /// A cache device that does not answer is given up although no other one has some dirty data.

@@ -186,6 +186,15 @@ pub enum Refusal {
         /// The age of the oldest request, in milliseconds.
         waited_ms: u64,
     },
+    /// A decision about damaged data of a copy, whose device is not registered.
+    #[error(
+        "{device}: expected a registered device, found one that is not; another set has its dirty data, too, and that one decides: register \
+         the device, then run this command again"
+    )]
+    CopyNeedsDevice {
+        /// Label or UUID of the device.
+        device: String,
+    },
     /// A set that is to leave its group has a volume, or dirty data that no other set has.
     #[error("{volume}: expected a set without volumes and dirty data, found this one in it")]
     HasVolume {

@@ -43,6 +43,7 @@ pub const BUGS: &[Bug] = &[
     Bug::WritebackBeforeSecondKey,
     Bug::SecondLeafBeforeBacking,
     Bug::IncompleteCopyRead,
+    Bug::CleanDataOfLostSetTrusted,
     Bug::SlowSetAwaited,
     Bug::OnlyDataGivenUp,
 ];

@@ -25,6 +25,7 @@ const OTHERS: &[(Bug, fn())] = &[
     (Bug::TakenOverSetBypassed, || life(414)),
     (Bug::WritebackBeforeSecondKey, clean_in_both_sets::a_crash_at_any_moment_of_writeback_over_clean_data),
     (Bug::IncompleteCopyRead, clean_in_both_sets::an_incomplete_copy_has_no_clean_data),
+    (Bug::CleanDataOfLostSetTrusted, clean_in_both_sets::a_start_without_the_first_set_trusts_no_clean_data),
     (Bug::SlowSetAwaited, slow_sets::a_cache_device_hangs_at_any_request),
     (Bug::OnlyDataGivenUp, slow_sets::a_set_with_the_only_dirty_data_of_a_volume_is_not_given_up),
     (Bug::OldCopyTrusted, old_copies::a_set_that_was_lost_does_not_take_over),

@@ -521,6 +521,7 @@ async fn detach_drained(
     if !members.has(volume) {
         return Err(Refusal::NotAttached { volume: volume.label_or_name() }.into());
     }
+    let copy = volume.mirror();
     // From here on the device has no cache. If the update of the slot below fails, the slot is still invalid,
     // because the superblock of the device does not name the set.
     cache.index.invalidate_slot(inode);
@@ -536,6 +537,9 @@ async fn detach_drained(
     table.apply(|u| u[inode.0 as usize].invalidate(now)).await?;
     drop(table);
     cache.alloc.walks().request();
+    if let Some(copy) = copy {
+        mirror::invalidate_copy(&copy, backing).await;
+    }
     backing.emit_state(BackingState::None, &cache.device);
     Ok(())
 }

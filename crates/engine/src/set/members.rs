@@ -40,6 +40,12 @@ impl Members {
         self.volumes.borrow().iter().find(|v| v.inode() == Some(inode)).cloned()
     }
 
+    /// The volume whose data is in a slot: one of this set, or of another one that has its dirty data here, too.
+    pub(super) fn with_data_in(&self, inode: Inode) -> Option<Rc<Volume>> {
+        let is_copy = |v: &Rc<Volume>| v.mirror().is_some_and(|mirror| mirror.inode == inode);
+        self.volume_of(inode).or_else(|| self.copies().into_iter().find(is_copy))
+    }
+
     /// Whether the volume of a backing device is in the set.
     pub(super) fn has_device(&self, device: Uuid) -> bool {
         self.volumes.borrow().iter().any(|v| v.backing_uuid() == Some(device))

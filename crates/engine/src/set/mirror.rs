@@ -156,6 +156,22 @@ pub(super) async fn give_up_copy_of(secondary: &Components, volume: &Rc<Volume>)
     Ok(())
 }
 
+/// Makes the slot of a copy invalid whose volume was detached, so its room becomes free and `wipe` does not take it for needed. If that
+/// fails, the slot stays; no start trusts it.
+pub(super) async fn invalidate_copy(copy: &Mirror, backing: &BackingDevice) {
+    let (cache, inode) = (&copy.cache, copy.inode);
+    let Ok(mut table) = cache.uuids.begin_change().await else { return };
+    let is_copy = matches!(cache.uuids.entries()[inode.0 as usize].role(), Some(SlotRole::Secondary { .. }));
+    if cache.uuids.slot_of(backing.uuid()) != Some(inode) || !is_copy {
+        return;
+    }
+    cache.index.invalidate_slot(inode);
+    let now = cache.rt.wall_seconds() as u32;
+    // The slot is invalid in memory even if the table cannot be written.
+    let _ = table.apply(|u| u[inode.0 as usize].invalidate(now)).await;
+    cache.alloc.walks().request();
+}
+
 /// Sets the group of a set; see [`CacheSet::set_group`](super::CacheSet::set_group).
 pub(super) async fn set_group(cache: &Cache, group: Option<Uuid>) -> Result<(), EngineError> {
     let _config = cache.uuids.lock().await;
@@ -413,6 +429,27 @@ pub(super) async fn settle(
     settled
 }
 
+/// Makes the slot of a copy without dirty data invalid, before the set takes the device over without its primary: a kernel may have served
+/// the primary and the device meanwhile, and leaves no trace on a device that stays clean. So the clean data may be old.
+async fn drop_clean_copy(
+    secondary: &Components,
+    state: BackingState,
+    backing: &BackingDevice,
+) -> Result<(), EngineError> {
+    let cache = &secondary.cache;
+    let mut table = cache.uuids.begin_change().await?;
+    let Some(inode) = cache.uuids.slot_of(backing.uuid()) else { return Ok(()) };
+    let is_dirty = cache.index.tree().dirty_sectors(inode) > Sectors::ZERO;
+    if is_dirty || state != BackingState::Clean || bug(Bug::CleanDataOfLostSetTrusted) {
+        return Ok(());
+    }
+    cache.index.invalidate_slot(inode);
+    let now = cache.rt.wall_seconds() as u32;
+    table.apply(|u| u[inode.0 as usize].invalidate(now)).await?;
+    cache.alloc.walks().request();
+    Ok(())
+}
+
 /// Registers a device without its set, with the copy of its dirty data; see [`CacheSet::take_over`](super::CacheSet::take_over).
 pub(super) async fn take_over(secondary: &Rc<Components>, disk: Disk) -> Result<Rc<Volume>, EngineError> {
     let theirs = secondary.clone();
@@ -425,6 +462,7 @@ pub(super) async fn take_over(secondary: &Rc<Components>, disk: Disk) -> Result<
                 let (set, copy_in) = (primary, theirs.uuid());
                 return Err(DeviceRefusal::NoCopy { set, copy_in }.of(&backing.disk().info().name).into());
             }
+            drop_clean_copy(&theirs, state, &backing).await?;
             let set = theirs.uuid();
             let named = |sb: &mut format::BackingSuper| {
                 sb.set_set_uuid(set);

@@ -181,7 +181,7 @@ fn assemble(
     };
     let components = Rc::new(Components::new(Rc::new(cache), r.unsettled, memory));
     let members = Rc::downgrade(&components.members);
-    components.scrubber.set_volumes(move |inode| members.upgrade()?.volume_of(inode));
+    components.scrubber.set_volumes(move |inode| members.upgrade()?.with_data_in(inode));
     watch(&components);
     Ok(components)
 }

@@ -132,7 +132,7 @@ pub(crate) async fn heal(volume: &Rc<Volume>, range: (Sector, Sector)) -> Result
     let (Some((cache, inode)), Some(mirror)) = (volume.attached(), volume.mirror()) else { return Ok(false) };
     let target = volume.target(&cache, inode);
     let (start, end) = widened(volume, &cache, range);
-    let _range = volume.ranges.hold_for_change(start, end).await;
+    let held = volume.ranges.hold_for_change(start, end).await;
     volume.ranges.writeback_done(start, end).await;
     let mut at = start;
     while at < end {
@@ -147,11 +147,33 @@ pub(crate) async fn heal(volume: &Rc<Volume>, range: (Sector, Sector)) -> Result
             match heal_piece(target, &mirror, (at, piece_end)).await {
                 Ok(true) => {}
                 Ok(false) => return Ok(false),
-                Err(_) => return super::cache_failed::leave_to_second(volume, &cache).await.map(|()| true),
+                Err(_) => {
+                    // A change that has begun with this set would end in it alone, because the set works.
+                    drop(held);
+                    let _all = volume.block_all().await;
+                    return super::cache_failed::leave_to_second(volume, &cache).await.map(|()| true);
+                }
             }
         }
         at = piece_end;
     }
+    Ok(true)
+}
+
+/// Replaces damaged data of the copy in the set `second` by the data of the primary, which decides. Returns false if the volume does not
+/// have its copy there.
+pub(crate) async fn restore_copy(
+    volume: &Rc<Volume>,
+    second: &Rc<Cache>,
+    range: (Sector, Sector),
+) -> Result<bool, EngineError> {
+    let (start, end) = widened(volume, second, range);
+    let _range = volume.ranges.hold_for_change(start, end).await;
+    volume.ranges.writeback_done(start, end).await;
+    let mirror = volume.mirror().filter(|mirror| Rc::ptr_eq(&mirror.cache, second));
+    let (Some((cache, inode)), Some(mirror)) = (volume.attached(), mirror) else { return Ok(false) };
+    settle_range(volume.target(&cache, inode), &mirror, (start, end.min(mirror.copied()))).await?;
+    mirror.commit_keys().await?;
     Ok(true)
 }
 

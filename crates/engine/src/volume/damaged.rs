@@ -6,10 +6,10 @@
 
 use std::rc::Rc;
 
-use format::{Inode, JournalSeq, Ptr, Sector, Sectors};
+use format::{Inode, JournalSeq, Ptr, Sector, Sectors, SlotRole};
 use io::Nanos;
 
-use super::copy::settle_range;
+use super::copy::{restore_copy, settle_range};
 use super::mirror::drop_part;
 use super::{Cache, Target, Volume};
 use crate::canary::{Bug, bug};
@@ -161,16 +161,46 @@ fn list_damaged(owner: Owner<'_>, piece: CachedPiece, mismatch: Mismatch) {
     let CachedPiece { start, ptr } = piece;
     if owner.cache.data.add_damaged(DamagedBlock { at: (owner.inode, start), size, ptr }) {
         report(owner, piece, true, mismatch);
-        if let Some(volume) = owner.volume.filter(|v| v.mirror().is_some() && v.links.is_to(owner.cache)) {
-            let (volume, range) = (volume.clone(), (start, start + size));
+        if let Some(volume) = owner.volume.filter(|v| v.mirror().is_some()) {
+            let (volume, cache, range) = (volume.clone(), owner.cache.clone(), (start, start + size));
             // A read or the scrub has found the damage. A client may not read the range again for a long time.
             volume.rt.clone().spawn(async move {
                 // A stop waits for it.
                 let Ok(_guard) = volume.enter(Sector(0), Sectors::ZERO) else { return };
                 // If it fails, the range stays in the list.
-                let _ = super::heal(&volume, range).await;
+                let _ = match volume.links.is_to(&cache) {
+                    true => super::heal(&volume, range).await,
+                    false => restore_copy(&volume, &cache, range).await,
+                };
             });
         }
+    }
+}
+
+impl Owner<'_> {
+    /// Whether the data is the copy of dirty data of another set, which decides about it.
+    fn is_copy(&self) -> bool {
+        let entries = self.cache.uuids.entries();
+        let role = entries.get(self.inode.0 as usize).and_then(|entry| entry.role());
+        let is_own = self.volume.is_some_and(|v| v.links.is_as(self.cache, self.inode));
+        matches!(role, Some(SlotRole::Secondary { .. })) && !is_own
+    }
+
+    /// Repairs a damaged block of a copy from the set that decides about it.
+    ///
+    /// # Errors
+    /// If the device is not registered, so that set is not known, or if the data there is damaged, too.
+    async fn restore(&self, block: &DamagedBlock) -> Result<Sectors, EngineError> {
+        let range = (block.at.1, block.at.1 + block.size);
+        let is_restored = match self.volume {
+            Some(volume) => restore_copy(volume, self.cache, range).await?,
+            None => false,
+        };
+        if !is_restored {
+            return Err(Refusal::CopyNeedsDevice { device: self.name() }.into());
+        }
+        self.cache.data.remove_damaged(block);
+        Ok(block.size)
     }
 }
 
@@ -213,6 +243,9 @@ pub(crate) fn is_still_damaged(cache: &Cache, block: &DamagedBlock) -> bool {
 /// damaged again, or none, or the new one.
 pub(crate) async fn accept(owner: Owner<'_>, block: &DamagedBlock) -> Result<Sectors, EngineError> {
     let Owner { volume, cache, .. } = owner;
+    if owner.is_copy() {
+        return owner.restore(block).await;
+    }
     let (start, piece) = (block.at.1, CachedPiece { start: block.at.1, ptr: block.ptr });
     // No client overwrites the block meanwhile.
     let _range = match volume {
@@ -253,9 +286,10 @@ pub(crate) async fn accept(owner: Owner<'_>, block: &DamagedBlock) -> Result<Sec
 async fn copy_accepted(owner: Owner<'_>, range: (Sector, Sector)) -> Result<(), EngineError> {
     let Some(volume) = owner.volume else { return Ok(()) };
     let (Some((cache, inode)), Some(mirror)) = (volume.attached(), volume.mirror()) else { return Ok(()) };
-    if !mirror.is_copy() || !Rc::ptr_eq(&cache, owner.cache) {
+    if !Rc::ptr_eq(&cache, owner.cache) {
         return Ok(());
     }
+    let range = (range.0, range.1.min(mirror.copied()));
     settle_range(volume.target(&cache, inode), &mirror, range).await?;
     mirror.commit_keys().await
 }
@@ -264,6 +298,9 @@ async fn copy_accepted(owner: Owner<'_>, range: (Sector, Sector)) -> Result<(), 
 /// volume. Returns how many sectors were dropped; 0 if the block was replaced.
 pub(crate) async fn drop_damaged(target: Target<'_>, block: &DamagedBlock) -> Result<Sectors, EngineError> {
     let Target { volume, cache, inode } = target;
+    if Owner::from(target).is_copy() {
+        return Owner::from(target).restore(block).await;
+    }
     let (start, end) = (block.at.1, block.at.1 + block.size);
     let _range = volume.ranges.hold_for_change(start, end).await;
     volume.ranges.writeback_done(start, end).await;

@@ -238,7 +238,9 @@ async fn invalidate_clean(target: Target<'_>, start: Sector, end: Sector) -> Res
         if !bug(Bug::CleanCopyOfSecondKept) {
             drop_clean(second, mirror.inode, (start, end)).await?;
         }
-        super::mirror::drop_where_clean(target, &mirror, (start, end)).await?;
+        if found.is_over_dirty {
+            super::mirror::drop_where_clean(target, &mirror, (start, end)).await?;
+        }
         // Its dirty keys, and its holes over older ones.
         mirror.commit_keys().await?;
         if !bug(Bug::GenerationsNotAwaited) {

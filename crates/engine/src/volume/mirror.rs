@@ -456,6 +456,10 @@ pub(crate) async fn end_dirty_copy(
         if !volume.links.is_as(cache, inode) {
             return Err(Refusal::NotAttached { volume: volume.label_or_name() }.into());
         }
+        if mirror.coupling.borrow().is_none() && !volume.mirror().is_some_and(|m| std::ptr::eq(&*m, mirror)) {
+            // The copy was given up. Its slot may belong to another device by now.
+            return Ok(());
+        }
         let here = ptr.advanced(at - start);
         let segment = match cache.index.segment(inode, at, end) {
             Ok(segment) => segment,

@@ -58,10 +58,8 @@ pub(super) fn insert_miss(target: Target<'_>, missed: Missed, meta: bool) {
         (false, true) => DataKind::Promoted,
         (false, false) => DataKind::Clean,
     };
-    // Neither of the sets ends while the data may be inserted into it.
-    let second = volume.mirror().map(|mirror| mirror.cache.tasks.begin_with(data_bytes));
     let (volume, cache) = (volume.clone(), cache.clone());
-    let background = (cache.tasks.begin_with(data_bytes), second);
+    let background = cache.tasks.begin_with(data_bytes);
     target.volume.rt.spawn(async move {
         let target = volume.target(&cache, inode);
         insert_pieces(target, kind, missed).await;
@@ -79,6 +77,11 @@ async fn insert_pieces(target: Target<'_>, kind: DataKind, missed: Missed) {
     while at < end && volume.links.is_as(target.cache, target.inode) {
         let set = CleanSet::of(target, (at, end));
         let cache = &set.cache;
+        // The second set does not end while the data is being inserted into it.
+        let _theirs = (!Rc::ptr_eq(cache, target.cache)).then(|| cache.tasks.begin());
+        if cache.device.is_stopping() {
+            return;
+        }
         let Some(placed) = cache.alloc.try_place(kind, set.end - at) else {
             // No client waits for this insertion, so it may wait for buckets, but not for writeback to make room.
             let give_up = || cache.device.is_stopping() || cache.alloc.is_starved();

@@ -22,6 +22,7 @@ use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::index::{IndexSegment, Kind, NotLoaded};
 use crate::policy::bypass::{BypassReason, Decision};
+use crate::refusal::Refusal;
 use crate::stats::{OpKind, Outcome};
 
 /// So often a read looks up again before it prevents the causes of that.
@@ -257,6 +258,11 @@ pub(super) async fn read_merged(
     let read = Read { start, end, offset_bytes: 0, meta: false, decision, inserts: false };
     loop {
         cache.device.check()?;
+        if !volume.links.is_as(cache, inode) {
+            // The second set has taken the volume over while this one works: no later look-up here is accepted.
+            volume.links.refuse_other(cache)?;
+            return Err(Refusal::NotAttached { volume: volume.label_or_name() }.into());
+        }
         let epoch = cache.device.read_epoch();
         let first = cache.index.segment_loaded(inode, start, end).await?;
         let (b, outcome) = read_parts(target, &read, LookUp { first, epoch }, buffer).await;
