@@ -449,3 +449,22 @@ fn a_change_of_a_group_that_loses_data_is_refused() {
     assert!(read_block(&place, &daemon, "one") == DATA);
     daemon.stop();
 }
+
+/// A disk is not registered, and the SSD that serves it has gone: the copy of its dirty data is all that there is. The SSD with that copy
+/// left the group, and the copy ended.
+#[test]
+fn a_cache_device_with_the_last_copy_stays_in_its_group() {
+    let group = Group::new();
+    let place = &group.place;
+    let daemon = group.start_registered();
+    write(place, &daemon, "one", &DATA);
+    wait_for_copies(&daemon);
+    for device in [&place.hdd, &group.second_hdd, &place.ssd] {
+        daemon.run(&["unregister", device]).ok();
+    }
+    let refused = daemon.run(&["group", "remove", &group.second_ssd, &group.second_ssd]);
+    refused.refused(&["4.0 KiB", "register", "nothing was changed"]);
+    daemon.stop();
+    // The data is there.
+    each_has([&group.second_ssd, &group.second_ssd], &place.hdd, &[(0, DATA[0])]);
+}

@@ -60,7 +60,8 @@ fn may_leave(host: &Host<'_>, others: Others) -> Result<(), Failure> {
         attached.push(typed);
         dirty += bytes;
     }
-    let left = set.dirty_without_volume();
+    let mut left = set.dirty_without_volume();
+    left.extend(set.lone_copies(&host.members.others(set.uuid())));
     if let Some((device, _)) = left.first() {
         let bytes = left.iter().map(|(_, sectors)| sectors.bytes()).sum::<u64>();
         return refuse(format!(

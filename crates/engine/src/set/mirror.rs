@@ -219,6 +219,26 @@ fn slots_to_leave(set: &Components) -> Result<Vec<Inode>, EngineError> {
     Ok(slots)
 }
 
+/// Copies that may be all that there is of some dirty data; see [`CacheSet::lone_copies`](super::CacheSet::lone_copies).
+pub(super) fn lone_copies(set: &Components, others: &[&Components]) -> Vec<(String, Sectors)> {
+    let entries = set.cache.uuids.entries();
+    let is_elsewhere = |uuid: Uuid, primary: Uuid| {
+        others.iter().any(|other| {
+            let is_primary = other.uuid() == primary && other.cache.uuids.slot_of(uuid).is_some();
+            is_primary || other.members.has_device(uuid)
+        })
+    };
+    let lone = (0..).map(Inode).zip(entries.iter()).filter(|(_, entry)| entry.is_live());
+    lone.filter_map(|(inode, entry)| {
+        let Some(SlotRole::Secondary { primary, .. }) = entry.role() else { return None };
+        let dirty = set.cache.index.tree().dirty_sectors(inode);
+        let is_lone = dirty > Sectors::ZERO && !is_elsewhere(entry.uuid, primary);
+        let label = entry.label();
+        is_lone.then(|| (if label.is_empty() { entry.uuid.to_string() } else { label }, dirty))
+    })
+    .collect()
+}
+
 /// The second set of a device; see [`CacheSet::second_set_of`](super::CacheSet::second_set_of).
 pub(super) fn second_set_of(cache: &Cache, backing: Uuid) -> Option<Uuid> {
     let slot = cache.uuids.slot_of(backing)?;

@@ -473,6 +473,11 @@ impl CacheSet {
         others.filter_map(|(inode, sectors)| Some((named(inode)?, sectors))).collect()
     }
 
+    /// The devices whose dirty data this set has a copy of, and of which none of the other sets has the dirty data: label or UUID.
+    pub fn lone_copies(&self, others: &[CacheSet]) -> Vec<(String, Sectors)> {
+        mirror::lone_copies(&self.components, &others.iter().map(|set| &*set.components).collect::<Vec<_>>())
+    }
+
     /// The value of a tunable of the set, by the kernel's name.
     pub fn get(&self, name: &str) -> Option<String> {
         self.cache().tunables.borrow().get(name).ok()
