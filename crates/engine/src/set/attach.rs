@@ -11,7 +11,7 @@ use format::{BackingState, BackingSuper, Inode, RegistrationNr, Sectors, Uuid, U
 use io::Disk;
 
 use super::components::Components;
-use super::members::Attaching;
+use super::members::{Attaching, Members};
 use super::mirror;
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::device::BackingDevice;
@@ -506,9 +506,7 @@ async fn detach_drained(
     if cache.device.is_stopping() {
         return Err(Refusal::Stopping.into());
     }
-    if !members.has(volume) {
-        return Err(Refusal::NotAttached { volume: volume.label_or_name() }.into());
-    }
+    must_be_in(members, volume)?;
     let leave = |sb: &mut BackingSuper| {
         sb.set_set_uuid(Uuid::NIL);
         sb.set_state(BackingState::None);
@@ -518,9 +516,7 @@ async fn detach_drained(
     // The lock is taken only here: the steps before wait for this backing device without a limit, and holders of the lock
     // wait for the cache device only.
     let config = cache.uuids.lock().await;
-    if !members.has(volume) {
-        return Err(Refusal::NotAttached { volume: volume.label_or_name() }.into());
-    }
+    must_be_in(members, volume)?;
     let copy = volume.mirror();
     // From here on the device has no cache. If the update of the slot below fails, the slot is still invalid,
     // because the superblock of the device does not name the set.
@@ -537,11 +533,16 @@ async fn detach_drained(
     table.apply(|u| u[inode.0 as usize].invalidate(now)).await?;
     drop(table);
     cache.alloc.walks().request();
-    if let Some(copy) = copy {
-        mirror::invalidate_copy(&copy, backing).await;
-    }
+    copy.into_iter().for_each(|copy| mirror::invalidate_copy(copy, backing.clone()));
     backing.emit_state(BackingState::None, &cache.device);
     Ok(())
+}
+
+fn must_be_in(members: &Members, volume: &Rc<Volume>) -> Result<(), EngineError> {
+    match members.has(volume) {
+        true => Ok(()),
+        false => Err(Refusal::NotAttached { volume: volume.label_or_name() }.into()),
+    }
 }
 
 /// Keeps a volume from taking new dirty data. When the last guard is dropped, the volume takes dirty data again, unless

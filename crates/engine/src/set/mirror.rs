@@ -156,20 +156,25 @@ pub(super) async fn give_up_copy_of(secondary: &Components, volume: &Rc<Volume>)
     Ok(())
 }
 
-/// Makes the slot of a copy invalid whose volume was detached, so its room becomes free and `wipe` does not take it for needed. If that
-/// fails, the slot stays; no start trusts it.
-pub(super) async fn invalidate_copy(copy: &Mirror, backing: &BackingDevice) {
-    let (cache, inode) = (&copy.cache, copy.inode);
-    let Ok(mut table) = cache.uuids.begin_change().await else { return };
-    let is_copy = matches!(cache.uuids.entries()[inode.0 as usize].role(), Some(SlotRole::Secondary { .. }));
-    if cache.uuids.slot_of(backing.uuid()) != Some(inode) || !is_copy {
-        return;
-    }
-    cache.index.invalidate_slot(inode);
-    let now = cache.rt.wall_seconds() as u32;
-    // The slot is invalid in memory even if the table cannot be written.
-    let _ = table.apply(|u| u[inode.0 as usize].invalidate(now)).await;
-    cache.alloc.walks().request();
+/// Begins to make the slot of a copy invalid whose volume was detached, so its room becomes free and `wipe` does not take it for needed. If
+/// that fails, the slot stays; no start trusts it. Nothing waits for it, because the second device may hang.
+pub(super) fn invalidate_copy(copy: Rc<Mirror>, backing: Rc<BackingDevice>) {
+    let (cache, inode) = (copy.cache.clone(), copy.inode);
+    let under_way = cache.tasks.begin();
+    cache.rt.clone().spawn(async move {
+        let _under_way = under_way;
+        let Ok(mut table) = cache.uuids.begin_change().await else { return };
+        let is_copy =
+            matches!(cache.uuids.entries()[inode.0 as usize].role(), Some(SlotRole::Secondary { .. }));
+        if cache.uuids.slot_of(backing.uuid()) != Some(inode) || !is_copy {
+            return;
+        }
+        cache.index.invalidate_slot(inode);
+        let now = cache.rt.wall_seconds() as u32;
+        // The slot is invalid in memory even if the table cannot be written.
+        let _ = table.apply(|u| u[inode.0 as usize].invalidate(now)).await;
+        cache.alloc.walks().request();
+    });
 }
 
 /// Sets the group of a set; see [`CacheSet::set_group`](super::CacheSet::set_group).

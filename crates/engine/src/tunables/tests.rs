@@ -82,6 +82,7 @@ const SET: &[(&str, &str, &str, Unit, Range)] = &[
     ("scrub_rate", "0", "0", Unit::BytesPerSecond, Range::Number(0, 1 << 40)),
     ("scrub_share", "50", "50", Unit::Percent, Range::Number(1, 100)),
     ("scrub_interval_days", "30", "30", Unit::None, Range::Number(0, 3650)),
+    ("group_timeout_ms", "20000", "20000", Unit::Millis, Range::Number(0, 3_600_000)),
     ("writeback_batch_sectors", "65536", "65536", Unit::Sectors, Range::Number(8, 2 << 20)),
 ];
 
@@ -123,6 +124,7 @@ fn listings_tell_what_is_stored_where() {
             "scrub_rate",
             "scrub_share",
             "scrub_interval_days",
+            "group_timeout_ms",
             "writeback_batch_sectors"
         ]
     );
