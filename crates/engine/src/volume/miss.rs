@@ -78,8 +78,8 @@ async fn insert_pieces(target: Target<'_>, kind: DataKind, missed: Missed) {
         let set = CleanSet::of(target, (at, end));
         let cache = &set.cache;
         // The second set does not end while the data is being inserted into it.
-        let _theirs = (!Rc::ptr_eq(cache, target.cache)).then(|| cache.tasks.begin());
-        if cache.device.is_stopping() {
+        let theirs = (!Rc::ptr_eq(cache, target.cache)).then(|| cache.tasks.begin());
+        if theirs.is_some() && cache.device.is_stopping() {
             return;
         }
         let Some(placed) = cache.alloc.try_place(kind, set.end - at) else {
