@@ -195,7 +195,7 @@ fn the_secondary_is_pulled_out_under_a_mounted_filesystem() {
     if skipped("the_secondary_is_pulled_out_under_a_mounted_filesystem") {
         return;
     }
-    pulled_out("groups-secondary", 1, "failed: its dirty data is on one cache device only");
+    pulled_out("groups-secondary", 1, "has no copy any more: its dirty data is on one cache device only");
 }
 
 /// The machine loses power under a load while both cache devices have the dirty data, and what their volatile caches had is lost. The
