@@ -45,7 +45,7 @@ use change::{
 };
 use checksums::{scrub, set_damaged, set_decide, volume_damaged, volume_decide};
 use flash::{create, delete_volume, gc};
-use group::{group_add, group_remove, group_replace};
+use group::{Add, Remove, Replace, change_group};
 use make::make;
 use tunables::{
     cache_mode, change_set_tunable, change_volume_tunable, label, reset_set_tunable, reset_volume_tunable,
@@ -59,7 +59,7 @@ const LAST_ERRORS: usize = 10;
 
 /// The table of routes, once for the router and once for the test that compares it with the document.
 macro_rules! routes {
-    ($($method:ident $path:literal => $handler:ident,)*) => {
+    ($($method:ident $path:literal => $handler:expr,)*) => {
         fn with_routes(router: Router<Arc<Api>>) -> Router<Arc<Api>> {
             router$(.route($path, $method($handler)))*
         }
@@ -83,9 +83,9 @@ routes! {
     post "/v1/sets/{set}/flush" => drain_set,
     post "/v1/sets/{set}/wipe" => wipe,
     post "/v1/sets/{set}/scrub" => scrub,
-    post "/v1/sets/{set}/group/add" => group_add,
-    post "/v1/sets/{set}/group/remove" => group_remove,
-    post "/v1/sets/{set}/group/replace" => group_replace,
+    post "/v1/sets/{set}/group/add" => change_group::<Add>,
+    post "/v1/sets/{set}/group/remove" => change_group::<Remove>,
+    post "/v1/sets/{set}/group/replace" => change_group::<Replace>,
     get "/v1/sets/{set}/damaged" => set_damaged,
     post "/v1/sets/{set}/damaged" => set_decide,
     post "/v1/sets/{set}/volumes" => create,

@@ -208,3 +208,18 @@ pub fn a_start_without_the_first_set_trusts_no_clean_data() {
     });
     scenario.power_loss(Retained::Nothing).judge().happy_end();
 }
+
+/// The second set keeps nothing of a volume that is detached: its slot stayed, and `wipe` took the data for needed.
+#[test]
+fn a_detach_leaves_no_data_in_the_second_set() {
+    let mut scenario = scenario(8);
+    scenario.boot_and_stop(warm).boot_and_stop(|b| async move {
+        b.open_both().await;
+        let (first, _) = b.sets_of(&b.volume(0));
+        first.detach(&b.volume(0)).await.unwrap();
+        b.stop_sets(true).await;
+    });
+    let second = scenario.hardware.second.clone().unwrap();
+    let view = SetView::open(&second.image(), Mode::Strict).unwrap();
+    assert_eq!(view.slots.values().filter(|slot| slot.is_backing()).count(), 0);
+}

@@ -245,7 +245,7 @@ fn a_decision_about_damaged_data_holds_for_both_sets() {
                 let buffer = b.rt.pool().take(SECTOR);
                 let (buffer, result) = b.volume(0).read(Sector(at), Sectors(1), buffer, 0).await;
                 let found = decode(buffer.as_slice());
-                // Accepted data has the flipped bit, and the backing device has what was there before the write.
+                // Accepted data has the flipped bit. Dropped data is gone, so the read returns the older data of the backing device.
                 let is_old = matches!(found, Content::Data { write: 0, .. });
                 assert!(result.is_ok(), "{at}: {result:?}");
                 assert_eq!(is_old, how == Resolution::Dropped, "{at}: {found:?}");

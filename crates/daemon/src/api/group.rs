@@ -12,6 +12,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use serve::Failure;
 
@@ -27,7 +28,7 @@ use crate::order::Others;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Add {
+pub(super) struct Add {
     device: PathBuf,
     #[serde(default)]
     wipe: bool,
@@ -39,7 +40,7 @@ struct Add {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Remove {
+pub(super) struct Remove {
     /// Cache device, or the label or UUID of its set.
     device: String,
     #[serde(default)]
@@ -48,7 +49,7 @@ struct Remove {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Replace {
+pub(super) struct Replace {
     /// Cache device, or the label or UUID of its set.
     old: String,
     new: PathBuf,
@@ -61,47 +62,41 @@ struct Replace {
 }
 
 /// A request that changes a group.
-struct Wanted {
+pub(super) struct Wanted {
     kind: &'static str,
     joins: Option<Joining>,
     leaves: Option<String>,
     dry_run: bool,
 }
 
-pub(super) async fn group_add(
-    State(api): SharedApi,
-    Extension(audit): Audited,
-    Extension(peer): Extension<Peer>,
-    Path(set): Path<String>,
-    body: Bytes,
-) -> Result<Response, Refusal> {
-    let Add { device, wipe, force, dry_run } = parse(&body)?;
-    let joins = Some(Joining { device, wipe, force });
-    begin(api, (audit, peer), set, Wanted { kind: "group add", joins, leaves: None, dry_run }).await
+impl From<Add> for Wanted {
+    fn from(Add { device, wipe, force, dry_run }: Add) -> Wanted {
+        Wanted { kind: "group add", joins: Some(Joining { device, wipe, force }), leaves: None, dry_run }
+    }
 }
 
-pub(super) async fn group_remove(
-    State(api): SharedApi,
-    Extension(audit): Audited,
-    Extension(peer): Extension<Peer>,
-    Path(set): Path<String>,
-    body: Bytes,
-) -> Result<Response, Refusal> {
-    let Remove { device, dry_run } = parse(&body)?;
-    let wanted = Wanted { kind: "group remove", joins: None, leaves: Some(device), dry_run };
-    begin(api, (audit, peer), set, wanted).await
+impl From<Remove> for Wanted {
+    fn from(Remove { device, dry_run }: Remove) -> Wanted {
+        Wanted { kind: "group remove", joins: None, leaves: Some(device), dry_run }
+    }
 }
 
-pub(super) async fn group_replace(
+impl From<Replace> for Wanted {
+    fn from(Replace { old, new, wipe, force, dry_run }: Replace) -> Wanted {
+        let joins = Some(Joining { device: new, wipe, force });
+        Wanted { kind: "group replace", joins, leaves: Some(old), dry_run }
+    }
+}
+
+/// Handles a request with the body `B`.
+pub(super) async fn change_group<B: DeserializeOwned + Into<Wanted>>(
     State(api): SharedApi,
     Extension(audit): Audited,
     Extension(peer): Extension<Peer>,
     Path(set): Path<String>,
     body: Bytes,
 ) -> Result<Response, Refusal> {
-    let Replace { old, new, wipe, force, dry_run } = parse(&body)?;
-    let joins = Some(Joining { device: new, wipe, force });
-    begin(api, (audit, peer), set, Wanted { kind: "group replace", joins, leaves: Some(old), dry_run }).await
+    begin(api, (audit, peer), set, parse::<B>(&body)?.into()).await
 }
 
 /// Checks a request, and begins its job unless it is a dry run.

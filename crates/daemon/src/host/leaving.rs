@@ -160,7 +160,7 @@ async fn leave_group(host: &Host<'_>) -> Result<bool, Failure> {
     if let Some(member) = &host.member {
         member.leave();
     }
-    set.leave_group().await?;
+    set.leave_group(&host.members.others(set.uuid())).await?;
     Ok(true)
 }
 

@@ -192,7 +192,7 @@ fn the_state_can_be_read_and_changed_while_it_is_written() {
     assert_eq!(State::open(dir.path()).unwrap().tunables("a")["writeback_percent"], "6");
 }
 
-/// After a restart nobody could say since when dirty data had one copy.
+/// The time since which dirty data has one copy outlives a restart of the daemon.
 #[test]
 fn the_time_of_the_loss_of_a_copy_is_stored_until_there_are_two() {
     let dir = tempfile::tempdir().unwrap();

@@ -258,14 +258,12 @@ async fn new_slot(components: &Components, backing: &BackingDevice) -> Result<Uu
     let cache = &components.cache;
     let now = cache.rt.wall_seconds() as u32;
     if cache.uuids.slot_of(backing.uuid()).is_some() {
-        let mut table = cache.uuids.begin_change().await?;
+        let table = cache.uuids.begin_change().await?;
         refuse_uuid_of_volume(components, backing)?;
         if let Some(inode) = cache.uuids.slot_of(backing.uuid()) {
             // The device was served without this state of the cache, so the cached data of it is invalid.
             mark(Mark::SlotOfStale);
-            cache.index.invalidate_slot(inode);
-            table.apply(|u| u[inode.0 as usize].invalidate(now)).await?;
-            cache.alloc.walks().request();
+            invalidate_slots(cache, table, &[inode]).await?;
         }
     }
     mark(Mark::NewSlot);
@@ -281,6 +279,19 @@ async fn new_slot(components: &Components, backing: &BackingDevice) -> Result<Uu
     entry.register(number, None);
     table.apply(|u| u[inode.0 as usize] = entry).await?;
     Ok(UuidSlot { inode, new: Some(number) })
+}
+
+/// Makes slots invalid, in memory at once and in the table. A walk of the index frees what they had.
+pub(super) async fn invalidate_slots(
+    cache: &Cache,
+    mut table: TableChange<'_>,
+    slots: &[Inode],
+) -> Result<(), EngineError> {
+    slots.iter().for_each(|inode| cache.index.invalidate_slot(*inode));
+    let now = cache.rt.wall_seconds() as u32;
+    table.apply(|u| slots.iter().for_each(|inode| u[inode.0 as usize].invalidate(now))).await?;
+    cache.alloc.walks().request();
+    Ok(())
 }
 
 /// Finds a free slot and begins the change that gives it away. If there is none, walks the index first: before a walk, an
@@ -528,11 +539,7 @@ async fn detach_drained(
     // of the slot.
     let _detaching = members.exclude_attach(backing.uuid());
     drop(config);
-    let mut table = cache.uuids.begin_change().await?;
-    let now = cache.rt.wall_seconds() as u32;
-    table.apply(|u| u[inode.0 as usize].invalidate(now)).await?;
-    drop(table);
-    cache.alloc.walks().request();
+    invalidate_slots(cache, cache.uuids.begin_change().await?, &[inode]).await?;
     copy.into_iter().for_each(|copy| mirror::invalidate_copy(copy, backing.clone()));
     backing.emit_state(BackingState::None, &cache.device);
     Ok(())

@@ -12,7 +12,7 @@ use std::rc::{Rc, Weak};
 use format::{BackingState, CopyNr, Inode, Sector, Sectors, SlotRole, Uuid, UuidEntry};
 use io::Disk;
 
-use super::attach::{attach, begin_new_slot};
+use super::attach::{attach, begin_new_slot, invalidate_slots};
 use super::components::Components;
 use super::slow::{watch, watched};
 use crate::canary::{Bug, bug};
@@ -130,12 +130,7 @@ pub(super) async fn hand_over(primary: &Components, volume: &Rc<Volume>) -> Resu
     volume.writeback().earlier_task_ended().await;
     cache.index.invalidate_slot(inode);
     primary.members.remove_with_device(volume, inode);
-    let mut table = cache.uuids.begin_change().await?;
-    let now = cache.rt.wall_seconds() as u32;
-    table.apply(|u| u[inode.0 as usize].invalidate(now)).await?;
-    drop(table);
-    cache.alloc.walks().request();
-    Ok(())
+    invalidate_slots(cache, cache.uuids.begin_change().await?, &[inode]).await
 }
 
 /// Ends the copies that a set has; see [`CacheSet::give_up_copies`](super::CacheSet::give_up_copies).
@@ -163,17 +158,14 @@ pub(super) fn invalidate_copy(copy: Rc<Mirror>, backing: Rc<BackingDevice>) {
     let under_way = cache.tasks.begin();
     cache.rt.clone().spawn(async move {
         let _under_way = under_way;
-        let Ok(mut table) = cache.uuids.begin_change().await else { return };
+        let Ok(table) = cache.uuids.begin_change().await else { return };
         let is_copy =
             matches!(cache.uuids.entries()[inode.0 as usize].role(), Some(SlotRole::Secondary { .. }));
         if cache.uuids.slot_of(backing.uuid()) != Some(inode) || !is_copy {
             return;
         }
-        cache.index.invalidate_slot(inode);
-        let now = cache.rt.wall_seconds() as u32;
-        // The slot is invalid in memory even if the table cannot be written.
-        let _ = table.apply(|u| u[inode.0 as usize].invalidate(now)).await;
-        cache.alloc.walks().request();
+        // The slot is invalid in memory even if the table cannot be written; then the set has failed.
+        let _ = invalidate_slots(&cache, table, &[inode]).await;
     });
 }
 
@@ -186,7 +178,7 @@ pub(super) async fn set_group(cache: &Cache, group: Option<Uuid>) -> Result<(), 
 }
 
 /// Empties a set and ends its membership; see [`CacheSet::leave_group`](super::CacheSet::leave_group).
-pub(super) async fn leave_group(set: &Components) -> Result<(), EngineError> {
+pub(super) async fn leave_group(set: &Components, others: &[Rc<Components>]) -> Result<(), EngineError> {
     let cache = &set.cache;
     let copies = set.members.copies();
     give_up_copies(set).await?;
@@ -194,21 +186,20 @@ pub(super) async fn leave_group(set: &Components) -> Result<(), EngineError> {
         // A write that began before may still add its key to this set.
         drop(volume.block_all().await);
     }
-    let mut table = cache.uuids.begin_change().await?;
-    let slots = slots_to_leave(set)?;
-    let now = cache.rt.wall_seconds() as u32;
-    slots.iter().for_each(|inode| cache.index.invalidate_slot(*inode));
-    table.apply(|u| slots.iter().for_each(|inode| u[inode.0 as usize].invalidate(now))).await?;
-    drop(table);
-    cache.alloc.walks().request();
+    let table = cache.uuids.begin_change().await?;
+    let slots = slots_to_leave(set, others)?;
+    invalidate_slots(cache, table, &slots).await?;
     set_group(cache, None).await
 }
 
 /// The slots of a set that can become invalid: no data is in this set alone.
-fn slots_to_leave(set: &Components) -> Result<Vec<Inode>, EngineError> {
+fn slots_to_leave(set: &Components, others: &[Rc<Components>]) -> Result<Vec<Inode>, EngineError> {
     let refuse = |volume: String| Err(Refusal::HasVolume { volume }.into());
     if let Some(volume) = set.members.volumes().first() {
         return refuse(volume.label_or_name());
+    }
+    if let Some((device, _)) = lone_copies(set, others).into_iter().next() {
+        return refuse(device);
     }
     let mut slots = Vec::new();
     for (inode, entry) in (0..).map(Inode).zip(set.cache.uuids.entries().iter()).filter(|(_, e)| e.is_live())
@@ -216,8 +207,7 @@ fn slots_to_leave(set: &Components) -> Result<Vec<Inode>, EngineError> {
         let is_copy = matches!(entry.role(), Some(SlotRole::Secondary { .. }));
         let dirty = set.cache.index.tree().dirty_sectors(inode);
         if entry.is_flash_only() || !is_copy && dirty > Sectors::ZERO {
-            let label = entry.label();
-            return refuse(if label.is_empty() { entry.uuid.to_string() } else { label });
+            return refuse(set.cache.uuids.name_of(inode));
         }
         slots.push(inode);
     }
@@ -225,23 +215,21 @@ fn slots_to_leave(set: &Components) -> Result<Vec<Inode>, EngineError> {
 }
 
 /// Copies that may be all that there is of some dirty data; see [`CacheSet::lone_copies`](super::CacheSet::lone_copies).
-pub(super) fn lone_copies(set: &Components, others: &[&Components]) -> Vec<(String, Sectors)> {
-    let entries = set.cache.uuids.entries();
-    let is_elsewhere = |uuid: Uuid, primary: Uuid| {
+pub(super) fn lone_copies(set: &Components, others: &[Rc<Components>]) -> Vec<(String, Sectors)> {
+    let uuids = &set.cache.uuids;
+    let is_elsewhere = |device: Uuid, primary: Uuid| {
         others.iter().any(|other| {
-            let is_primary = other.uuid() == primary && other.cache.uuids.slot_of(uuid).is_some();
-            is_primary || other.members.has_device(uuid)
+            let is_primary = other.uuid() == primary && other.cache.uuids.slot_of(device).is_some();
+            is_primary || other.members.has_device(device)
         })
     };
-    let lone = (0..).map(Inode).zip(entries.iter()).filter(|(_, entry)| entry.is_live());
-    lone.filter_map(|(inode, entry)| {
+    let lone = |(inode, entry): (Inode, &UuidEntry)| {
         let Some(SlotRole::Secondary { primary, .. }) = entry.role() else { return None };
         let dirty = set.cache.index.tree().dirty_sectors(inode);
-        let is_lone = dirty > Sectors::ZERO && !is_elsewhere(entry.uuid, primary);
-        let label = entry.label();
-        is_lone.then(|| (if label.is_empty() { entry.uuid.to_string() } else { label }, dirty))
-    })
-    .collect()
+        let is_lone = entry.is_live() && dirty > Sectors::ZERO && !is_elsewhere(entry.uuid, primary);
+        is_lone.then(|| (uuids.name_of(inode), dirty))
+    };
+    (0..).map(Inode).zip(uuids.entries().iter()).filter_map(lone).collect()
 }
 
 /// The second set of a device; see [`CacheSet::second_set_of`](super::CacheSet::second_set_of).
@@ -264,11 +252,9 @@ async fn record_secondary(
     let now = second.rt.wall_seconds() as u32;
     count_other_uses(second).await?;
     if second.uuids.slot_of(backing.uuid()).is_some() {
-        let mut table = second.uuids.begin_change().await?;
+        let table = second.uuids.begin_change().await?;
         if let Some(old) = second.uuids.slot_of(backing.uuid()) {
-            second.index.invalidate_slot(old);
-            table.apply(|u| u[old.0 as usize].invalidate(now)).await?;
-            second.alloc.walks().request();
+            invalidate_slots(second, table, &[old]).await?;
         }
     }
     let Some((new, mut table)) = begin_new_slot(second).await? else {
@@ -462,17 +448,13 @@ async fn drop_clean_copy(
     backing: &BackingDevice,
 ) -> Result<(), EngineError> {
     let cache = &secondary.cache;
-    let mut table = cache.uuids.begin_change().await?;
+    let table = cache.uuids.begin_change().await?;
     let Some(inode) = cache.uuids.slot_of(backing.uuid()) else { return Ok(()) };
     let is_dirty = cache.index.tree().dirty_sectors(inode) > Sectors::ZERO;
     if is_dirty || state != BackingState::Clean || bug(Bug::CleanDataOfLostSetTrusted) {
         return Ok(());
     }
-    cache.index.invalidate_slot(inode);
-    let now = cache.rt.wall_seconds() as u32;
-    table.apply(|u| u[inode.0 as usize].invalidate(now)).await?;
-    cache.alloc.walks().request();
-    Ok(())
+    invalidate_slots(cache, table, &[inode]).await
 }
 
 /// Registers a device without its set, with the copy of its dirty data; see [`CacheSet::take_over`](super::CacheSet::take_over).

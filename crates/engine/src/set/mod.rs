@@ -43,6 +43,10 @@ pub struct CacheSet {
     components: Rc<Components>,
 }
 
+fn components_of(sets: &[CacheSet]) -> Vec<Rc<Components>> {
+    sets.iter().map(|set| set.components.clone()).collect()
+}
+
 /// Whether a set that was stopped still has its cache device.
 pub struct DeviceInUse(Weak<CacheDevice>);
 
@@ -169,13 +173,15 @@ impl CacheSet {
         self.cache().tasks.to_the_end(store).await
     }
 
-    /// Ends the membership of the set in its group: the copies that it has end, and all its slots become invalid, so it is empty.
+    /// Ends the membership of the set in its group: the copies that it has end, and all its slots become invalid, so it is empty. `others`:
+    /// the other sets of the group.
     ///
     /// # Errors
-    /// If the set has a volume, or a device cannot be written. A part of the copies may have ended then.
-    pub async fn leave_group(&self) -> Result<(), EngineError> {
-        let theirs = self.components.clone();
-        let left = async move { mirror::leave_group(&theirs).await };
+    /// If the set has a volume, or dirty data that none of the others has, or a device cannot be written. A part of the copies may have
+    /// ended then.
+    pub async fn leave_group(&self, others: &[CacheSet]) -> Result<(), EngineError> {
+        let (theirs, others) = (self.components.clone(), components_of(others));
+        let left = async move { mirror::leave_group(&theirs, &others).await };
         self.components.cache.tasks.to_the_end(left).await
     }
 
@@ -461,21 +467,17 @@ impl CacheSet {
     /// dirty data. Copies of the dirty data of another set do not count.
     pub fn dirty_without_volume(&self) -> Vec<(String, Sectors)> {
         let registered: Vec<Inode> = self.volumes().iter().filter_map(|v| v.inode()).collect();
-        let entries = self.cache().uuids.entries();
-        let named = |inode: Inode| {
-            // The keys of an invalid slot are in the index until a walk drops them.
-            let entry = entries.get(inode.0 as usize).filter(|entry| entry.is_live())?;
-            let label = entry.label();
-            Some(if label.is_empty() { entry.uuid.to_string() } else { label })
-        };
-        let dirty = self.status().dirty.into_iter();
-        let others = dirty.filter(|(inode, _)| !registered.contains(inode) && !self.has_copy_in(*inode));
-        others.filter_map(|(inode, sectors)| Some((named(inode)?, sectors))).collect()
+        let uuids = &self.cache().uuids;
+        // The keys of an invalid slot are in the index until a walk drops them.
+        let is_wanted =
+            |inode: Inode| uuids.is_live(inode) && !registered.contains(&inode) && !self.has_copy_in(inode);
+        let dirty = self.status().dirty.into_iter().filter(|(inode, _)| is_wanted(*inode));
+        dirty.map(|(inode, sectors)| (uuids.name_of(inode), sectors)).collect()
     }
 
     /// The devices whose dirty data this set has a copy of, and of which none of the other sets has the dirty data: label or UUID.
     pub fn lone_copies(&self, others: &[CacheSet]) -> Vec<(String, Sectors)> {
-        mirror::lone_copies(&self.components, &others.iter().map(|set| &*set.components).collect::<Vec<_>>())
+        mirror::lone_copies(&self.components, &components_of(others))
     }
 
     /// The value of a tunable of the set, by the kernel's name.
