@@ -78,7 +78,7 @@ mod tests {
         line(&status["sets"][set], status)
     }
 
-    /// The screen had neither the second cache device nor the time since which it was missing.
+    /// The line names the cache device with the second copies, or the time since which there is none.
     #[test]
     fn a_set_of_a_group_is_protected_or_degraded_since_a_time() {
         let complete = json!({"second_set": "b", "complete": true, "one_copy_bytes": 0});
